@@ -123,6 +123,10 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
         raise UsageError(
             "--nproc-per-node gpu cannot be used with --backend gloo, which does not use GPUs; give a number of ranks"
         )
+    if not typed.join_timeout <= LONGEST_SOAK_S:
+        raise UsageError(
+            f"invalid --join-timeout {typed.join_timeout:g}: expected at most {LONGEST_SOAK_S:g} seconds (a day)"
+        )
     if typed.repeat > MOST_REPEATS:
         raise UsageError(f"invalid --repeat {quoted(typed.repeat)}: expected 1 to {MOST_REPEATS}")
     if typed.soak is not None and not 0.0 < 60.0 * typed.soak <= LONGEST_SOAK_S:
@@ -173,6 +177,8 @@ def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields
     with as_usage_error():
         size = options.memory(memory) if memory else None
         if not options.is_configuration(model):
+            if not model:
+                raise ValueError("no model given; name MODULE:FACTORY or hf:NAME, for example train.models:make")
             options.require_factory(model, option="fit")
             if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
                 raise ValueError(f"{given[0]} applies only to hf: models; a factory's batch comes from its make_batch")

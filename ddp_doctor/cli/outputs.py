@@ -307,7 +307,7 @@ def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         form, colon, path = text.partition(":")
         if not colon and form not in names:
-            raise UsageError(f"invalid --settings {quoted(text)}: expected FORM:PATH, for example env:{text or 'FILE'}")
+            raise UsageError(f"invalid --settings {quoted(text)}: expected FORM:PATH, for example env:FILE")
         if form not in names:
             meant = expected(_ALSO_CALLED.get(form.lower(), form), names)
             raise UsageError(f"unknown form {quoted(form)} of --settings: {meant}")

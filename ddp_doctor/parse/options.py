@@ -64,7 +64,7 @@ def require_factory(name: str, only: Collection[str] = (), option: str = "--mode
             if check in only:
                 raise ValueError(f"--only {check} requires a model; add --model MODULE:FACTORY")
         return
-    invalid = f"invalid {option} {quoted(name)}"
+    invalid = f"invalid {'model' if option == 'fit' else option} {quoted(name)}"
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")

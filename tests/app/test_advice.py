@@ -45,7 +45,7 @@ def test_the_arguments_of_ddp_are_tried_each_once_and_the_rest_is_left_to_the_re
             {**REPORT, "advice": [{**TINY, "setting": "later"}]},
             "does not recommend any argument of DistributedDataParallel",
         ),
-        ({**REPORT, "advice": [{**TINY, "value": "many"}]}, "advice.0.value has the invalid value 'many'"),
+        ({**REPORT, "advice": [{**TINY, "value": "many"}]}, "advice.0.value.bool has the invalid value 'many'"),
         ({**REPORT, "advice": 1}, "advice has the invalid value '1'"),
     ],
 )

@@ -126,16 +126,16 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
     said = {Path(each.file).name: each.why.replace(repr(each.file), "FILE") for each in found.left_out}
     assert said == {
         "copy.json": f"FILE is from the same run as '{tmp_path}/a-good.json'",
-        "torn.json": "cannot be used: line 1 is not JSON",
-        "empty.json": "it is empty",
-        "foreign.json": "a report or recording of ddp-doctor is expected",
-        "newer.json": "is from a newer ddp-doctor (schema 2.0); upgrade this one",
-        "nan.json": "cannot be used: NaN is not a finite number",
-        "wrong.json": "is not a valid report: nodes has the invalid value '7'",
-        "older.json": "is not a valid report: verdict has the invalid value 'sick'",
-        "label.json": "is not a valid report: matmul_rate has 'first' under gpu",
-        "env.json": "is from `env`, which does not test an entire node",
-        "future.json": f"starts in the future, {tomorrow.isoformat()}: it is treated as older than all others",
+        "torn.json": "cannot use FILE: line 1 is not JSON",
+        "empty.json": "cannot use FILE: it is empty",
+        "foreign.json": "FILE is JSON, but a report or recording of ddp-doctor is expected",
+        "newer.json": "FILE is from a newer ddp-doctor (schema 2.0); upgrade this one",
+        "nan.json": "cannot use FILE: NaN is not a finite number",
+        "wrong.json": "FILE is not a valid report: nodes has the invalid value '7'",
+        "older.json": "FILE is not a valid report: verdict has the invalid value 'sick'",
+        "label.json": "FILE is not a valid report: matmul_rate has 'first' under gpu",
+        "env.json": "FILE is from `env`, which does not test an entire node",
+        "future.json": f"FILE starts in the future, {tomorrow.isoformat()}: it is treated as older than all others",
     }
     assert {node.hostname: (node.runs, node.verdict.value) for node in found.nodes} == {
         "good": (1, "healthy"),

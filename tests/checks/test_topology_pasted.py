@@ -48,7 +48,7 @@ def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
 
     assert whole.status is Status.COLLECTED
     assert (refused.status, refused.fact) == (Status.FAILED, None)
-    assert str(refused.reason).endswith("PIX in row GPU1 is no status of nvidia-smi topo -p2p")
+    assert str(refused.reason).endswith("PIX in row GPU1 is not a status of nvidia-smi topo -p2p")
     assert str(refused.reason).startswith("line ")
 
 

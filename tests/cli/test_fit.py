@@ -80,8 +80,9 @@ def test_a_factory_that_raises_cannot_be_used_and_the_line_is_named(asked: Asked
     done = asked("fit", "net:fails", "--memory", "80GiB", cwd=here)
 
     assert done.returncode == 2, done
-    assert "net:fails cannot be used: its factory raises KeyError at" in done.stdout
+    assert "Error: cannot use net:fails: its factory raises KeyError at" in done.stdout
     assert "net.py:7" in done.stdout
+    assert not (here / "state").exists()
 
 
 @pytest.mark.ranks

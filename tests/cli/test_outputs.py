@@ -71,7 +71,7 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
     [
         ("nowhere/out.json", "cannot write 'nowhere/out.json': No such file or directory"),
         ("/proc/%h.json", "cannot write '/proc/"),
-        (".", "cannot write '.': Is a directory"),
+        (".", "cannot write '.': it is a directory; add a file name"),
         ("file/out.json", "cannot write 'file/out.json': Not a directory"),
         ("x" * 300, "File name too long"),
         ("a\0b", r"cannot write 'a\\x00b'"),
@@ -113,7 +113,7 @@ def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("nccl.env",), "invalid --settings 'nccl.env': expected FORM:PATH, for example env:nccl.env"),
+        (("nccl.env",), "invalid --settings 'nccl.env': expected FORM:PATH, for example env:FILE"),
         (("",), "invalid --settings '': expected FORM:PATH, for example env:FILE"),
         (("k8s:x",), "docker, kubernetes or torchrun; did you mean 'kubernetes'?"),
         (("Docker:",), "did you mean 'docker'?"),

@@ -65,8 +65,8 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
 @pytest.mark.parametrize(
     ("others", "code", "words"),
     [
-        (Status.COLLECTED, 2, "Unsure: --model  cannot be used: it is failed."),
-        (Status.SKIPPED, 2, "Unsure: --model  cannot be used: it is failed."),
+        (Status.COLLECTED, 2, "Error: cannot use --model : it is failed."),
+        (Status.SKIPPED, 2, "Error: cannot use --model : it is failed."),
         (Status.FAILED, 3, "Unsure: nothing could be measured: it is failed."),
     ],
 )
@@ -142,7 +142,7 @@ def test_nccl_asked_for_where_no_node_shows_a_gpu_is_a_usage_error(backend, stat
     report = make_report(recording, Diagnosis(()), CHECKS)
 
     assert report.exit_code == exit_code
-    assert ("gpu need GPUs: no node shows one" in report.summary) == (exit_code == 2)
+    assert ("gpu require GPUs: no node has one" in report.summary) == (exit_code == 2)
 
 
 def test_a_healthy_verdict_names_what_the_budget_left_out():

@@ -333,8 +333,8 @@ def _link(name: str, kind: bytes) -> tarfile.TarInfo:
         (lambda path: path.write_bytes(gzip.compress(b"\n" * 4_000_000)), "unpacks to more than"),
         (lambda path: _tar(path, "w:gz", {"a": b"\n" * 4_000_000}), "unpacks to more than"),
         (lambda path: _zip(path, {"a": b"\n" * 4_000_000}), "unpacks to more than"),
-        (lambda path: path.write_bytes(gzip.compress(os.urandom(900))[:500]), "cut off"),
-        (lambda path: path.write_bytes(gzip.compress(LOG)[:-12]), "cut off"),
+        (lambda path: path.write_bytes(gzip.compress(os.urandom(900))[:500]), "truncated"),
+        (lambda path: path.write_bytes(gzip.compress(LOG)[:-12]), "truncated"),
         (lambda path: path.write_bytes(b"PK\x03\x04 no zip"), "cannot be read"),
         (lambda path: path.write_bytes(b"\x28\xb5\x2f\xfd no zstd"), ""),
         (lambda path: path.write_bytes(bytes(range(256)) * 40), "binary"),
@@ -374,7 +374,7 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
     assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
     assert outcome.report.summary.startswith("Nothing shows how the job ended: ")
     assert outcome.report.exit_code == 3
-    with pytest.raises(UsageError, match="cut off"):
+    with pytest.raises(UsageError, match="truncated"):
         logs([str(tmp_path / "random.gz")])
 
 

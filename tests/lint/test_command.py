@@ -157,7 +157,6 @@ def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_i
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ([], "missing argument"),
         (["missing.py"], "cannot read 'missing.py'"),
         (["empty"], "found no Python file in 'empty'"),
         (["--select", "DDL999", "sick.py"], "unknown rule 'DDL999'"),
