@@ -86,7 +86,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    """``asked("checks")`` is what ``ddp-doctor checks`` does, without its half second of imports."""
+    """``asked("explain")`` does what ``ddp-doctor explain`` does, without its half second of imports."""
     with forked(tmp_path_factory.mktemp("streams")) as ask:
         yield ask
 

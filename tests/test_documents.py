@@ -96,7 +96,7 @@ def test_the_pictures_show_what_the_doctor_prints(asked):
 
 _COMMAND = re.compile(
     r"(?:(?<=[`\s/])|^)ddp-doctor"
-    r" ((?:runs?|prolog|replay|logs|topology|env|lint|checks|explain|schema|template|completion)\b[^`\n|;&>$]*)",
+    r" ((?:run|prolog|replay|logs|topology|env|lint|explain|schema|template|completion)\b[^`\n|;&>$]*)",
     re.MULTILINE,
 )
 

@@ -1,7 +1,7 @@
 """A job's collectives, run again by ranks of the doctor's own: do they hang by themselves, where the job hung?
 
-Raw input: what ``--replay`` names, dumps of torch's flight recorder or a recording of ``trace``. Of each rank they hold
-the collectives in the order of being called, each with its group, its number there, shapes and types:
+Raw input: what ``--collectives-of`` names, dumps of torch's flight recorder or a recording of ``trace``. Of each rank
+they hold the collectives in the order of being called, each with its group, its number there, shapes and types:
 
     {"record_id": 17, "process_group": ["2", "dp"], "collective_seq_id": 4, "profiling_name": "gloo:all_reduce",
      "input_sizes": [[1024]], "input_dtypes": ["Float"], "retired": false, …}
@@ -37,7 +37,7 @@ def probe(ctx: RankContext) -> JobCollectivesFact:
     """Make this rank's calls; how far it came."""
     job = ctx.options.replay
     if job is None:
-        raise Skip("needs the collectives of a job: --replay")
+        raise Skip("needs the collectives of a job: --collectives-of")
     if len(job.ranks) != ctx.world_size:
         raise Failed(f"{job.source} have {len(job.ranks)} ranks, but {ctx.world_size} run")
     with ctx.step("new_group", f"{len(job.groups)} groups"):
@@ -120,10 +120,10 @@ def _first_of_each_group(calls: Mapping[int, list[JobCall]]) -> dict[int, tuple[
 def hangs(recording: Recording) -> Iterator[Draft]:
     """The job's collectives cannot all meet.
 
-    Finds: With ``--replay`` the job's calls in their order, made by ranks that do nothing else; they stand in the same
-        collectives as the job's ranks in the dumps. Or ranks of the job called different operations, sizes or types at
-        one number of a group: the replay stops before it, for what comes of it no backend defines. Who is named is whom
-        the dumps name, as `ddp-doctor logs` does.
+    Finds: With ``--collectives-of`` the job's calls in their order, made by ranks that do nothing else; they stand in
+        the same collectives as the job's ranks in the dumps. Or ranks of the job called different operations, sizes or
+        types at one number of a group: the replay stops before it, for what comes of it no backend defines. Who is
+        named is whom the dumps name, as `ddp-doctor logs` does.
     Why: The calls that were recorded hang on any network or GPU: a rank calls its groups in another order, leaves a
         call out, or came no further because it stood still or was gone. Of calls that differ NCCL hangs or returns
         wrong numbers, and gloo aborts.
@@ -149,7 +149,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
             does, cure = "never came", "where it stood, by its stack or last output, and for a condition on the rank"
             says += " Whether it left the call out or stood still in its own code, no recorder tells."
     who = f"{capital(rank_list(blamed))} {does}; " if blamed else ""
-    again = f"ddp-doctor run --replay {shlex.quote(job.path)} --only {JOB_COLLECTIVES}"
+    again = f"ddp-doctor run --collectives-of {shlex.quote(job.path)} --only {JOB_COLLECTIVES}"
     yield finding(
         [rank_culprit(recording, rank) for rank in blamed],
         capital(who + happens),
@@ -167,7 +167,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
 def run_through(recording: Recording) -> Iterator[Draft]:
     """The job's collectives came through here.
 
-    Finds: With ``--replay`` all calls of all ranks ended.
+    Finds: With ``--collectives-of`` all calls of all ranks ended.
     Why: Where the job hung, it was not by the order, sizes or groups of its collectives, as far as they were recorded,
         but by what stands between them, or by a rank, a GPU or a link of that job.
     Remedy: `ddp-doctor logs` names who waited for whom; `ddp-doctor run` tests the machines of the job.

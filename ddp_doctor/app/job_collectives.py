@@ -1,4 +1,4 @@
-"""What ``run --replay`` takes of a job: the collectives of each rank, from dumps of the flight recorder or traces."""
+"""Read the files of ``run --collectives-of``: each rank's collectives, from dumps or from a recording of traces."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -107,13 +107,13 @@ def require_usable(options: Options, plan: Plan) -> None:
 
 
 def _require_gpus_and_ranks(recording: Recording) -> None:
-    """Refuse NCCL without a GPU, and another number of ranks than the job of --replay has. Raises UsageError."""
+    """Raise UsageError for NCCL without a GPU, or for other ranks than the job of --collectives-of has."""
     if refused := nccl_without_gpu(recording):
         raise UsageError(refused)
     job, world = recording.options.replay, recording.world
     if job is not None and world is not None and len(job.ranks) != world.nproc_per_node:
         raise UsageError(
-            f"{job.source} of --replay {quoted(job.path)} have {len(job.ranks)} ranks, but this run has"
+            f"{job.source} of --collectives-of {quoted(job.path)} have {len(job.ranks)} ranks, but this run has"
             f" {world.nproc_per_node}; add --nproc-per-node {len(job.ranks)}"
         )
 

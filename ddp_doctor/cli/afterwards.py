@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.help import ENDED, TOLD, TRACED, VERDICT, WHAT
+from ddp_doctor.cli.help import ENDED, TRACED, VERDICT, WHAT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import FailOn
@@ -75,7 +75,7 @@ def trace(
     return commands.trace(paths, outputs, window=window, against=against, fail_on=fail_on, ignore=ignore or ())
 
 
-@command("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
+@command("ddp-doctor replay", "ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
 def replay(
     recording: Annotated[
         Path | None,
@@ -94,11 +94,3 @@ def replay(
     from ddp_doctor.cli.given import ignored
 
     return commands.replay(recording, outputs, last=last, ignore=ignored(ignore))
-
-
-@command("ddp-doctor runs", exits=TOLD)
-def runs() -> None:
-    """List the runs that were kept here, the newest last: when, the verdict, and where the recording is."""
-    from ddp_doctor.cli import commands
-
-    commands.list_runs()

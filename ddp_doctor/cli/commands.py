@@ -1,7 +1,6 @@
 """What each command except ``run`` and ``lint`` does around its use case. What one of them alone needs is imported when
 it is called: a prolog starts with every job."""
 
-import inspect
 import os
 import sys
 import time
@@ -24,19 +23,9 @@ from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen
 from ddp_doctor.render.terminal import show_kept_run
-from ddp_doctor.wording.nodes import name_list
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
-_PLACES = {
-    Where.NODE: "node",
-    Where.NODES: "between nodes",
-    Where.LAUNCHER: "torchrun ranks",
-    Where.RANK: "ranks",
-    Where.GROUPS: "ranks of groups of nodes",
-    Where.AFTERWARDS: "node, after the ranks",
-    Where.FILES: "files",
-}
 
 
 def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
@@ -51,9 +40,14 @@ def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
 
 
 def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: tuple[str, ...] = ()) -> int:
-    """``ddp-doctor replay``: the same findings from the file alone. Raises UsageError."""
-    if last is (path is not None):
+    """Evaluate a recording again, or list the kept ones if none is named. Raises UsageError."""
+    if last and path is not None:
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
+    if path is None and not last:
+        if ignore or outputs != Outputs():
+            raise UsageError("no recording is named: add its path, or --last for the newest kept run")
+        _list_kept_runs()
+        return ExitCode.HEALTHY.value
     from ddp_doctor.app import recordings
 
     outcome = recordings.replay(folders.recording_at(path, os.environ), ignore)
@@ -65,8 +59,8 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
     return report(outcome, outputs)
 
 
-def list_runs() -> None:
-    """``ddp-doctor runs``: each judged by today's rules."""
+def _list_kept_runs() -> None:
+    """Print each kept run, evaluated by the current rules."""
     from ddp_doctor.app import recordings
 
     out = screen.console(sys.stdout)
@@ -209,51 +203,6 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
         require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
         outcome = app.read_settings(text, options)
     return report(outcome, outputs)
-
-
-def list_checks(names: Sequence[str] = ()) -> str:
-    """The checks in order, each with its rules; or all about those that are named. Raises UsageError."""
-    from ddp_doctor.checks import every_check
-
-    if names:
-        by_id = {check.id: check for check in every_check()}
-        if unknown := [name for name in names if name not in by_id]:
-            raise UsageError(no_such_check(unknown[0], every_check()))
-        return "\n".join(_page_of_check(by_id[name]) for name in dict.fromkeys(names))
-    from ddp_doctor.engine.hang.rules import TRIAL_RULES
-    from ddp_doctor.lint.rules import RULES as LINT_RULES
-
-    lines = []
-    for check in every_check():
-        lines += [_check_line(check), *map(_rule_line, check.rules)]
-    lines.append("any rank check  What happens to ranks while they run any of these")
-    lines += map(_rule_line, TRIAL_RULES)
-    lines.append("lint           Training scripts, by `ddp-doctor lint`")
-    lines += map(_rule_line, LINT_RULES)
-    return "\n".join(lines) + "\n"
-
-
-def _page_of_check(check: Check) -> str:
-    needs = [
-        *([f"{check.min_ranks} ranks"] if check.min_ranks > 1 else []),
-        *(["--model"] if check.needs_model else []),
-        *(["--baseline"] if check.needs_baseline else []),
-        *(["several nodes"] if check.where is Where.NODES else []),
-    ]
-    doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
-    takes = f"About {check.cost_s:g} s{f'; needs {name_list(needs)}' if needs else ''}."
-    if check.where is Where.FILES:
-        takes = f"`ddp-doctor {check.id}` reads them."
-    return "\n".join([_check_line(check), "", doc, "", takes, *map(_rule_line, check.rules), ""])
-
-
-def _check_line(check: Check) -> str:
-    level = "" if check.where is Where.FILES else f", from level {check.level.value}"
-    return f"{check.id:<15} {check.title} ({_PLACES[check.where]}{level})"
-
-
-def _rule_line(rule: Described) -> str:
-    return f"    {rule.code} {rule.name} ({rule.severity.value})"
 
 
 def template(name: str | None, require_gpus: int | None = None) -> str:

@@ -1,14 +1,15 @@
-"""``ddp-doctor explain``: what is known of a code, of how codes begin, of a variable, of the text of an error, of a
-signal or an exit code, of an Xid, of a check, or of a word.
-"""
+"""``ddp-doctor explain``: the list of all rules, or the page of a rule, check, variable, error message or term."""
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import chain
 
 from ddp_doctor.checks import every_check
+from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
@@ -17,13 +18,24 @@ from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import UsageError, Where
 from ddp_doctor.model.rule import Described
 from ddp_doctor.render.text import fold
 from ddp_doctor.settings import names
 from ddp_doctor.settings.releases import default_in_words, read_by
 from ddp_doctor.settings.table import Variable, foreign, never_read, variables
+from ddp_doctor.wording.nodes import name_list
 
+_PLACES = {
+    Where.NODE: "node",
+    Where.NODES: "between nodes",
+    Where.LAUNCHER: "torchrun ranks",
+    Where.RANK: "ranks",
+    Where.GROUPS: "ranks of groups of nodes",
+    Where.AFTERWARDS: "node, after the ranks",
+    Where.FILES: "files",
+}
 #: Of the words of a text that is known, the share that must be in what was given; or the other way round.
 _SAME_TEXT = 0.75
 _LIKE_IT = 0.5
@@ -40,10 +52,10 @@ _TOO_COMMON = {"the", "and", "for", "with", "was", "not", "error", "failed", "ha
 
 
 def explain(text: str, width: int = 100) -> str:
-    """The page of what ``text`` names, in lines of at most ``width`` characters. Raises UsageError."""
+    """Return the page of what ``text`` names, or the list of all rules if it is empty. Raises UsageError."""
     text = text.strip()
     if not text:
-        raise UsageError("name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes")
+        return fold(_every_rule(), width, hang=4)
     if len(text) > _LONGEST:
         raise UsageError(
             f"{len(text)} characters are no text of one error; `ddp-doctor logs FILE` reads a job's output"
@@ -55,6 +67,44 @@ def explain(text: str, width: int = 100) -> str:
             return fold(page, width, hang=4)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
     raise UsageError(f"nothing is known of {shown!r}{_meant(text)}")
+
+
+def _every_rule() -> str:
+    """List the checks in the order they run, each with its rules, and then the rules that no check has."""
+    listed: list[tuple[str, Sequence[Described]]] = [
+        (f"{check.id:<15} {_about_check(check)}", check.rules) for check in every_check()
+    ]
+    listed += [
+        ("any rank check  Failures of the ranks during any of these checks", TRIAL_RULES),
+        ("logs, attach    Causes of failed and stuck jobs, in `ddp-doctor logs` and `ddp-doctor attach`", JOB_RULES),
+        ("lint            Training scripts, in `ddp-doctor lint`", LINT_RULES),
+    ]
+    lines = [line for head, rules in listed for line in (head, *map(_rule_line, rules))]
+    return "\n".join([*lines, "", "`ddp-doctor explain CODE` prints the page of a rule."])
+
+
+def _page_of_check(check: Check) -> list[str]:
+    needs = [
+        *([f"{check.min_ranks} ranks"] if check.min_ranks > 1 else []),
+        *(["--model"] if check.needs_model else []),
+        *(["--baseline"] if check.needs_baseline else []),
+        *(["several nodes"] if check.where is Where.NODES else []),
+    ]
+    doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
+    takes = f"Takes about {check.cost_s:g} s{f' and needs {name_list(needs)}' if needs else ''}."
+    runs = f"`ddp-doctor run --only {check.id}` runs it alone. {takes}"
+    if check.where is Where.FILES:
+        runs = f"`ddp-doctor {check.id} FILES` runs it."
+    return [f"Check {check.id}: {_about_check(check)}", "", doc, "", runs, *map(_rule_line, check.rules)]
+
+
+def _about_check(check: Check) -> str:
+    level = "" if check.where is Where.FILES else f", from level {check.level.value}"
+    return f"{check.title} ({_PLACES[check.where]}{level})"
+
+
+def _rule_line(rule: Described) -> str:
+    return f"    {rule.code} {rule.name} ({rule.severity.value})"
 
 
 def _rules() -> list[Described]:
@@ -104,9 +154,7 @@ def _word(text: str) -> str:
         return ""
     lines = [f"{word}: {GLOSSARY[word]}", ""] if word else []
     if check is not None:
-        lines += [f"The check {check.id}: {check.title}"]
-        how = f"{check.id} FILES` reads them" if check.where is Where.FILES else f"run --only {check.id}` runs it alone"
-        lines += [*_listed(check.rules), f"`ddp-doctor {how}."]
+        lines += _page_of_check(check)
     elif word is not None:
         wanted = {*re.findall(r"\w+", word.partition(",")[0].lower())}
         lines += _listed([rule for rule in _rules() if wanted <= {*re.findall(r"\w+", rule.doc.lower())}])
@@ -122,7 +170,7 @@ def _plain(name: str) -> str:
 def _listed(rules: Iterable[Described]) -> list[str]:
     """The first of them, in a line each."""
     every = list(_gists(rules))
-    more = [f"    and {len(every) - _MOST_RULES} more; `ddp-doctor checks` lists all"]
+    more = [f"    and {len(every) - _MOST_RULES} more; `ddp-doctor explain` lists all"]
     return [*(f"    {gist}" for gist in every[:_MOST_RULES]), *(more if len(every) > _MOST_RULES else [])]
 
 
@@ -281,5 +329,5 @@ def _meant(text: str) -> str:
         near = get_close_matches(text.upper(), [*variables(), *every], _MOST, 0.8)
         likely += [nearest] if nearest else [*near, *get_close_matches(text.lower(), every, _MOST, 0.7)]
     if not likely:
-        return "; the codes stand in every finding and in `ddp-doctor checks`"
+        return "; the codes stand in every finding and in `ddp-doctor explain`"
     return f"; did you mean {' or '.join(repr(words) for words in dict.fromkeys(likely[:_MOST]))}?"

@@ -79,10 +79,10 @@ def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
         from ddp_doctor.app.advice import load_advice  # few runs need it
 
         advice = load_advice(typed.from_trace, typed.model)
-    if typed.replay is not None:
+    if typed.collectives_of is not None:
         from ddp_doctor.app.job_collectives import load_job_collectives  # nor this
 
-        replay = load_job_collectives(typed.replay)
+        replay = load_job_collectives(typed.collectives_of)
     return Options(
         level=typed.level,
         backend=Backend.NCCL if typed.nproc_per_node == "gpu" else typed.backend,
@@ -117,8 +117,8 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
     """Refuse numbers out of range, and options that say nothing without another one. Raises UsageError."""
     if typed.compiled and not typed.model:
         raise UsageError("--compile requires a model; add --model MODULE:FACTORY")
-    if is_reproducer_written and typed.replay is None:
-        raise UsageError("--reproducer requires the collectives of a job; add --replay DUMP")
+    if is_reproducer_written and typed.collectives_of is None:
+        raise UsageError("--reproducer requires the collectives of a job; add --collectives-of DUMP")
     if typed.nproc_per_node == "gpu" and typed.backend is Backend.GLOO:
         raise UsageError(
             "--nproc-per-node gpu cannot be used with --backend gloo, which does not use GPUs; give a number of ranks"

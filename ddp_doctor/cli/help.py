@@ -22,9 +22,9 @@ _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 _MOMENTS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env", "lint"),
     "While it runs": ("attach", "watch"),
-    "After it": ("logs", "trace", "replay", "runs"),
+    "After it": ("logs", "trace", "replay"),
     "For clusters": ("fleet", "compare"),
-    "Reference": ("checks", "explain", "schema", "template", "completion"),
+    "Reference": ("explain", "schema", "template", "completion"),
 }
 
 #: What commands exit with: those that judge a machine, a job that has ended or one that runs, and all others.

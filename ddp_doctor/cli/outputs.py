@@ -78,11 +78,6 @@ def _html(results: Results | LintResults) -> str:
     return page.render(results.report, Recording(options=Options(command=Command.LINT)))
 
 
-def _svg(results: Results) -> str:
-    is_topology = results.recording.command is Command.TOPOLOGY
-    return _by("topology.report" if is_topology else "heat_map", "picture")(results)
-
-
 def _sarif(results: LintResults) -> str:
     from ddp_doctor.lint.render import sarif
 
@@ -125,12 +120,7 @@ def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False
 
 #: In the order of the help.
 OUTPUTS = (
-    Output(
-        "svg",
-        "Write a picture: topology's of the machine, else of the bandwidth from rank to rank and from node to node.",
-        ("topology", "run", "replay"),
-        _svg,
-    ),
+    Output("svg", "Write the picture of the topology as SVG.", ("topology",), _by("topology.report", "picture")),
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
@@ -161,7 +151,7 @@ OUTPUTS = (
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
     Output(
         "reproducer",
-        "With --replay: write the job's collectives as a script for a bug report; it needs torch alone.",
+        "With --collectives-of: write the job's collectives as a script for a bug report; it needs torch alone.",
         ("run", "replay"),
         _by("reproducer"),
     ),

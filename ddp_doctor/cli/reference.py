@@ -10,23 +10,10 @@ from ddp_doctor.cli.help import TOLD
 from ddp_doctor.cli.options import NodeGpusOption, command
 
 
-@command("ddp-doctor checks", "ddp-doctor checks p2p allreduce", exits=TOLD)
-def checks(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CHECK...]", help="Tell all about these; none lists all.", autocompletion=complete.names_of_checks
-        ),
-    ] = None,
-) -> None:
-    """List the checks in the order they run, with the rules of each, or tell all about some."""
-    from ddp_doctor.cli import commands
-
-    typer.echo(commands.list_checks(names or ()), nl=False)
-
-
 @command(
+    "ddp-doctor explain",
     "ddp-doctor explain DD401",
+    "ddp-doctor explain p2p",
     "ddp-doctor explain exitcode: -9",
     "ddp-doctor explain DD4",
     "ddp-doctor explain NCCL_IB_DISABLE",
@@ -36,20 +23,20 @@ def checks(
 )
 def explain(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="CODE|VARIABLE|TEXT...",
+            metavar="[CODE|VARIABLE|TEXT]...",
             help="A rule's code, how codes begin, a rule's name, a check, an environment variable, the text of an"
             " error, a signal, an exit code, an Xid, or a word such as busbw.",
             autocompletion=complete.words_to_explain,
         ),
-    ],
+    ] = None,
 ) -> None:
     """Print what a rule finds, what a variable does, or what is behind an error, and what fixes it."""
     from ddp_doctor.cli.explain import explain
 
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-    typer.echo(explain(" ".join(words), width), nl=False)
+    typer.echo(explain(" ".join(words or ()), width), nl=False)
 
 
 @command("ddp-doctor schema", "ddp-doctor schema report > report.schema.json", exits=TOLD)

@@ -102,7 +102,7 @@ class RunOptions:
     compiled: Annotated[
         bool, option(WHAT, None, "Look at what torch.compile makes of the model of --model on each rank.", "--compile")
     ] = False
-    replay: Annotated[
+    collectives_of: Annotated[
         str | None,
         option(
             WHAT, "DUMP", "Run a job's collectives again: a dump of the flight recorder, or a folder of all ranks'."

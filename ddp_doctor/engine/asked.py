@@ -4,7 +4,7 @@
     --model net:make      a forward and backward of that model, alone and in DDP
     --compile             the graphs of several steps of that model
     --from-trace FILE     steps with each change that can be tried
-    --replay DUMP         all that was recorded of the job's collectives, on all its ranks
+    --collectives-of DUMP         all that was recorded of the job's collectives, on all its ranks
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
@@ -186,7 +186,7 @@ def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
     elif job.unknown:
         why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
     if why:
-        yield NotAsAsked(f"--replay {job.path}", JOB_COLLECTIVES, why)
+        yield NotAsAsked(f"--collectives-of {job.path}", JOB_COLLECTIVES, why)
 
 
 def _collectives(recording: Recording) -> Iterator[NotAsAsked]:

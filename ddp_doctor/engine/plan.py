@@ -106,7 +106,7 @@ def _require_named(options: Options) -> None:
         (options.collectives, "--collective", COLLECTIVES),
         (options.min_busbw, "--min-busbw", COLLECTIVES),
         (options.mesh, "--mesh", MESH),
-        (options.replay, "--replay", JOB_COLLECTIVES),
+        (options.replay, "--collectives-of", JOB_COLLECTIVES),
         (options.repeats_all, "--repeat" if options.soak_s is None else "--soak", REPEATS),
         (options.isolate, "--isolate", ISOLATION),
         (options.data, "--data", STRAGGLERS),
@@ -142,7 +142,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     elif check.needs_mesh and not (options.mesh or options.model):
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
-        reason = "needs the collectives of a job: --replay"
+        reason = "needs the collectives of a job: --collectives-of"
     elif not is_given:
         reason = f"needs {option}"
     return reason

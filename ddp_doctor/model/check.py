@@ -46,7 +46,7 @@ class Check:
     needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
     needs_model: bool = False  # the user's own, from --model
     needs_mesh: bool = False  # from --mesh or the user's model; and all ranks, for a mesh is of all
-    needs_job: bool = False  # its collectives, from --replay; all its ranks take part, or none
+    needs_job: bool = False  # its collectives, from --collectives-of; all its ranks take part, or none
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
     #: What it does one after the other, each with the whole deadline and a reading of its own: a rank that hangs in one
     #: of them costs only that one.

@@ -1,4 +1,4 @@
-"""The collectives of a job that ``run --replay`` runs again: the calls of each rank, in its order."""
+"""The collectives of a job that ``run --collectives-of`` runs again: the calls of each rank, in its order."""
 
 from pydantic import Field
 
@@ -34,7 +34,7 @@ class JobCall(Frozen):
 class JobCollectives(Frozen):
     """What was read of a job's dumps or traces, so far as all its ranks kept it."""
 
-    path: str  # as --replay has it
+    path: str  # as --collectives-of has it
     source: str  # "the dumps", "the trace": how sentences call it
     groups: tuple[JobGroup, ...]  # in the order in which they are made
     ranks: tuple[tuple[JobCall, ...], ...]  # the calls of each rank

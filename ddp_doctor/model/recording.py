@@ -182,7 +182,7 @@ class Options(Frozen):
     model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
-    replay: JobCollectives | None = None  # what --replay names: the collectives of a job
+    replay: JobCollectives | None = None  # what --collectives-of names: the collectives of a job
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor

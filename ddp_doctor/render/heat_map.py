@@ -1,4 +1,4 @@
-"""What ranks, or nodes, send each other: one grid for the terminal, the page and --svg, shaded beside what is typical.
+"""What ranks, or nodes, send each other: one grid for the terminal and the page, shaded beside what is typical.
 
 Bandwidth from the row to the column, in GB/s:
         0       1       2
@@ -14,10 +14,8 @@ from statistics import median, median_high
 from typing import TYPE_CHECKING
 
 from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES, best_of_ends, is_judged
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.canvas import Canvas
-from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.layout import folded, matrix_lines
 from ddp_doctor.render.text import amount, one_line
 
@@ -224,34 +222,23 @@ def styled(line: str) -> "Text":
 # --- as a picture ---------------------------------------------------------------------------------
 
 
-def picture(report: Report, _recording: Recording) -> str:
-    """All grids below each other, as an <svg> element. Raises CannotWrite where there is none to draw."""
-    drawn = list(heat_maps(report))
-    if not drawn:
-        raise CannotWrite("cannot write --svg: the run has no measurements between ranks or nodes")
-    return svg(*drawn)
+def svg(heat: HeatMap) -> str:
+    """Return the grid as an <svg> element for light and dark; each cell shows its value under the pointer."""
+    canvas = Canvas("ddp-heat-map", _COLOURS)
+    width, height = _draw(canvas, heat)
+    return canvas.document(width, height, heat.title, " ".join([f"{heat.title}.", *heat.sentences("", "")]))
 
 
-def svg(*maps: HeatMap) -> str:
-    """Grids as one <svg> element, for light and dark; each cell tells its value under the pointer."""
-    canvas, top, right = Canvas("ddp-heat-map", _COLOURS), 0.0, 0.0
-    for heat in maps:
-        width, top = _draw(canvas, heat, top)
-        right = max(right, width)
-    told = " ".join(text for heat in maps for text in (heat.title + ".", *heat.sentences("", "")))
-    return canvas.document(right, top, "; ".join(heat.title for heat in maps), told)
-
-
-def _draw(canvas: Canvas, heat: HeatMap, top: float) -> tuple[float, float]:
-    """Returns how wide it is, and where it ends."""
+def _draw(canvas: Canvas, heat: HeatMap) -> tuple[float, float]:
+    """Draw the grid and return its width and height."""
     ends, letter = list(heat.labels), 7.0
     has_numbers = len(ends) <= _NUMBERS_IN_PICTURE
     wide, high = (78.0, 28.0) if has_numbers else (22.0, 22.0)
     longest = letter * max(map(len, heat.labels.values()))
     left, is_turned = 28 + longest, longest > wide - 6
     title = f"{heat.title}, {heat.of[0]}"
-    canvas.text(16, top + 24, title, size=16, anchor="start", bold=True)
-    first = top + 44 + (0.75 * longest if is_turned else 14)
+    canvas.text(16, 24, title, size=16, anchor="start", bold=True)
+    first = 44 + (0.75 * longest if is_turned else 14)
     for at, end in enumerate(ends):
         x, y = left + wide * (at + 0.5), first + high * (at + 0.5) + 4
         anchor = "start" if is_turned else "middle"

@@ -22,7 +22,7 @@ def typed(
         ("--model", options.model, usual.model),
         ("--from-trace", options.from_trace, usual.from_trace),
         ("--mesh", mesh_typed(options.mesh), ""),
-        ("--replay", options.replay.path if options.replay else "", ""),
+        ("--collectives-of", options.replay.path if options.replay else "", ""),
         ("--topology", options.topology, ""),
         ("--repeat", f"{options.repeat}", f"{usual.repeat}"),
         ("--soak", f"{(options.soak_s or 0.0) / 60:g}", "0"),

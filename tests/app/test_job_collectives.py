@@ -1,4 +1,4 @@
-"""What ``run --replay`` reads of a job's dumps and traces: groups, order, sizes; and what it refuses."""
+"""What ``run --collectives-of`` reads of a job's dumps and traces: groups, order, sizes; and what it refuses."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
     report = judged(job, [JobCollectivesFact(issued=1)] * 3)
 
     assert (report.verdict.value, report.findings) == ("unsure", ())
-    assert "--replay dumps (nothing came back from rank 3)" in report.summary
+    assert "--collectives-of dumps (nothing came back from rank 3)" in report.summary
 
 
 @pytest.mark.ranks
@@ -250,9 +250,9 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
     [
         (
             {"skip": ("job_collectives",)},
-            "--replay has no effect without the check job_collectives; remove job_collectives from --skip",
+            "--collectives-of has no effect without the check job_collectives; remove job_collectives from --skip",
         ),
-        ({"only": ("p2p",)}, "--replay has no effect without the check job_collectives; add job_collectives to --only"),
+        ({"only": ("p2p",)}, "--collectives-of has no effect without the check job_collectives; add job_collectives to --only"),
     ],
 )
 def test_a_replay_that_is_left_out_is_refused(options, says):

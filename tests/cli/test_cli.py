@@ -298,11 +298,11 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     options = """
-        --backend --bad-nodes --baseline --budget --collective --compile --data --fail-on --from-trace
+        --backend --bad-nodes --baseline --budget --collective --collectives-of --compile --data --fail-on --from-trace
         --good-nodes --hostfile --hosts --html --ignore --isolate --iters --join-timeout --json --junit
         --level --markdown --master-addr --master-port --mesh --min-busbw --model --nnodes --node-rank
         --nproc-per-node --only --output-format --plan --prometheus --prove --quiet --rdzv-endpoint --record
-        --redact --repeat --replay --reproducer --require-gpus --settings --sizes --skip --soak --svg
+        --redact --repeat --reproducer --require-gpus --settings --sizes --skip --soak
         --topology --verbose --warmup -q -v
     """
     assert sorted(option for parameter in command.params for option in parameter.opts) == options.split()

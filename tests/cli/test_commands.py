@@ -82,7 +82,7 @@ def test_env_fails_on_what_it_is_told_to(asked, tmp_path, fail_on, code):
 
 
 def test_the_runs_that_were_kept_are_listed_with_verdict_and_folder(kept, capsys):
-    commands.list_runs()
+    assert commands.replay(None, Outputs()) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2026-01-15 10:00:00")
@@ -120,15 +120,14 @@ def test_a_replay_of_nothing_or_of_several_is_one_sentence(monkeypatch, tmp_path
         (tmp_path / name).touch()
 
     with pytest.raises(UsageError, match=sentence.replace("(", "[(]").replace(")", "[)]")):
-        commands.replay(None if files is None else tmp_path, Outputs(), last=last)
+        commands.replay(None if files is None else tmp_path, Outputs({"json": "-"}), last=last)
 
 
 def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
 
-    commands.list_runs()
-
+    assert commands.replay(None, Outputs()) == 0
     assert capsys.readouterr().out.startswith("no recording is kept yet")
     assert list(tmp_path.iterdir()) == []
 
@@ -167,7 +166,7 @@ def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
     [
         (Options(model="net:make", from_trace="trace.json"), "--model|net:make|--from-trace|trace.json"),
         (Options(model="net:make", compile=True), "--model|net:make|--compile"),
-        (Options(replay=JobCollectives(path="a job/dumps", source="", groups=(), ranks=())), "--replay|a job/dumps"),
+        (Options(replay=JobCollectives(path="dumps/", source="", groups=(), ranks=())), "--collectives-of|dumps/"),
         (Options(ignore=ignored(["dd305, DD4", "DD51"])), "--ignore|DD305|--ignore|DD4|--ignore|DD51"),
     ],
 )

@@ -69,11 +69,11 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("NVRM: Xid (PCI:0000:17:00): 79", '"NVRM: Xid"', "Xid 79: fallen off the bus"),
         ("kernel: NVRM: Xid (PCI:0000:17:00): 119, pid=4", '"NVRM: Xid"', "Xid 119: the GPU's system"),
         ("xid 999", "Xid 999: not in the doctor's table", "Source: "),
-        ("allreduce", "all-reduce: a collective", "The check allreduce: "),
+        ("allreduce", "all-reduce: a collective", "\nCheck allreduce: "),
         ("ALL REDUCE", "all-reduce: a collective", "`ddp-doctor run --only allreduce`"),
         ("all_reduce", "all-reduce: a collective", "DD601 "),
-        ("p2p", "P2P: copies between GPUs", "The check p2p: "),
-        ("gpu speed", "The check gpu_speed: ", "`ddp-doctor run --only gpu_speed` runs it alone."),
+        ("p2p", "P2P: copies between GPUs", "\nCheck p2p: "),
+        ("gpu speed", "Check gpu_speed: ", "`ddp-doctor run --only gpu_speed` runs it alone."),
         ("busbw", "busbw: ", "2(n − 1)/n"),  # noqa: RUF001 - as the page has it
         ("AlgBW", "algbw: ", "size divided by time"),
         ("ring", "ring: the order", ""),
@@ -104,8 +104,6 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
         ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
         ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
         ("duplicate device detected", "did you mean 'Duplicate GPU detected"),
-        ("", "name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes"),
-        (" \n\t", "name a code"),
         ("x" * 10_000_000, "10000000 characters are no text of one error; `ddp-doctor logs FILE` reads"),
         ("y" * 30_000, f"nothing is known of '{'y' * 60} ...'"),
         ("\udcff\x00\x1b[31m", "the codes stand in every finding"),
@@ -177,6 +175,16 @@ def test_every_ending_and_word_names_what_there_is():
     assert {code for ending in known for code in ending.codes} <= RULES.keys()
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", page, re.MULTILINE)
     assert [row for row in rows if row[0] in GLOSSARY] == [*GLOSSARY.items()]
+
+
+def test_explain_without_text_lists_every_rule_below_its_check():
+    lines = explain("", 10_000).splitlines()
+
+    listed = [line.split()[0] for line in lines if line.startswith("    ")]
+    assert sorted(listed) == sorted(RULES)
+    assert lines.index(next(line for line in lines if line.startswith("p2p "))) < lines.index(
+        "    DD606 pair-of-ranks-corrupts-data (error)"
+    )
 
 
 def test_an_explanation_has_no_markup_of_the_pages():

@@ -16,13 +16,13 @@ from tests.render.reports import error, report, world
 
 
 def test_a_path_may_hold_the_host_and_the_node_rank():
-    outputs = Outputs({"json": "out-%h-%n.json", "env": "%n.env", "record": "-", "svg": "%h.svg"})
+    outputs = Outputs({"json": "out-%h-%n.json", "env": "%n.env", "record": "-", "html": "%h.html"})
 
     assert outputs.at_node("node7", 3).paths == {
         "json": "out-node7-3.json",
         "env": "3.env",
         "record": "-",
-        "svg": "node7.svg",
+        "html": "node7.html",
     }
     assert Outputs().at_node("node7", 3).paths == {}
 
@@ -59,8 +59,7 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
         results = of_scripts if output.commands == ("lint",) else of_machines
         problems = Outputs({output.name: str(target)}).write(results)
         nothing = {
-            "svg": ["cannot write --svg: the run has no measurements between ranks or nodes"],
-            "reproducer": ["cannot write --reproducer: the run has no collectives of a job (--replay)"],
+                        "reproducer": ["cannot write --reproducer: the run has no collectives of a job (--collectives-of)"],
         }
         assert problems == nothing.get(output.name, [])
         assert target.exists() == (not problems)

@@ -20,7 +20,7 @@ TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
 
 
 @pytest.mark.parametrize(
-    "command", [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["checks"], ["explain", "DD401"]]
+    "command", [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["explain"], ["explain", "DD401"]]
 )
 def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(asked, command):
     done = asked(*command, stdout="/dev/full")
@@ -103,7 +103,7 @@ RECORDING_OF_SICK = str(path_of("gpus/one-lost"))
     [
         ("stdout", ["--version"], 0),
         ("stdout", ["run", "--help"], 0),
-        ("stdout", ["checks"], 0),
+        ("stdout", ["explain"], 0),
         ("stdout", ["explain", "DD401"], 0),
         ("stdout", ["env", "--from", "/dev/null"], 3),
         ("stdout", ["lint", "--fail-on", "warning", WARNED_SCRIPT], 1),

@@ -234,7 +234,7 @@ def test_what_is_written_is_as_the_schemas_say_and_a_replay_says_the_same(asked,
     assert table in again.stdout
     assert table in Path(written["markdown"]).read_text()
     assert "Parts of the median step" in Path(written["html"]).read_text()
-    assert "trace    No avoidable bottleneck above 10%" in asked("runs").stdout
+    assert "trace    No avoidable bottleneck above 10%" in asked("replay").stdout
 
 
 def test_redacted_outputs_have_no_name_of_a_file(asked, traces, tmp_path):

@@ -1,4 +1,4 @@
-"""`run --replay` on real dumps: 200 collectives of four groups come through, or hang where the job hung."""
+"""`run --collectives-of` on real dumps: 200 collectives of four groups come through, or hang where the job hung."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dumps(tmp_path: Path) -> Made:
 
 def replayed(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
     """The exit code and the report."""
-    argv = ("run", "--replay", str(folder), "--only", "job_collectives", "--nproc-per-node", str(RANKS), *more)
+    argv = ("run", "--collectives-of", str(folder), "--only", "job_collectives", "--nproc-per-node", str(RANKS), *more)
     run = subprocess.run(
         (sys.executable, "-m", "ddp_doctor", *argv, "--json", "-"),
         capture_output=True,
@@ -102,7 +102,7 @@ def test_another_size_on_one_rank_is_read_from_real_dumps(dumps: Made):
 def test_another_number_of_ranks_is_refused_with_the_option_to_add(tmp_path: Path):
     for rank, content in DUMPS["at-rest"].items():
         (tmp_path / f"rank{rank}.json").write_bytes(as_json(content))
-    argv = ("run", "--replay", str(tmp_path), "--only", "job_collectives", "--nproc-per-node", "2")
+    argv = ("run", "--collectives-of", str(tmp_path), "--only", "job_collectives", "--nproc-per-node", "2")
     run = subprocess.run(
         (sys.executable, "-m", "ddp_doctor", *argv), capture_output=True, text=True, check=False, timeout=LIMIT_S
     )

@@ -1,4 +1,4 @@
-"""One grid for the terminal, the page and --svg: what is slow stands out without colour."""
+"""One grid for the terminal and the page: what is slow stands out without colour."""
 
 import random
 import re
@@ -7,10 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement, Report
 from ddp_doctor.render import heat_map
-from ddp_doctor.render.files import CannotWrite
 from tests.render.reports import report, world
 from tests.render.test_html import EVIL
 
@@ -120,7 +118,8 @@ def test_pairs_alone_and_at_once_are_told_in_a_sentence():
 def test_the_picture_tells_every_cell_and_is_read_aloud(ranks: int):
     chance = random.Random(ranks)
     of = measured(ranks, lambda one, _: chance.uniform(0.5, 1.0) if one == 1 else chance.uniform(11.0, 12.0))
-    tree = ET.fromstring(heat_map.picture(of, Recording()))
+    (heat,) = heat_map.heat_maps(of)
+    tree = ET.fromstring(heat_map.svg(heat))
     cells = [title.text or "" for title in tree.iterfind(f"{SVG}g/{SVG}title")]
     assert len(cells) == ranks * (ranks - 1)
     assert all(re.fullmatch(r"rank \d+ to rank \d+: [\d.]+ [GM]B/s", cell) for cell in cells)
@@ -133,10 +132,6 @@ def test_the_picture_tells_every_cell_and_is_read_aloud(ranks: int):
 def test_hostile_names_are_text_in_the_picture_and_the_terminal():
     of = measured(40, lambda *_: 12.0, 2)
     hostile = of.model_copy(update={"world": world(EVIL, "node1").model_copy(update={"nproc_per_node": 20})})
-    ET.fromstring(heat_map.picture(hostile, Recording()))
+    for heat in heat_map.heat_maps(hostile):
+        ET.fromstring(heat_map.svg(heat))
     assert "\x1b" not in "".join(grid(hostile))
-
-
-def test_without_a_measurement_no_picture_is_written():
-    with pytest.raises(CannotWrite, match="the run has no measurements between ranks or nodes"):
-        heat_map.picture(report(), Recording())
