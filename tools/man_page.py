@@ -58,7 +58,7 @@ def man_page() -> str:
 
 
 def _options(command: Any, context: Any) -> Iterator[str]:
-    for heading, records in headed(command, context):
+    for heading, records in headed(command, context).items():
         yield from (".PP", f".I {_text(heading)}")
         for name, said in records:
             yield from (".TP", f".B {_text(name)}", _text(said))

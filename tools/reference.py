@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_doctor.checks import CHECKS, every_check
 from ddp_doctor.cli.schemas import SCHEMAS, schema
+from ddp_doctor.cli.help import has_short_help
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
@@ -112,7 +113,8 @@ def _cli() -> str:
     runner = CliRunner(env={"COLUMNS": "90"})
 
     def help_of(*words: str) -> str:
-        shown = runner.invoke(app, [*words, "--help"], prog_name="ddp-doctor").output
+        option = "--help-all" if has_short_help("".join(words)) else "--help"
+        shown = runner.invoke(app, [*words, option], prog_name="ddp-doctor").output
         return f"```text\n{shown.strip()}\n```\n"
 
     group: Any = get_command(app)

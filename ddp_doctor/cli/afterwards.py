@@ -1,11 +1,11 @@
-"""Commands for what a job or a run has left. What they do is imported when they are called."""
+"""The commands for what a job or a run has left; each imports its code when it is called."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.help import ENDED, TRACED, VERDICT, WHAT
+from ddp_doctor.cli.help import ENDED, INPUT, TRACED, VERDICT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import FailOn
@@ -21,20 +21,18 @@ def logs(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH|-...", help="Output of the job, dumps of the flight recorder, folders of them, or stdin."
+            metavar="PATH|-...", help="Job output, flight recorder dumps, directories of them, or - for stdin."
         ),
     ] = None,
     job: Annotated[
         str | None,
-        option(
-            WHAT, "ID", "Read what SLURM's job has left: its output files, and dumps where its script has them written."
-        ),
+        option(INPUT, "ID", "Read the output files of this SLURM job, and the dumps that its script sets up."),
     ] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Say why a job failed, from its output: the cause, whose fault it is, and what would prove it."""
+    """Find out why a job failed, from its output and dumps."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 
@@ -52,24 +50,23 @@ def trace(
         list[str],
         typer.Argument(
             metavar="PATH|-...",
-            help="Traces of torch.profiler or Kineto, one file for each rank, also packed; folders and archives of"
-            " them, or stdin.",
+            help="Traces from torch.profiler or Kineto, one file per rank: plain, compressed, in directories or"
+            " archives, or - for stdin.",
         ),
     ],
     window: Annotated[
-        str,
-        option(WHAT, "latest|all|N", "Which steps, where a rank recorded several times; each time is judged alone."),
+        str, option(INPUT, "latest|all|N", "Recorded steps to analyze, if a rank recorded several times.")
     ] = "latest",
     against: Annotated[
         str | None,
-        option(VERDICT, "REPORT", "Hold transfers against the bandwidth that a run on these nodes has measured."),
+        option(VERDICT, "REPORT", "Compare transfers with the bandwidth that a run on these nodes measured."),
     ] = None,
     fail_on: FailOnOption = FailOn.WARNING,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Say where a step's time goes, by the profiler's traces: which rank is late and why, and what would be faster."""
+    """Show where step time goes and why, from profiler traces."""
     from ddp_doctor.cli import commands
 
     return commands.trace(paths, outputs, window=window, against=against, fail_on=fail_on, ignore=ignore or ())
@@ -81,15 +78,16 @@ def replay(
         Path | None,
         typer.Argument(
             metavar="[RECORDING|DIR|-]",
-            help="A file written by --record, also packed by gzip; a folder with one; or stdin.",
+            help="File from --record, plain or gzip, a directory with one, or - for stdin. [default: list the kept"
+            " recordings]",
         ),
     ] = None,
-    last: Annotated[bool, option(WHAT, None, "The newest run that was kept here.", "--last")] = False,
+    last: Annotated[bool, option(INPUT, None, "Evaluate the newest kept recording.", "--last")] = False,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Judge a recording again, on any machine."""
+    """Evaluate a recording again, or list the kept recordings."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 

@@ -1,11 +1,11 @@
-"""Commands for the time before a job, with their options and help. What they do is imported when they are called."""
+"""The commands for the time before a job; each imports its code when it is called."""
 
 from typing import Annotated, Literal
 
 import typer
 
 from ddp_doctor.cli.complete import strategies
-from ddp_doctor.cli.help import FITS, OUTPUTS, VERDICT, WHAT, WHERE
+from ddp_doctor.cli.help import ESTIMATE, FITS, INPUT, OUTPUTS, VERDICT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, NodeGpusOption, NprocOption, SkipOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.run_options import RunOptions
@@ -14,14 +14,13 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
 
 @command(
     "ddp-doctor run",
-    "ddp-doctor run --only p2p,allreduce --backend nccl",
-    "ddp-doctor run --hosts node1,node2 --json report.json",
-    "ddp-doctor run --model train.models:make --from-trace trace.json",
+    "ddp-doctor run --hosts node1,node2 --html report.html",
+    "ddp-doctor run --only p2p,allreduce",
     "srun --ntasks-per-node=1 ddp-doctor run",
     token_normalize_func=lambda name: name.replace("_", "-"),  # torchrun takes both spellings
 )
 def run(typed: RunOptions, *, outputs: Outputs) -> int:
-    """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
+    """Test the nodes with real ranks; report faults, their cause and how to fix them."""
     from ddp_doctor.cli.run import run
 
     return run(typed, outputs)
@@ -30,7 +29,6 @@ def run(typed: RunOptions, *, outputs: Outputs) -> int:
 @command(
     "ddp-doctor fit train.models:make --memory 80GiB --ranks 8",
     "ddp-doctor fit hf:llama,num_hidden_layers=16 --batch 4 --seq 2048 --precision bf16 --memory 80GiB",
-    "ddp-doctor fit train.models:make --measure",
     exits=FITS,
 )
 def fit(
@@ -38,35 +36,37 @@ def fit(
         str,
         typer.Argument(
             metavar="MODULE:FACTORY|hf:NAME",
-            help="What FACTORY() of MODULE returns, as run --model takes it, its dict also with"
-            " optimizer(parameters) and units, the modules to shard; or a model of transformers' own"
-            " configurations, without weights: hf:llama,num_hidden_layers=16, hf:PATH/config.json.",
+            help="Model factory as for run --model, or a transformers configuration, for example"
+            " hf:llama,num_hidden_layers=16 or hf:PATH/config.json.",
         ),
     ],
     memory: Annotated[
-        str, option(WHERE, "SIZE", "Memory of one GPU, as 80GiB; else that of the smallest one here.")
+        str, option(ESTIMATE, "SIZE", "Memory of one GPU, for example 80GiB. [default: the smallest local GPU]")
     ] = "",
     ranks: Annotated[
-        int | None, option(WHERE, "N", "Ranks of the job, also more than here; else one a GPU here, or 2.", min=1)
+        int | None, option(ESTIMATE, "N", "Number of ranks to estimate for. [default: one per local GPU, or 2]", min=1)
     ] = None,
     nproc_per_node: NprocOption = "auto",
     precision: Annotated[
         Literal["fp32", "bf16", "amp"],
-        option(WHAT, None, "bf16: the model converted; amp: bfloat16 to compute, float32 parameters."),
+        option(
+            ESTIMATE, None, "Precision: fp32, bf16 (model converted) or amp (bfloat16 compute, float32 parameters)."
+        ),
     ] = "fp32",
     strategy: Annotated[
-        str,
-        option(VERDICT, "NAME", "Require that this one fits: ddp, zero1, zero2, zero3, hsdp ...", completed=strategies),
+        str, option(VERDICT, "NAME", "Fail unless this strategy fits, for example zero2.", completed=strategies)
     ] = "",
-    batch: Annotated[int | None, option(WHAT, "B", "Samples of a rank's batch, of an hf: model.", min=1)] = None,
-    seq: Annotated[int | None, option(WHAT, "T", "Tokens of a sample, of an hf: model.", min=1)] = None,
-    measure: Annotated[bool, option(WHAT, None, "Run three steps of each strategy that fits.", "--measure")] = False,
+    batch: Annotated[int | None, option(ESTIMATE, "B", "Samples per rank's batch, for hf: models.", min=1)] = None,
+    seq: Annotated[int | None, option(ESTIMATE, "T", "Tokens per sample, for hf: models.", min=1)] = None,
+    measure: Annotated[
+        bool, option(ESTIMATE, None, "Run three steps of each strategy that fits.", "--measure")
+    ] = False,
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Say whether a model fits the memory of a GPU under DDP, ZeRO and FSDP, and which of them to take."""
+    """Estimate if a model fits GPU memory under DDP, ZeRO or FSDP."""
     from ddp_doctor.cli.given import ignored, of_fit
     from ddp_doctor.cli.run import fit
     from ddp_doctor.model.recording import Options
@@ -87,12 +87,14 @@ def fit(
 def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
-    unsure: Annotated[str, option(VERDICT, "pass|fail", "What an unsure verdict exits with: 0, or 3.")] = "pass",
+    unsure: Annotated[
+        str, option(VERDICT, "pass|fail", "Exit code of an unsure verdict: 0 (pass) or 3 (fail).")
+    ] = "pass",
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
+    """Check one node without ranks or torch, for the SLURM prolog."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored, names
     from ddp_doctor.model.recording import Options
@@ -109,14 +111,14 @@ def topology(
         str | None,
         typer.Argument(
             metavar="[FILE|-]",
-            help="Output of `nvidia-smi topo -m`, `topo -p2p`, `nvlink -s`, or NCCL's XML; none asks this machine.",
+            help="Output of `nvidia-smi topo -m`, `topo -p2p` or `nvlink -s`, or NCCL's XML. [default: this machine]",
         ),
     ] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Read a GPU topology and say what NCCL will make of it."""
+    """Read a GPU topology and show which paths NCCL will use."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 
@@ -128,9 +130,9 @@ def env(
     source: Annotated[
         str | None,
         option(
-            WHAT,
+            INPUT,
             "FILE|-",
-            "Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
+            "Read saved `env` output, a job script, a Dockerfile or a pod manifest. [default: this machine]",
             "--from",
         ),
     ] = None,
@@ -139,7 +141,7 @@ def env(
     *,
     outputs: Outputs,
 ) -> int:
-    """Say which settings of NCCL, torch and gloo are in force, where each comes from and what is wrong."""
+    """Show NCCL, torch and gloo settings, their origin and errors."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 
@@ -148,17 +150,20 @@ def env(
 
 @command("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, directories of scripts, or - for stdin.")
+    ],
     select: Annotated[
-        list[str] | None, option(VERDICT, "CODES", "Apply only rules whose codes begin so: DDL101,DDL12 (repeatable).")
+        list[str] | None,
+        option(VERDICT, "CODES", "Apply only rules with these codes or code prefixes, for example DDL12. Repeatable."),
     ] = None,
     ignore: IgnoreOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
     *,
     outputs: Outputs,
-    quiet: Annotated[bool, option(OUTPUTS, None, "Nothing but errors and warnings.", "--quiet", "-q")] = False,
+    quiet: Annotated[bool, option(OUTPUTS, None, "Print only errors and warnings.", "--quiet", "-q")] = False,
 ) -> int:
-    """Read training scripts, without running them, and say what is wrong with how they use DDP."""
+    """Check training scripts for DDP mistakes without running them."""
     from ddp_doctor.cli.lint import lint
 
     return lint(files, outputs, quiet=quiet, select=select or (), ignore=ignore or (), fail_on=fail_on)

@@ -1,4 +1,4 @@
-"""Commands for those who run many nodes. What they do is imported when they are called."""
+"""The commands for clusters; each imports its code when it is called."""
 
 from typing import Annotated
 
@@ -18,17 +18,17 @@ def fleet(
         list[str],
         typer.Argument(
             metavar="FILE|DIR...",
-            help="Reports (--json) and recordings (--record) of run and prolog, also packed by gzip, and folders of"
-            " them. An earlier fleet report among them is what changes are told from.",
+            help="Reports and recordings of run and prolog, plain or gzip, directories of them, and an earlier fleet"
+            " report to compare with.",
         ),
     ],
     write_baseline: Annotated[
-        str | None, option(OUTPUTS, "PATH", "Write what the healthy runs measured, for run --baseline and compare.")
+        str | None, option(OUTPUTS, "PATH", "Write the measurements of healthy runs, for run --baseline and compare.")
     ] = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Compare many runs: which nodes are unhealthy, differ, or are slower than the others."""
+    """Compare many runs and list unhealthy, differing and slow nodes."""
     from ddp_doctor.cli import commands
 
     return commands.fleet(paths, write_baseline, outputs)
@@ -44,18 +44,18 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="A baseline, the report or recording of a run or of logs that read nccl-tests or NCCL Inspector, or"
-            " traces: a file, or a folder of ranks.",
+            help="Baseline, report or recording of run, logs report of nccl-tests or NCCL Inspector, or traces (a file"
+            " or a directory of ranks).",
         ),
     ],
     later: Annotated[
         str,
-        typer.Argument(metavar="B", help="The report or recording of another run or of other logs, or other traces."),
+        typer.Argument(metavar="B", help="Report or recording of another run, another logs report, or other traces."),
     ],
     *,
     outputs: Outputs,
 ) -> int:
-    """Say whether B is slower than A by more than noise, which node or part of a step, and in what else they differ."""
+    """Compare two runs or traces: what is slower and what differs."""
     from ddp_doctor.cli import commands
 
     return commands.compare(earlier, later, outputs)

@@ -1,8 +1,9 @@
-"""How ``--help`` is laid out: options under a heading for what they are about, then examples and the exit codes.
+"""The layout of ``--help``: options grouped by task, then examples and exit codes.
 
-Typer's panels of rich are not used: at 60 columns they cut the names of options and variables.
+Typer's rich panels are not used, because at 60 columns they cut the names of options and variables.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,69 +12,121 @@ from typer.core import TyperCommand, TyperGroup
 
 from ddp_doctor.render.screen import is_plain
 
-WHERE = "Where"
-WHAT = "What is looked at"
-TIME = "How long"
+NODES = "Nodes and ranks"
+CHECKS = "Checks"
+MODEL = "Your model and data"
+COLLECTIVES = "Collectives and mesh"
+FAULTS = "Bad nodes and intermittent faults"
+INPUT = "Input"
+ESTIMATE = "Estimate"
+HANGS = "Hangs"
 VERDICT = "Verdict"
-OUTPUTS = "Outputs"
-_HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
+OUTPUTS = "Output"
+_HEADINGS = (
+    *("Arguments", INPUT, ESTIMATE, HANGS, NODES, CHECKS, MODEL, COLLECTIVES, FAULTS),
+    *(VERDICT, OUTPUTS, "Options"),
+)
 
-#: The commands by the moment at which they are called for.
-_MOMENTS = {
+#: All commands, grouped and ordered as in the help.
+_COMMANDS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env", "lint"),
-    "While it runs": ("attach", "watch"),
-    "After it": ("logs", "trace", "replay"),
-    "For clusters": ("fleet", "compare"),
+    "While a job runs": ("attach", "watch"),
+    "After a job": ("logs", "trace", "replay"),
+    "Clusters": ("fleet", "compare"),
     "Reference": ("explain", "schema", "template", "completion"),
 }
 
-#: What commands exit with: those that judge a machine, a job that has ended or one that runs, and all others.
-JUDGED = "Exit codes: 0 healthy or degraded, 1 unhealthy, 2 wrong use, 3 unsure, 130 interrupted."
+#: Exit codes of commands that check machines (JUDGED), ended jobs, models, traces and running jobs, and of the others.
+JUDGED = "Exit codes: 0 healthy or degraded, 1 unhealthy, 2 usage error, 3 unsure, 130 interrupted."
 ENDED = (
-    "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
-    " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
+    "Exit codes: 0 no failure, 1 cause named, 2 usage error or nothing readable, 3 cause not proven or ending unknown,"
+    " 130 interrupted."
 )
 FITS = (
-    "Exit codes: 0 something fits, 1 nothing does, or not the --strategy asked for, 2 wrong use or a model that cannot"
-    " be used, 3 no memory is known or something is not in the estimates, 130 interrupted."
+    "Exit codes: 0 fits, 1 no strategy (or not --strategy) fits, 2 usage error or unusable model, 3 memory unknown or"
+    " estimate incomplete, 130 interrupted."
 )
 TRACED = (
-    "Exit codes: 0 no rank and no setting costs over 10 % of the step, 1 a finding at or above --fail-on, 2 wrong use"
-    " or no trace, 3 unsure, 130 interrupted."
+    "Exit codes: 0 no rank or setting costs over 10% of the step, 1 finding at or above --fail-on, 2 usage error or no"
+    " trace, 3 unsure, 130 interrupted."
 )
-LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
-TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
+LIVE = "Exit codes: 0 progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."
+TOLD = "Exit codes: 0 done, 2 usage error, 3 internal error."
+
+
+#: Of commands whose full help does not fit on a screen, the options that --help shows; --help-all shows all.
+_OF_REPORTS = ("--ignore", "--verbose", "--json", "--html")
+COMMON = {
+    "run": (
+        *("--hosts", "--nproc-per-node", "--level", "--only", "--budget", "--model", "--isolate", "--require-gpus"),
+        *_OF_REPORTS,
+    ),
+    "fit": ("--memory", "--ranks", "--precision", "--strategy", "--batch", "--seq", "--measure", *_OF_REPORTS),
+    "prolog": ("--require-gpus", "--unsure", "--skip", "--prometheus", *_OF_REPORTS),
+    "env": ("--from", "--settings", "--fail-on", *_OF_REPORTS),
+    "attach": ("--pid", "--slurm-job", "--hosts", "--seconds", *_OF_REPORTS),
+    "logs": ("--job", *_OF_REPORTS),
+    "trace": ("--window", "--against", "--fail-on", *_OF_REPORTS),
+    "replay": ("--last", "--settings", "--markdown", "--redact", *_OF_REPORTS),
+}
+_ALL = "ddp_doctor.help_all"
+#: The type of an argument and the range of a number, as click writes them.
+_TYPE = re.compile(r" <[\w\[\]]+>$")
+_RANGE = re.compile(r"; x[<>]=[\d.]+(?=\])|  \[x[<>]=[\d.]+\]")
 
 
 def epilog(*examples: str, exits: str = JUDGED) -> str:
-    """What stands below the options of a command: lines to type, and what it exits with."""
+    """Return the text below the options of a command: examples and exit codes."""
     lines = "\n".join(f"  {example}" for example in examples)
     return f"Examples:\n{lines}\n\n{exits}"
 
 
-def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The arguments and options of a command with their help, below their headings; those without one come last."""
+def headed(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments and options of a command with their help, by heading."""
     rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
         if record is not None:
-            rows[getattr(parameter, "rich_help_panel", None) or usual].append(record)
-    return [(heading, records) for heading, records in rows.items() if records]
+            name, text = _TYPE.sub("", record[0]), _RANGE.sub("", record[1])
+            rows[getattr(parameter, "rich_help_panel", None) or usual].append((name, text))
+    return {heading: records for heading, records in rows.items() if records}
+
+
+def _common(sections: dict[str, list[tuple[str, str]]], shown: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments, and in one list the options that are ``shown``."""
+    records = [record for heading, records in sections.items() if heading != "Arguments" for record in records]
+    always = sections["Options"]
+    options = [record for record in records if record in always or {*re.split("[ ,]+", record[0])} & {*shown}]
+    arguments = {"Arguments": sections["Arguments"]} if "Arguments" in sections else {}
+    return {**arguments, "Common options": options}
+
+
+def help_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with all options and exit."""
+    if wanted:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def has_short_help(command: str) -> bool:
+    """Return True if the help of the command omits options that --help-all shows."""
+    return command in COMMON
 
 
 def summary(command: Any) -> str:
-    """What a command does, whole."""
+    """Return the summary of a command on one line."""
     return " ".join((command.help or "").split())
 
 
 class _WithEpilog:
-    """What commands and their group have below the options."""
+    """The examples and exit codes below the options of a command, or of the group."""
 
     epilog: str | None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
-        """Write it as it stands, but for the width of paragraphs."""
+        """Write the text unchanged except for the width of its paragraphs."""
         for paragraph in (self.epilog or "").split("\n\n"):
             heading, _, lines = paragraph.partition("\n")
             formatter.write_paragraph()
@@ -86,44 +139,50 @@ class _WithEpilog:
 class Command(_WithEpilog, TyperCommand):
     """A command with its options under headings."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the arguments of the usage line as declared; some releases of typer add brackets and dots."""
+        arguments = (parameter for parameter in self.get_params(ctx) if parameter.param_type_name == "argument")
+        return ["[OPTIONS]", *(argument.metavar or "" for argument in arguments)]
+
     def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002 - click's signature
-        """The summary, which shells show beside the name: never cut."""
+        """Return the full summary, which shells show next to the name."""
         return summary(self)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write them below the help text."""
-        _write(formatter, headed(self, ctx))
+        """Write the options below the help text: the common ones, or all with --help-all."""
+        sections, shown = headed(self, ctx), COMMON.get(self.name or "")
+        _write(formatter, sections if shown is None or _ALL in ctx.meta else _common(sections, shown))
 
 
 class Commands(_WithEpilog, TyperGroup):
-    """The commands, whose usage errors are sentences: some releases of typer put a word of pydantic's before them."""
+    """The group of commands."""
 
     def invoke(self, ctx: Any) -> Any:  # click's class, or typer's own
         """Run the command that was typed."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
+        except typer.BadParameter as error:  # some releases of typer put a word of pydantic's before the message
             error.message = error.message.removeprefix("Value error, ")
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each with all of its summary, and the few options."""
-        moments = [
-            (moment, [(name, summary(self.commands[name])) for name in names]) for moment, names in _MOMENTS.items()
-        ]
-        _write(formatter, [*moments, *headed(self, ctx)])
+        """Write the commands with their summaries, and the options of the group."""
+        commands = {
+            heading: [(name, summary(self.commands[name])) for name in names] for heading, names in _COMMANDS.items()
+        }
+        _write(formatter, {**commands, **headed(self, ctx)})
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
-        """Their names in the order of the help."""
-        return [name for names in _MOMENTS.values() for name in names]
+        """Return the names in the order of the help."""
+        return [name for names in _COMMANDS.values() for name in names]
 
 
-def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]) -> None:
-    """The sections with one left column, and a longer name on a line of its own."""
+def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+    """Write the sections with one left column; a longer name gets its own line."""
     widest = min(30, formatter.width * 2 // 5)
-    names = [name for _, records in sections for name, _ in records]
+    names = [name for records in sections.values() for name, _ in records]
     left = max((len(name) for name in names if len(name) <= widest), default=widest)
-    for heading, records in sections:
+    for heading, records in sections.items():
         with formatter.section(_styled(heading, bold=True)):
             formatter.write_dl([(_styled(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left)
 

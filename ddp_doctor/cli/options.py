@@ -1,5 +1,7 @@
-"""The command line, to which before_a_job, while_it_runs, afterwards and reference add their commands; the options that
-several of them share."""
+"""The command line, to which before_a_job, while_it_runs, afterwards, clusters and reference add their commands.
+
+Also the options that several commands share.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import typer
 
 from ddp_doctor import __version__
 from ddp_doctor.cli import complete
-from ddp_doctor.cli.help import JUDGED, VERDICT, WHAT, WHERE, Command, Commands, epilog
+from ddp_doctor.cli.help import CHECKS, JUDGED, NODES, VERDICT, Command, Commands, epilog, has_short_help, help_all
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Outputs, paths_of_forms
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
@@ -19,8 +21,7 @@ from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 app = typer.Typer(
     name="ddp-doctor",
     cls=Commands,
-    help="Says before a PyTorch DDP job starts whether it will start, be right and be fast on this"
-    " machine, and if not, which rank, GPU, link or setting is to blame.",
+    help="Test a PyTorch distributed job's nodes before it starts, and find out why a job hangs, fails or is slow.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,7 +40,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print the version.")
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Common to all commands."""
@@ -54,73 +55,83 @@ def option(
     min: float | None = None,  # noqa: A002  typer's name for it
     completed: Callable[[str], list[str]] | None = None,
 ) -> Any:
-    """An option under a heading of the help; ``words`` are its help, ``env`` the variable that gives it as well."""
+    """Return an option under a heading of the help; ``env`` is the variable that also sets it."""
     return typer.Option(
         *flags, rich_help_panel=panel, metavar=metavar, help=words, envvar=env, min=min, autocompletion=completed
     )
 
 
 _VerboseOption = Annotated[
-    bool, option(UNDER_OUTPUTS, None, "Print every check, and why or why not.", "--verbose", "-v")
+    bool, option(UNDER_OUTPUTS, None, "Print every check and the reason for its result.", "--verbose", "-v")
 ]
 _QuietOption = Annotated[
-    bool, option(UNDER_OUTPUTS, None, "Print findings and verdict only, and no progress.", "--quiet", "-q")
+    bool, option(UNDER_OUTPUTS, None, "Print only findings and verdict, without progress.", "--quiet", "-q")
 ]
-FailOnOption = Annotated[FailOn, option(VERDICT, None, "The lowest severity that makes the exit code 1.")]
+FailOnOption = Annotated[FailOn, option(VERDICT, None, "Minimum severity that fails the run.")]
 IgnoreOption = Annotated[
     list[str] | None,
-    option(VERDICT, "CODES", "Leave rules out whose codes begin so: DD305,DD4 (repeatable).", completed=complete.codes),
+    option(
+        VERDICT,
+        "CODES",
+        "Ignore rules by code or code prefix, for example DD305,DD4. Repeatable.",
+        completed=complete.codes,
+    ),
 ]
 SkipOption = Annotated[
     list[str] | None,
-    option(WHAT, "CHECKS", "Leave these checks out: p2p,allreduce (repeatable).", completed=complete.names_of_checks),
+    option(
+        CHECKS,
+        "CHECKS",
+        "Skip these checks, for example p2p,allreduce. Repeatable.",
+        completed=complete.names_of_checks,
+    ),
 ]
 _RedactOption = Annotated[
     bool,
     option(
         UNDER_OUTPUTS,
         None,
-        "Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
+        "Replace names of hosts and users, addresses, paths and serial numbers in every output.",
         "--redact",
     ),
 ]
+_HelpAllOption = Annotated[
+    bool, typer.Option("--help-all", is_eager=True, callback=help_all, help="Show all options by task and exit.")
+]
 NodeGpusOption = Annotated[
-    int | None, option(VERDICT, "N", "Require at least N GPUs on the node, whether the job may use them or not.", min=0)
+    int | None, option(VERDICT, "N", "Fail if the node has fewer than N GPUs, usable by the job or not.", min=0)
 ]
 
 NprocOption = Annotated[
     str,
     option(
-        WHERE,
+        NODES,
         "auto|gpu|cpu|N",
-        "Ranks on each node; auto is one a GPU, or 2 on CPUs; cpu one a CPU.",
+        "Ranks per node: auto (one per GPU, or 2 on CPUs), gpu, cpu (one per CPU) or N.",
         env="PET_NPROC_PER_NODE",
     ),
 ]
 
-HostsOption = Annotated[str | None, option(WHERE, "A,B", "Start on these hosts over ssh; the first is the head.")]
-HostfileOption = Annotated[
-    str | None, option(WHERE, "FILE", "Start on the hosts in this file over ssh, one on each line.")
-]
+HostsOption = Annotated[str | None, option(NODES, "A,B", "Hosts to start on over ssh, the head node first.")]
+HostfileOption = Annotated[str | None, option(NODES, "FILE", "File with the hosts to start on over ssh, one per line.")]
 _FormatOption = Annotated[
     OutputFormat,
     option(
         UNDER_OUTPUTS,
         None,
-        "How findings are printed: full, one line each, as annotations of GitHub Actions, or one JSON"
-        " object a line for log collectors.",
+        "Format of the findings: full, concise (one line each), github (annotations for GitHub Actions) or jsonl"
+        " (one JSON object per line).",
     ),
 ]
 
 
+_FORMS = [f"{output.name} ({output.help})" for output in FORMS]
 _SettingsOption = Annotated[
     list[str] | None,
     option(
         UNDER_OUTPUTS,
         "FORM:PATH|-",
-        "Write the recommended settings (repeatable), by FORM: "
-        + "; ".join(f"{output.name}, {output.help}" for output in FORMS)
-        + ".",
+        f"Write the recommended settings as {', '.join(_FORMS[:-1])} or {_FORMS[-1]}. Repeatable.",
         completed=complete.forms_of_settings,
     ),
 ]
@@ -129,10 +140,10 @@ _SettingsOption = Annotated[
 def command(
     *examples: str, exits: str = JUDGED, **context_settings: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Add a function to the command line. An error ends in one sentence, and the returned number is the exit code.
+    """Add a function to the command line; it returns the exit code, and its errors become one sentence.
 
-    A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format; one that
-    is called ``typed`` by the fields of its dataclass: typer reads the signature.
+    Typer reads the signature, so a parameter ``outputs`` is replaced by one option per output of the command, and a
+    parameter ``typed`` by the fields of its dataclass.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -155,6 +166,7 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
 
         named = [output.name for output in offered if not output.is_form]
         paths = {name: path for name in named if (path := given.pop(name)) is not None}
+        given.pop("help_all", None)
         forms = given.pop("settings", None) or ()
         if typed:
             given["typed"] = typed(**{field.name: given.pop(field.name) for field in fields_typed})
@@ -182,6 +194,8 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
         )
     if command.__name__ in REDACTABLE:
         of_outputs["redact"] = (_RedactOption, False)
+    if has_short_help(command.__name__):
+        of_outputs["help_all"] = (_HelpAllOption, False)
     stand_for = {"outputs": of_outputs, "typed": {field.name: (field.type, field.default) for field in fields_typed}}
     parameters = []
     for parameter in signature.parameters.values():

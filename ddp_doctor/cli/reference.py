@@ -1,4 +1,4 @@
-"""Commands that print what the doctor knows. What they do is imported when they are called."""
+"""The commands that print reference texts; each imports its code when it is called."""
 
 import shutil
 from typing import Annotated
@@ -26,13 +26,13 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="[CODE|VARIABLE|TEXT]...",
-            help="A rule's code, how codes begin, a rule's name, a check, an environment variable, the text of an"
-            " error, a signal, an exit code, an Xid, or a word such as busbw.",
+            help="Rule code, code prefix, rule name, check, variable, error message, signal, exit code, Xid, term or"
+            " phrase. [default: list all rules]",
             autocompletion=complete.words_to_explain,
         ),
     ] = None,
 ) -> None:
-    """Print what a rule finds, what a variable does, or what is behind an error, and what fixes it."""
+    """Explain a rule, check, variable, error or term, or list all."""
     from ddp_doctor.cli.explain import explain
 
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
@@ -64,12 +64,14 @@ def template(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="The template's name; none lists them.", autocompletion=complete.names_of_templates
+            metavar="[NAME]",
+            help="Template to print. [default: list the templates]",
+            autocompletion=complete.names_of_templates,
         ),
     ] = None,
     require_gpus: NodeGpusOption = None,
 ) -> None:
-    """Print a file: scripts of SLURM, alerts of Prometheus, a dashboard of Grafana, lines that profile a job."""
+    """Print a template for SLURM, Prometheus, Grafana or profiling."""
     from ddp_doctor.cli import commands
 
     typer.echo(commands.template(name, require_gpus), nl=False)
@@ -83,8 +85,8 @@ def template(
 )
 def completion(
     shell: Annotated[
-        str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; none is the one in $SHELL.")
+        str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. [default: the shell in $SHELL]")
     ] = None,
 ) -> None:
-    """Print the script by which a shell completes commands, options, checks and codes."""
+    """Print the completion script for bash, zsh or fish."""
     typer.echo(complete.script(shell))

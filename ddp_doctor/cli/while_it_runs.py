@@ -1,10 +1,10 @@
-"""Commands for a job that runs. What they do is imported when they are called."""
+"""The commands for a running job; each imports its code when it is called."""
 
 from typing import Annotated, Literal
 
 import typer
 
-from ddp_doctor.cli.help import LIVE, OUTPUTS, TIME, VERDICT, WHAT
+from ddp_doctor.cli.help import HANGS, INPUT, LIVE, OUTPUTS
 from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 
@@ -18,17 +18,17 @@ from ddp_doctor.cli.outputs import Outputs
 )
 def attach(
     pid: Annotated[
-        int | None, option(WHAT, "P", "Look at the job of this process: a rank, or who started the ranks.", min=1)
+        int | None, option(INPUT, "P", "Process of the job to watch: a rank or its launcher.", min=1)
     ] = None,
-    slurm_job: Annotated[str | None, option(WHAT, "ID", "Look at this job of SLURM on all its nodes.")] = None,
+    slurm_job: Annotated[str | None, option(INPUT, "ID", "SLURM job to watch, on all its nodes.")] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
-    seconds: Annotated[float | None, option(TIME, "N", "Watch for N seconds; by default 4.")] = None,
+    seconds: Annotated[float | None, option(INPUT, "N", "Seconds to watch. [default: 4]")] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Say what jobs do now: whether they get on, and who keeps the others waiting. It only reads."""
+    """Show whether running jobs make progress, and which rank holds them up. Read-only."""
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import given_hosts, ignored
 
@@ -41,36 +41,34 @@ _LONGEST_STUCK_S = 86_400.0
 @command(
     "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
     "srun ddp-doctor watch -- python train.py",
-    exits="Exit codes: those of CMD, and the signal that ended it; 2 wrong use, 126 CMD cannot be executed, 127 it"
-    " was not found.",
+    exits="Exit codes: the exit code or signal of CMD, 2 usage error, 126 CMD is not executable, 127 CMD not found.",
     allow_interspersed_args=False,
 )
 def watch(
     command: Annotated[
-        list[str], typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher.")
+        list[str], typer.Argument(metavar="CMD...", help="Command of the job, as you run it without ddp-doctor.")
     ],
     stuck_after: Annotated[
-        float, option(TIME, "SECONDS", "Judge a job of which a rank stands still so long.", min=10.0)
+        float, option(HANGS, "SECONDS", "Examine the job once a rank makes no progress for this long.", min=10.0)
     ] = 120.0,
     on_hang: Annotated[
         Literal["report", "kill"],
-        option(VERDICT, None, "kill sends CMD, and nobody else, SIGTERM once the job is known to hang."),
+        option(HANGS, None, "Action on a known hang: report it, or kill (SIGTERM to CMD only)."),
     ] = "report",
     keep_output: Annotated[
         bool,
         option(
             OUTPUTS,
             None,
-            "Keep what CMD says where it goes to no file by itself. CMD then sees a pipe, no terminal.",
+            "Keep CMD's output if it goes to no file, by giving CMD a pipe instead of a terminal.",
             "--keep-output",
         ),
     ] = False,
     tell_slow: Annotated[
-        bool,
-        option(OUTPUTS, None, "Say that the job has become slower when it happens, not at its end.", "--tell-slow"),
+        bool, option(OUTPUTS, None, "Report a slowdown when it happens, not at the end of the job.", "--tell-slow")
     ] = False,
 ) -> int:
-    """Run a job with a watcher beside it, which says why it hangs, is slower or has failed, and else nothing."""
+    """Run a job and report why it hangs, slows down or fails."""
     import os
 
     from ddp_doctor.cli.error_handler import print_to_stderr

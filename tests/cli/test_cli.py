@@ -299,7 +299,7 @@ def test_the_options_of_run_are_these():
     command = group.commands["run"]
     options = """
         --backend --bad-nodes --baseline --budget --collective --collectives-of --compile --data --fail-on --from-trace
-        --good-nodes --hostfile --hosts --html --ignore --isolate --iters --join-timeout --json --junit
+        --good-nodes --help-all --hostfile --hosts --html --ignore --isolate --iters --join-timeout --json --junit
         --level --markdown --master-addr --master-port --mesh --min-busbw --model --nnodes --node-rank
         --nproc-per-node --only --output-format --plan --prometheus --prove --quiet --rdzv-endpoint --record
         --redact --repeat --reproducer --require-gpus --settings --sizes --skip --soak
