@@ -195,3 +195,10 @@ def test_a_code_that_has_gone_may_still_be_ignored_and_a_code_that_never_was_may
     assert ignored(["DD722,DD601"]) == ("DD722", "DD601")
     with pytest.raises(UsageError, match="unknown rule 'DD000'"):
         ignored(["DD000"])
+
+
+def test_texts_of_signs_begin_with_whole_words():
+    samples = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/job_logs/samples").glob("*.md"))
+    lower = [words for sign, _ in SIGNS.values() for words in sign.words if words[0].islower()]
+
+    assert [words for words in lower if re.search(rf"[A-Za-z]{re.escape(words)}", samples)] == []

@@ -181,8 +181,8 @@ LINES = {
     "warning": SHM,
     "end": ENDED,
     "traceback": TRACEBACK,
-    "short": "oss is nan\n",
-    "bar": "10%|#| 1/9 oss is nan\r",
+    "short": "loss is nan\n",
+    "bar": "10%|#| 1/9 loss is nan\r",
 }
 
 

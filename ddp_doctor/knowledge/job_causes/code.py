@@ -264,7 +264,11 @@ CAUSES = {
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
             ),
             "loss-exception": proof(  # a guard of the job's own, by its exception
-                ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
+                (
+                    "FloatingPointError: ",
+                    *(f"{loss} is {value}" for loss in ("loss", "Loss") for value in ("nan", "NaN", "inf")),
+                    *("non-finite loss", "Non-finite loss"),
+                ),
                 r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
             ),
             "guard-of-framework": proof(

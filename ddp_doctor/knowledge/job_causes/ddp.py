@@ -172,7 +172,7 @@ CAUSES = {
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
             ),
             "nccl-sizes-differ": nccl.sign(
-                ("message truncated : receiv", "collective mismatch error"),
+                ("message truncated : received", "message truncated : receiving", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
             ),

@@ -33,6 +33,7 @@ _HANGS = (
 )
 #: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
+_SAME_GPU = tuple(f"{ranks} {say} using the same GPU" for ranks in ("ranks", "Ranks") for say in ("are", "detected"))
 #: Each process starts on GPU 0 unless it chooses another.
 SET_DEVICE = in_code(
     "Choose the rank's GPU before any other use of CUDA, also for model and batch:"
@@ -143,10 +144,7 @@ CAUSES = {
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
         instead_of=("duplicate-gpu",),
         signs={
-            "slices-of-one-gpu": Sign(
-                ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
-                beside=("mig-device",),
-            ),
+            "slices-of-one-gpu": Sign(("Duplicate GPU detected : rank", *_SAME_GPU), beside=("mig-device",)),
             "slice-refused": nccl.sign(*_REFUSED, beside=("mig-device",)),
         },
     ),
@@ -170,10 +168,7 @@ CAUSES = {
                 "Duplicate GPU detected : rank",
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
             ),
-            "multiple-ranks-on-gpu": proof(
-                ("anks are using the same GPU", "anks detected using the same GPU"),
-                r"Multiple [Rr]anks (?:are|detected) using the same GPU",
-            ),
+            "multiple-ranks-on-gpu": proof(_SAME_GPU, r"Multiple [Rr]anks (?:are|detected) using the same GPU"),
             "usage-refused": nccl.hint(*_REFUSED),
         },
     ),

@@ -96,7 +96,11 @@ CAUSES = {
                 "Could not open XML graph file", r"Could not open XML (?P<setting>graph file [^\s:]{1,200})"
             ),
             "no-algorithm-left": nccl.proof(
-                ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
+                (
+                    "No algorithm/protocol available",
+                    "no algorithm/protocol available",
+                    "No algorithm/protocol nor symKernelId available for",
+                ),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
             ),

@@ -22,7 +22,7 @@ from ddp_doctor.knowledge.job_causes.signs import Sign, context, launcher, nccl
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
 _BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
 _PLUGINS = "NCCL 2.4 to 2.30, src/plugin/net.cc and src/plugin/plugin_open.cc"
-_CONNECT = ("onnect to ", "PollConnect to ")
+_CONNECT = ("connect to ", "Connect to ")
 #: Loopback, link-local, and the bridges of Docker and libvirt as they are set up unless told otherwise.
 _OWN = r"127\.|169\.254\.|fe80:|::1<|172\.17\.|192\.168\.122\."
 #: … but for loopback: ranks of one node meet there.

@@ -85,7 +85,7 @@ _TIME_OUTS = {
         r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
     ),
     "store-id-timeout": watchdog.pointer(  # NCCL's first word from rank to rank goes through the store, from rank 0
-        " setting up NCCL communicator and retr",
+        "is setting up NCCL communicator and ",
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
     ),

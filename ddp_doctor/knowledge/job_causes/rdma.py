@@ -295,7 +295,9 @@ CAUSES = {
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
         signs={
-            "efa-no-answer": nccl.sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            "efa-no-answer": nccl.sign(
+                ("Unresponsive receiver", "unreachable remote", "Unreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"
+            ),
             # libfabric makes an address handle, which asks the device for the way there
             "efa-address-refused": nccl.hint("Unable to insert remote address into address vector"),
             "efa-completed-with-error": nccl.hint(

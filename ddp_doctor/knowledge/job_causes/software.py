@@ -35,7 +35,7 @@ CAUSES = {
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         found_by=("DD322", "DD338", "DD301"),
         signs={
-            "nvml-version-mismatch": proof("river/library version mismatch"),
+            "nvml-version-mismatch": proof(("Driver/library version mismatch", "driver/library version mismatch")),
             "kernel-api-mismatch": kernel.proof("NVRM: API mismatch"),
             "cuda-driver-mismatch": proof("unsupported display driver / cuda driver combination"),
             "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
