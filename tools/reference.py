@@ -14,6 +14,7 @@ from ddp_doctor.cli.help import has_short_help
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
@@ -81,6 +82,7 @@ def pages() -> dict[str, str]:
         "job-causes.md": _page("Causes of failed jobs", _ON_JOBS, JOB_RULES),
         "lint.md": _page("Lint rules", _ON_SCRIPTS, LINT_RULES),
         "variables.md": _variables(),
+        "glossary.md": _glossary(),
         "schemas.md": _schemas(),
         **{f"checks/{check.id}.md": _check(check) for check in every_check()},
         **_schema_files(),
@@ -209,6 +211,12 @@ def _linked(reference: str, rule: Described) -> str:
     made = (f"[{found[0]}]({docs}{found[1]})" if found[1] else f"<{found[0]}>" for found in address.finditer(reference))
     texts = [_escaped(text) for text in re.sub(address, "\0", reference).split("\0")]
     return "".join(text + link for text, link in zip(texts, [*made, ""], strict=True))
+
+
+def _glossary() -> str:
+    rows = [f"| {term} | {_escaped(meaning)}. |" for term, meaning in GLOSSARY.items()]
+    introduction = "The terms of reports and commands. `ddp-doctor explain TERM` prints the same text."
+    return "\n".join([f"# Glossary\n\n{introduction}\n", "| term | meaning |", "|---|---|", *rows]) + "\n"
 
 
 def _variables() -> str:

@@ -3,13 +3,16 @@
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, islice
 
 from ddp_doctor.checks import every_check
+from ddp_doctor.cli.search import Entry, search
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME as STRATEGIES
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
@@ -17,9 +20,11 @@ from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
+from ddp_doctor.knowledge.topology.link_codes import meaning_of, p2p_status
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import UsageError, Where
+from ddp_doctor.model.choices import Confidence, UsageError, Where
 from ddp_doctor.model.rule import Described
 from ddp_doctor.render.text import fold
 from ddp_doctor.settings import names
@@ -36,19 +41,18 @@ _PLACES = {
     Where.AFTERWARDS: "node, after the ranks",
     Where.FILES: "files",
 }
-#: Of the words of a text that is known, the share that must be in what was given; or the other way round.
-_SAME_TEXT = 0.75
-_LIKE_IT = 0.5
-#: Texts that are shown, and names that are offered.
-_MOST = 3
-#: Characters beside the words by which a text is a whole line of output.
-_A_LINE = 20
-#: Characters: a traceback has some thousands; what is longer is a job's output. Of what is unknown so many are shown.
+#: Texts of errors that are shown, characters of a quoted line, and rules in a list.
+_MOST, _LONGEST_QUOTE, _MOST_RULES = 3, 120, 12
+#: Share of an error's text that must be in a phrase, or the other way around, for them to be the same.
+_SAME_TEXT = 0.5
+#: Characters: a traceback has some thousands, longer texts are a job's output. Unknown texts are shown shortened.
 _LONGEST, _SHOWN = 32_768, 60
-#: Rules that are listed of those that speak of a word.
-_MOST_RULES = 12
+#: Likeness of two names of which one is a misspelling.
+_ALMOST_SAME = 0.9
+#: Words of a phrase, and results of a search by kind.
+_LONGEST_PHRASE = 40
+_RESULTS = {"rule": 5, "error": 10, "variable": 2, "term": 2}
 _XID = re.compile(r"\bs?xid\b\W*(?:\([^()]{0,60}\))?\W*(\d{1,3})\b|\bs?xid(\d{1,3})\b", re.IGNORECASE)
-_TOO_COMMON = {"the", "and", "for", "with", "was", "not", "error", "failed", "has", "that", "from", "this"}
 
 
 def explain(text: str, width: int = 100) -> str:
@@ -58,15 +62,15 @@ def explain(text: str, width: int = 100) -> str:
         return fold(_every_rule(), width, hang=4)
     if len(text) > _LONGEST:
         raise UsageError(
-            f"{len(text)} characters are no text of one error; `ddp-doctor logs FILE` reads a job's output"
+            f"{len(text)} characters are too long for one error message; run `ddp-doctor logs FILE` to read a job's"
+            " output"
         )
     if page := _rule(text) or ("" if _error(text) else _rule(re.sub(r"\s+", "-", text))):
         return fold(page, width)
-    for known in (_ending, _xid, _word, _variable, _begin_so, _error, _speak_of):
+    for known in (_ending, _xid, _term, _variable, _with_prefix, _error, _found):
         if page := known(text):
             return fold(page, width, hang=4)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
-    raise UsageError(f"nothing is known of {shown!r}{_meant(text)}")
+    raise UsageError(f"no rule, variable, error or term matches {_shown(text)!r}{_meant(text)}")
 
 
 def _every_rule() -> str:
@@ -92,9 +96,9 @@ def _page_of_check(check: Check) -> list[str]:
     ]
     doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
     takes = f"Takes about {check.cost_s:g} s{f' and needs {name_list(needs)}' if needs else ''}."
-    runs = f"`ddp-doctor run --only {check.id}` runs it alone. {takes}"
+    runs = f"To run only this check: `ddp-doctor run --only {check.id}`. {takes}"
     if check.where is Where.FILES:
-        runs = f"`ddp-doctor {check.id} FILES` runs it."
+        runs = f"To run it: `ddp-doctor {check.id} FILES`."
     return [f"Check {check.id}: {_about_check(check)}", "", doc, "", runs, *map(_rule_line, check.rules)]
 
 
@@ -112,7 +116,7 @@ def _rules() -> list[Described]:
 
 
 def _ending(text: str) -> str:
-    """What a signal or an exit code says, in any form; a number may also be that of an Xid."""
+    """Return the meaning of a signal or an exit code in any form; a number may also be an Xid."""
     found = endings(text)
     by_code = {rule.code: rule for rule in _rules()}
     lines = []
@@ -125,7 +129,7 @@ def _ending(text: str) -> str:
 
 
 def _xid(text: str) -> str:
-    """What an Xid means; of a whole line of the kernel log also what else is known of it."""
+    """Return the meaning of an Xid, and the page of the error if the text is a line of the kernel log."""
     found = _XID.search(text)
     return f"{_error(text)}{chr(10).join(_about_xid(int(found[1] or found[2])))}\n" if found else ""
 
@@ -133,8 +137,8 @@ def _xid(text: str) -> str:
 def _about_xid(number: int) -> list[str]:
     known = xid(number)
     asks = {
-        "application": "A program did it, or was ended; nothing against the GPU.",
-        "watch": "Nothing to do now.",
+        "application": "A program caused it or was stopped. It does not show a GPU fault.",
+        "watch": "No action is needed now.",
         "reset": "The GPU needs a reset.",
         "reboot": "The host needs a reboot.",
     }[known.kind]
@@ -145,22 +149,49 @@ def _about_xid(number: int) -> list[str]:
     return [*lines, f"Source: {CATALOG}"]
 
 
-def _word(text: str) -> str:
-    """A word of the field or of this project, and the check of that name. A variable is written in capitals."""
-    key = _plain(text)
-    check = next((check for check in every_check() if _plain(check.id) == key), None)
-    word = next((word for word in GLOSSARY if key in {_plain(part) for part in word.split(",")}), None)
-    if (check is None and word is None) or (text.isupper() and text in variables()):
+def _term(text: str) -> str:
+    """Return the page of a term or a check; a name in capitals that is a variable is left to ``_variable``."""
+    if text.isupper() and text in variables():
         return ""
-    lines = [f"{word}: {GLOSSARY[word]}", ""] if word else []
+    check = next((check for check in every_check() if _plain(check.id) == _plain(text)), None)
+    meanings = _meanings(text)
+    if check is None and not meanings:
+        return ""
+    lines = [f"{meaning}." for meaning in meanings]
     if check is not None:
-        lines += _page_of_check(check)
-    elif word is not None:
-        wanted = {*re.findall(r"\w+", word.partition(",")[0].lower())}
-        lines += _listed([rule for rule in _rules() if wanted <= {*re.findall(r"\w+", rule.doc.lower())}])
+        lines += ["", *_page_of_check(check)]
+    elif related := [rule for rule in _rules() if re.search(rf"\b{re.escape(text)}\b", rule.gist, re.IGNORECASE)]:
+        lines += ["", "Related rules", *_listed(related)]
     if text.upper() in variables():
         lines += ["", *chain.from_iterable(_about(variables()[text.upper()]))]
     return "\n".join(lines).strip() + "\n"
+
+
+def _meanings(text: str) -> list[str]:
+    """Return the term with its meaning, for NET/IB/0/GDRDMA that of its longest part that is a term."""
+    parts = text.split("/")
+    for length in range(len(parts), 0, -1):
+        name = "/".join(parts[:length])
+        if found := [*_codes(name), *_of_glossary(name)]:
+            return found
+    return []
+
+
+def _of_glossary(name: str) -> Iterator[str]:
+    keys = {_plain(name), _plain(name).removesuffix("s")} - {""}
+    for term, meaning in GLOSSARY.items():
+        if keys & {_plain(spelling) for spelling in term.split(",")}:
+            yield f"{term}: {meaning}"
+
+
+def _codes(name: str) -> Iterator[str]:
+    """Yield the meanings of a code that nvidia-smi or a table of ``fit`` prints."""
+    with suppress(KeyError):
+        yield f"{name}: path between two devices in `nvidia-smi topo -m`: {meaning_of(name)}"
+    with suppress(KeyError):
+        yield f"{name}: state of P2P between two GPUs in `nvidia-smi topo -p2p`: {p2p_status(name).meaning}"
+    if name.lower() in STRATEGIES:
+        yield f"{name.lower()}: {STRATEGIES[name.lower()].words}"
 
 
 def _plain(name: str) -> str:
@@ -168,9 +199,9 @@ def _plain(name: str) -> str:
 
 
 def _listed(rules: Iterable[Described]) -> list[str]:
-    """The first of them, in a line each."""
+    """List the first rules, one per line."""
     every = list(_gists(rules))
-    more = [f"    and {len(every) - _MOST_RULES} more; `ddp-doctor explain` lists all"]
+    more = [f"    and {len(every) - _MOST_RULES} more (`ddp-doctor explain` lists all rules)"]
     return [*(f"    {gist}" for gist in every[:_MOST_RULES]), *(more if len(every) > _MOST_RULES else [])]
 
 
@@ -182,12 +213,12 @@ def _rule(text: str) -> str:
             return f"{rule.code} {rule.name} ({rule.reason})\n\n{page}\n"
     for code, gone in RETIRED.items():
         if name == gone.name or _plain(text) == code.lower():
-            return f"{code} {gone.name} is retired: no rule has this code any more. {gone.instead}\n"
+            return f"{code} {gone.name} is retired. {gone.instead}\n"
     return ""
 
 
-def _begin_so(text: str) -> str:
-    """The rules whose codes, or the variables whose names, begin so."""
+def _with_prefix(text: str) -> str:
+    """List the rules whose codes, or the variables whose names, start with the text."""
     begun = text.upper()
     rules = [rule for rule in _rules() if rule.code.startswith(begun)]
     settings = [name for name in variables() if name.startswith(begun) and len(begun) > 1]
@@ -201,7 +232,7 @@ def _gists(rules: Iterable[Described]) -> Iterator[str]:
 
 
 def _variable(text: str) -> str:
-    """What a variable does; of ``NAME=value`` the name counts."""
+    """Return the page of a variable, given as NAME or NAME=value."""
     name = re.split("[=:]", text)[0].strip()
     written = re.sub(r"[\s-]+", "_", name).upper()
     name = written if written in variables() else name
@@ -210,7 +241,8 @@ def _variable(text: str) -> str:
     if name in never_read():
         unread = never_read()[name]
         instead = f" {unread.instead} does that." if unread.instead else ""
-        return f"{name}: nothing reads it. People mean {unread.meant}.{instead}\nSource: {unread.source}\n"
+        means = f"It usually means {unread.meant}.{instead}"
+        return f"{name}: not read by NCCL, torch or gloo. {means}\nSource: {unread.source}\n"
     for owner in foreign() if re.fullmatch(r"\w+", name) else ():
         if name.startswith(owner.name):
             return f"{name}: {owner.reader} reads it, not NCCL, torch or gloo.\nSource: {owner.source}\n"
@@ -222,41 +254,73 @@ def _about(variable: Variable) -> Iterator[list[str]]:
     yield [f"{variable.name} (read by {variable.owner}{f', {releases}' if releases else ''})", ""]
     yield [variable.what_it_does]
     if variable.replaced_by:
-        yield [f"{variable.replaced_by} has replaced it."]
+        yield [f"Replaced by {variable.replaced_by}."]
     default = default_in_words(variable.default)
     yield [f"Default: {default or 'unset'}"]
     if variable.values:
         yield [f"Values: {', '.join(variable.values)}"]
     for takes in variable.ranges:
         _, least, most = takes.takes[-1]
-        yield [f"Takes {least} to {most}. {takes.beyond}"]
+        yield [f"Range: {least} to {most}. {takes.beyond}"]
     known = [
         *(f"{effect.values}: {effect.why}" for effect in variable.effects),
-        *(f"Beside {listed(silencer.names)}: {silencer.why}" for silencer in variable.silencers),
+        *(f"With {listed(silencer.names)}: {silencer.why}" for silencer in variable.silencers),
         *(f"{' and '.join(conflict.names)} {conflict.says}: {conflict.why}" for conflict in variable.conflicts),
-        *(f"Where ranks differ: {agreement.effect}." for agreement in variable.agreements),
+        *(f"If ranks differ: {agreement.effect}." for agreement in variable.agreements),
     ]
-    yield ["", "What to know", *(f"    {line}" for line in known)] if known else []
+    yield ["", "Notes", *(f"    {line}" for line in known)] if known else []
     rules = [rule for rule in _rules() if re.search(rf"\b{variable.name}\b", rule.doc)]
-    yield ["", "Rules that speak of it", *(f"    {line}" for line in _gists(rules))] if rules else []
-    yield ["", f"Source: {variable.source}", "`ddp-doctor env` shows what it is set to here."]
+    yield ["", "Related rules", *(f"    {line}" for line in _gists(rules))] if rules else []
+    yield ["", f"Source: {variable.source}", "`ddp-doctor env` shows its value on this machine."]
 
 
 def listed(pattern: str) -> str:
-    """``NCCL_IB_* and NCCL_NET_GDR_*`` for the pattern of names in the table."""
+    """Return ``NCCL_IB_* and NCCL_NET_GDR_*`` for the pattern of names in the table."""
     plain = re.sub(r"\(\?![^)]*\)", "", pattern).replace(".*", "*")
     return " and ".join(plain.split("|"))
 
 
 def _error(text: str) -> str:
-    """What is behind the text of an error."""
-    found = [(words, page) for score, words, page in _by_likeness(text) if score >= _SAME_TEXT][:_MOST]
-    return "\n".join("\n".join(_behind(words, page)) for words, page in found)
+    """Return the pages of the errors whose text is in ``text``, or the other way around."""
+    found = list(islice(_same_texts(text).items(), _MOST))
+    return "\n".join("\n".join(_behind(quoted, page)) for page, quoted in found)
 
 
-def _behind(words: str, page: Page) -> Iterator[str]:
+def _same_texts(text: str) -> dict[Page, str]:
+    """Return the pages of errors, the best match first, each with the quoted match."""
+    given = text.lower()
+    found: list[tuple[float, str, Page]] = []
+    for sign, cause in SIGNS.values():
+        page = _page(sign, cause)
+        for words in sign.words if page is not None else ():
+            known = words.strip(" :").lower()
+            share = min(len(known), len(given)) / max(len(known), len(given))
+            match = re.search(sign.pattern, text) if sign.pattern and known in given else None
+            is_same = share >= _SAME_TEXT and (known in given or (given in known and " " in given))
+            if page is not None and (is_same or match or (known in given and not sign.pattern)):
+                found.append((share, _quoted(text, words.strip(" :"), match), page))
+    pages: dict[Page, str] = {}
+    for _, quoted, page in sorted(found, key=lambda row: -row[0]):
+        pages.setdefault(page, quoted)
+    return pages
+
+
+def _quoted(text: str, words: str, match: re.Match[str] | None) -> str:
+    """Return the match in the text, or the words of the error if the text has only a part of them."""
+    start = text.lower().find(words.lower())
+    if start < 0:
+        return words
+    end = start + len(words)
+    if match and max(end, match.end()) - min(start, match.start()) <= _LONGEST_QUOTE:
+        start, end = min(start, match.start()), max(end, match.end())
+    before = re.search(r"\w*$", text[:start])
+    after = re.match(r"\w*", text[end:])
+    return " ".join(f"{before and before[0]}{text[start:end]}{after and after[0]}".split())
+
+
+def _behind(quoted: str, page: Page) -> Iterator[str]:
     by_code = {rule.code: rule for rule in _rules()}
-    yield f'"{words}"'
+    yield f'"{quoted}"'
     yield f"{page.means}\n"
     yield "Rules that find the cause"
     yield from (f"    {line}" for line in _gists(by_code[code] for code in page.codes))
@@ -267,67 +331,55 @@ def _behind(words: str, page: Page) -> Iterator[str]:
     yield ""
 
 
-def _speak_of(text: str) -> str:
-    """The rules whose pages have all of the words, unless they are nearly those of an error."""
-    words = re.findall(r"\w+", text.lower()) if not _like(text) else []
-    rules = [rule for rule in _rules() if {*words} <= {*re.findall(r"\w+", rule.doc.lower())}] if words else []
-    return "\n".join(line.removeprefix("    ") for line in _listed(rules)) + "\n" if rules else ""
-
-
 def _page(sign: Sign, cause: JobCause | None) -> Page | None:
-    """What is known of a sign: of its cause, else what it points at."""
+    """Return the page of the sign's cause, or else the sign's own page, or None."""
     if cause is None or sign.beside:
         return sign.page
     settings = {setting.name for remedy in cause.remedies for setting in remedy.settings} & {*variables()}
     return Page(cause.finds, (cause.code, *cause.found_by), cause.references[0], tuple(sorted(settings)))
 
 
-def _by_likeness(text: str) -> Sequence[tuple[float, str, Page]]:
-    """The texts of signs, the likest first: by how many of their words were given, or the other way round.
+def _found(text: str) -> str:
+    """Return the results of a search for a phrase; of a single name, all parts must be found."""
+    if len(text.split()) > _LONGEST_PHRASE or _near(text, _ALMOST_SAME):
+        return ""
+    found = search(text, list(_entries()), _RESULTS, covered=0.5 if " " in text else 1.0)
+    if not found:
+        return ""
+    found = list({entry.text: entry for entry in reversed(found)}.values())[::-1]  # errors may share a page
+    found.sort(key=lambda entry: entry.kind == "variable")
+    end = "`ddp-doctor explain` with a code or a quoted text from this list prints its page."
+    return "\n".join([f"Best matches for {_shown(text)!r}", *(f"    {entry.shown}" for entry in found), end, ""])
 
-    Of the texts of one cause the likest is in it. Where ``text`` is a line with one, the sign's pattern decides.
-    """
-    first: dict[Page, tuple[float, str, Page]] = {}
-    for score, words, (sign, cause) in _scored(text):
-        is_line = words in text and len(text) > len(words) + _A_LINE
-        page = _page(sign, cause) if not is_line or re.search(sign.pattern, text) else None
+
+def _entries() -> Iterator[Entry]:
+    for page, words in ((sign.page, words) for sign, _ in SIGNS.values() for words in sign.words):
         if page is not None:
-            first.setdefault(page, (score, words, page))
-    return list(first.values())
-
-
-def _scored(text: str) -> Sequence[tuple[float, str, tuple[Sign, JobCause | None]]]:
-    given = _words(text)
-    scored = []
-    for sign, cause in SIGNS.values():
-        for words in sign.words:
-            known = _words(words)
-            common = len(known & given)
-            if words.strip(" :") in text:
-                scored.append((1.0, words, (sign, cause)))
-            elif known and common >= (2 if cause is None else min(2, len(known))):
-                scored.append((max(common / len(known), common / len(given)), words, (sign, cause)))
-    return sorted(scored, key=lambda row: (-row[0], row[1].strip() not in text))
-
-
-def _like(text: str) -> list[str]:
-    """The texts of errors that may be meant."""
-    return [words for score, words, _ in _by_likeness(text) if score >= _LIKE_IT]
-
-
-def _words(text: str) -> set[str]:
-    words = re.findall(r"[a-z_]{3,}|\d{2,}", text.lower())
-    return set(words) - _TOO_COMMON
+            yield Entry("error", f'"{words.strip(" :")}": {page.means}', (words,), page.means)
+    sure = [(sign, cause) for sign, cause in SIGNS.values() if sign.confidence is not Confidence.POSSIBLE]
+    messages = grouped((cause.code, words) for sign, cause in sure if cause for words in sign.words)
+    for rule in _rules():
+        yield Entry("rule", next(_gists([rule])), (rule.name, rule.gist, *messages.get(rule.code, ())), rule.doc)
+    for name, variable in variables().items():
+        yield Entry("variable", f"{name}: {variable.meaning}", (name,), variable.meaning)
+    for term, meaning in GLOSSARY.items():
+        yield Entry("term", f"{term}: {meaning}.", tuple(term.split(",")), meaning)
 
 
 def _meant(text: str) -> str:
-    """``; did you mean A or B?``, or where one can look."""
-    likely = _like(text)
-    if " " not in text:
-        every = [name for rule in _rules() for name in (rule.code, rule.name)]
-        nearest = names.nearest(text)
-        near = get_close_matches(text.upper(), [*variables(), *every], _MOST, 0.8)
-        likely += [nearest] if nearest else [*near, *get_close_matches(text.lower(), every, _MOST, 0.7)]
-    if not likely:
-        return "; the codes stand in every finding and in `ddp-doctor explain`"
-    return f"; did you mean {' or '.join(repr(words) for words in dict.fromkeys(likely[:_MOST]))}?"
+    """Return ``; did you mean A or B?``, or how to list what there is."""
+    near = _near(text, 0.7)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "; run `ddp-doctor explain` to list all rules"
+
+
+def _near(text: str, cutoff: float) -> list[str]:
+    """Return the names of rules, variables, terms and checks that are spelled like the text."""
+    nearest = names.nearest(text) if re.fullmatch(r"\w+", text) else None
+    terms = [spelling.strip() for term in GLOSSARY for spelling in term.split(",")]
+    every = (*(rule.name for rule in _rules()), *variables(), *terms, *(check.id for check in every_check()))
+    known = {name.lower(): name for name in every}
+    return [nearest] if nearest else [known[name] for name in get_close_matches(text.lower(), known, _MOST, cutoff)]
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."

@@ -43,7 +43,7 @@ def main(
         bool, typer.Option("--version", "-V", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Common to all commands."""
+    """Handle the options of the group."""
 
 
 def option(
@@ -209,7 +209,7 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _detail(*, verbose: bool, quiet: bool) -> Detail:
-    """How much to print. Raises UsageError."""
+    """Return the amount of output. Raises UsageError."""
     if verbose and quiet:
         raise UsageError("--verbose and --quiet exclude each other; give one of them")
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN

@@ -138,8 +138,7 @@ class RunOptions:
         option(FAULTS, "MINUTES", "Repeat the rank tests for this long, in addition to --budget.", min=0.0),
     ] = None
     plan: Annotated[
-        bool,
-        option(CHECKS, None, "Print the planned checks, their nodes and their duration, and start nothing.", "--plan"),
+        bool, option(CHECKS, None, "Only print the planned checks, their nodes and their duration.", "--plan")
     ] = False
     require_gpus: Annotated[int | None, option(VERDICT, "N", "Fail if the job can use fewer than N GPUs.", min=0)] = (
         None

@@ -49,7 +49,7 @@ def watch(
         list[str], typer.Argument(metavar="CMD...", help="Command of the job, as you run it without ddp-doctor.")
     ],
     stuck_after: Annotated[
-        float, option(HANGS, "SECONDS", "Examine the job once a rank makes no progress for this long.", min=10.0)
+        float, option(HANGS, "SECONDS", "Seconds without progress of a rank before the job is examined.", min=10.0)
     ] = 120.0,
     on_hang: Annotated[
         Literal["report", "kill"],

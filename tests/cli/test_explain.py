@@ -8,12 +8,14 @@ import pytest
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
-from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS
 from ddp_doctor.knowledge.job_causes.signs import Sign
+from ddp_doctor.knowledge.topology.link_codes import LINK_CODES, NCCL_PATHS, P2P_STATUSES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
-from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, UsageError, Verdict
+from ddp_doctor.render.trace_table import PARTS
 from ddp_doctor.settings.table import variables
 
 ROOT = Path(__file__).parents[2]
@@ -26,24 +28,24 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("dd412", "DD412 p2p-over-pcie-unproved (info: worth knowing)\n", "`ddp-doctor run` tries it."),
         ("ddl104", "DDL104 gpu-hard-coded (error: the job does not start, or fails)\n", "\nWhat it finds\n"),
         ("variable-misspelled", "DD111 variable-misspelled (warning: a risk)\n", "References\n"),
-        ("DD722", "DD722 powersgd-gradient-wrong is retired: ", "DD718 names the mode."),
+        ("DD722", "DD722 powersgd-gradient-wrong is retired. ", "DD718 names the mode."),
         ("DD23", "DD230 ", "\nDD239 "),
         ("NCCL_IB_DISABLE", "NCCL_IB_DISABLE (read by nccl, from 2.3.5)\n", "\n    DD436 "),
         ("NCCL_IB_DISABLE=1", "NCCL_IB_DISABLE (read by nccl", "ranks on TCP sockets cannot connect"),
         ("nccl_debug", "NCCL_DEBUG (read by nccl", "Values: VERSION, WARN"),
         ("NCCL_NET_PL", "NCCL_NET_PLUGIN: ", "\nNCCL_NET_PLUGIN_REF_COUNT: "),
-        ("NCCL_CONNECT_TIMEOUT", "NCCL_CONNECT_TIMEOUT: nothing reads it", "NCCL_SOCKET_RETRY_CNT does that"),
+        ("NCCL_CONNECT_TIMEOUT", "NCCL_CONNECT_TIMEOUT: not read by NCCL", "NCCL_SOCKET_RETRY_CNT does that"),
         ("NCCL_FASTRAK_X", "NCCL_FASTRAK_X: Google's GPUDirect-TCPXO plug-in reads it", "Source: "),
         ("collective operation timeout", '"Watchdog caught collective operation timeout"', "DD610 "),
         (
             "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600028 milliseconds",
-            '"Watchdog caught collective operation timeout"',
+            '"[Rank 1] Watchdog caught collective operation timeout:"',
             "TORCH_FR_BUFFER_SIZE",
         ),
-        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU has fallen off the bus.", '"NVRM: Xid"', "DD330 "),
-        ("Unable to find address for: ib0", '"Unable to find address for: "', "DDJ186 "),
+        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU fell", '"NVRM: Xid (PCI:0000:4a:00): 79"', "DD330 "),
+        ("Unable to find address for: ib0", '"Unable to find address for: ib0"', "DDJ186 "),
         ("shm-too-small", "DDJ101 shm-too-small (error: the job does not start, or fails)\n", "\nRemedy\n"),
-        ("subnet manager", "DD561 ", ""),
+        ("subnet manager", "Best matches for 'subnet manager'\n", "    DD561 "),
         ("DD 401", "DD401 p2p-stalls-between-gpus (error: the job hangs)\n", "\nRemedy\n"),
         ("SHM Too Small", "DDJ101 shm-too-small (error: the job does not start, or fails)\n", "\nRemedy\n"),
         ("nccl ib disable", "NCCL_IB_DISABLE (read by nccl", "\nDefault: 0\n"),
@@ -66,20 +68,24 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("signal 63", "signal 63\n", "A real-time signal"),
         ("xid79", "Xid 79: fallen off the bus. The host needs a reboot.\n", "DD330 "),
         ("XID 13", "Xid 13: illegal instruction", "DD332 "),
-        ("NVRM: Xid (PCI:0000:17:00): 79", '"NVRM: Xid"', "Xid 79: fallen off the bus"),
-        ("kernel: NVRM: Xid (PCI:0000:17:00): 119, pid=4", '"NVRM: Xid"', "Xid 119: the GPU's system"),
+        ("NVRM: Xid (PCI:0000:17:00): 79", '"NVRM: Xid (PCI:0000:17:00): 79"', "Xid 79: fallen off the bus"),
+        (
+            "kernel: NVRM: Xid (PCI:0000:17:00): 119, pid=4",
+            '"NVRM: Xid (PCI:0000:17:00): 119"',
+            "Xid 119: the GPU's system",
+        ),
         ("xid 999", "Xid 999: not in the doctor's table", "Source: "),
         ("allreduce", "all-reduce: a collective", "\nCheck allreduce: "),
         ("ALL REDUCE", "all-reduce: a collective", "`ddp-doctor run --only allreduce`"),
         ("all_reduce", "all-reduce: a collective", "DD601 "),
-        ("p2p", "P2P: copies between GPUs", "\nCheck p2p: "),
-        ("gpu speed", "Check gpu_speed: ", "`ddp-doctor run --only gpu_speed` runs it alone."),
+        ("p2p", "P2P: direct copies between GPUs", "\nCheck p2p: "),
+        ("gpu speed", "Check gpu_speed: ", "To run only this check: `ddp-doctor run --only gpu_speed`."),
         ("busbw", "busbw: ", "2(n − 1)/n"),  # noqa: RUF001 - as the page has it
         ("AlgBW", "algbw: ", "size divided by time"),
         ("ring", "ring: the order", ""),
         ("straggler", "straggler: a rank", ""),
         ("rank", "rank: one process of the job", "RANK (read by launcher)"),
-        ("RANK", "RANK (read by launcher)", "Rules that speak of it"),
+        ("RANK", "RANK (read by launcher)", "Related rules"),
     ],
 )
 def test_what_is_named_is_explained(text, first, also):
@@ -100,14 +106,15 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("DD000", "nothing is known of 'DD000'; the codes stand in every finding"),
+        ("DD000", "no rule, variable, error or term matches 'DD000'; run `ddp-doctor explain` to list all rules"),
+        ("stragler", "did you mean 'straggler'"),
+        ("timout", "did you mean 'timeout'"),
         ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
         ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
-        ("duplicate device detected", "did you mean 'Duplicate GPU detected"),
-        ("x" * 10_000_000, "10000000 characters are no text of one error; `ddp-doctor logs FILE` reads"),
-        ("y" * 30_000, f"nothing is known of '{'y' * 60} ...'"),
-        ("\udcff\x00\x1b[31m", "the codes stand in every finding"),
-        ("exit code 4711", "nothing is known of 'exit code 4711'"),
+        ("x" * 10_000_000, "10000000 characters are too long for one error message; run `ddp-doctor logs FILE`"),
+        ("y" * 30_000, f"term matches '{'y' * 60} ...'"),
+        ("qwx zrt " * 1000, "run `ddp-doctor explain` to list all rules"),
+        ("\udcff\x00\x1b[31m", "run `ddp-doctor explain` to list all rules"),
     ],
 )
 def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence):
@@ -168,13 +175,48 @@ def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before
     assert all(f"{code} {RULES[code].name}" in page for code in found_by)
 
 
-def test_every_ending_and_word_names_what_there_is():
+def test_every_ending_names_rules_that_exist():
     known = {*SIGNALS.values(), *EXIT_CODES.values()}
-    page = (ROOT / "docs/explanation/glossary.md").read_text(encoding="utf-8")
 
     assert {code for ending in known for code in ending.codes} <= RULES.keys()
-    rows = re.findall(r"^\| (.+?) \| (.+) \|$", page, re.MULTILINE)
-    assert [row for row in rows if row[0] in GLOSSARY] == [*GLOSSARY.items()]
+
+
+@pytest.mark.parametrize(
+    ("phrase", "name"),
+    [
+        ("stuck at init_process_group", "process-group-cannot-start"),
+        ("NCCL timeout", '"NCCL operation timed out"'),
+        ("address already in use", "port-in-use"),
+        ("loss is nan", "loss-not-finite"),
+        ("cuda out of memory", "gpu-out-of-memory"),
+        ("torchrun hangs at the end", "torchrun-does-not-end"),
+        ("find_unused_parameters", "ddp-unused-parameters"),
+        ("gpu falls off the bus", "gpu-off-bus"),
+        ("port 29500 is taken", "port-in-use"),
+        ("dataloader worker killed", "dataloader-worker-died"),
+        ("job freezes at first all_reduce", "p2p-stalls-between-gpus"),
+        ("shared memory too small in docker", "shared-memory-too-small"),
+        ("infinband not used", "setting-forbids-rdma"),
+    ],
+)
+def test_phrase_of_a_user_finds_the_rule(phrase, name):
+    assert name in explain(phrase, 10_000)
+
+
+SCREENS = [each.value for kind in (Verdict, Confidence, Severity, CheckStatus) for each in kind]
+SCREENS += ["NV18", "NV4", *(code.code for code in LINK_CODES if "#" not in code.code)]
+SCREENS += [status.word for status in P2P_STATUSES] + [*NCCL_PATHS, *BY_NAME]
+SCREENS += ["P2P/CUMEM", "P2P/IPC", "SHM/direct/direct", "NET/Socket/0", "NET/IB/1(2)/GDRDMA", "COLLNET/SHARP/0"]
+SCREENS += ["algbw", "busbw", "#wrong", "straggler", "GPUDirect RDMA", "NVLS", "CollNet", "PXN", "stragglers"]
+SCREENS += [name for name in PARTS if name not in ("not_told", "other")]
+
+
+@pytest.mark.parametrize("term", dict.fromkeys(SCREENS))
+def test_term_that_reports_print_is_explained(term):
+    explained = explain(term, 10_000).partition(":")[0]
+
+    name = re.sub(r"[\W_]", "", term.partition("/")[0].lower()).removesuffix("s")
+    assert name in re.sub(r"[\W_]", "", explained.lower())
 
 
 def test_explain_without_text_lists_every_rule_below_its_check():
