@@ -69,10 +69,11 @@ def codes(incomplete: str) -> list[str]:
 
 
 def words_to_explain(incomplete: str) -> list[str]:
-    """The codes of all rules, and the environment variables."""
+    """Return the matching checks, codes of rules, and environment variables."""
     from ddp_doctor.settings.table import variables
 
-    return [word for word in (*_codes(), *variables()) if word.startswith(incomplete.upper())]
+    words = [word for word in (*_codes(), *variables()) if word.startswith(incomplete.upper())]
+    return [*(name for name in names_of_checks(incomplete) if "," not in name), *words]
 
 
 def names_of_schemas(incomplete: str) -> list[str]:

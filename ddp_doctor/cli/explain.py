@@ -53,13 +53,15 @@ _ALMOST_SAME = 0.9
 _LONGEST_PHRASE = 40
 _RESULTS = {"rule": 5, "error": 10, "variable": 2, "term": 2}
 _XID = re.compile(r"\bs?xid\b\W*(?:\([^()]{0,60}\))?\W*(\d{1,3})\b|\bs?xid(\d{1,3})\b", re.IGNORECASE)
+#: A line of a list or a definition.
+_ITEM = re.compile(r"\s+[\w\"]+\W|[\w#,/ ()-]{1,60}: ")
 
 
 def explain(text: str, width: int = 100) -> str:
     """Return the page of what ``text`` names, or the list of all rules if it is empty. Raises UsageError."""
     text = text.strip()
     if not text:
-        return fold(_every_rule(), width, hang=4)
+        return _folded(_every_rule(), width)
     if len(text) > _LONGEST:
         raise UsageError(
             f"{len(text)} characters are too long for one error message; run `ddp-doctor logs FILE` to read a job's"
@@ -69,8 +71,13 @@ def explain(text: str, width: int = 100) -> str:
         return fold(page, width)
     for known in (_ending, _xid, _term, _variable, _with_prefix, _error, _found):
         if page := known(text):
-            return fold(page, width, hang=4)
+            return _folded(page, width)
     raise UsageError(f"no rule, variable, error or term matches {_shown(text)!r}{_meant(text)}")
+
+
+def _folded(page: str, width: int) -> str:
+    """Fold the lines; the rest of a definition or a list item is indented."""
+    return "".join(fold(line, width, hang=4 if _ITEM.match(line) else 0) or "\n" for line in page.splitlines())
 
 
 def _every_rule() -> str:
@@ -94,12 +101,14 @@ def _page_of_check(check: Check) -> list[str]:
         *(["--baseline"] if check.needs_baseline else []),
         *(["several nodes"] if check.where is Where.NODES else []),
     ]
-    doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
+    doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`").replace("::\n", ":\n")
+    paragraphs = [text if "\n " in f"\n{text}" else " ".join(text.split()) for text in doc.split("\n\n")]
     takes = f"Takes about {check.cost_s:g} s{f' and needs {name_list(needs)}' if needs else ''}."
     runs = f"To run only this check: `ddp-doctor run --only {check.id}`. {takes}"
     if check.where is Where.FILES:
         runs = f"To run it: `ddp-doctor {check.id} FILES`."
-    return [f"Check {check.id}: {_about_check(check)}", "", doc, "", runs, *map(_rule_line, check.rules)]
+    head = f"Check {check.id}: {_about_check(check)}"
+    return [head, "", *chain.from_iterable((text, "") for text in paragraphs), runs, *map(_rule_line, check.rules)]
 
 
 def _about_check(check: Check) -> str:

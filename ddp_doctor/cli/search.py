@@ -70,7 +70,8 @@ def _normal(word: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    text = text.lower()
+    parts = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word) for word in re.findall(r"\w*[a-z][A-Z]\w*", text))
+    text = " ".join([text, *parts]).lower()  # connectFullMesh, connect full mesh
     for pattern, spelling in _SPELLINGS:
         text = re.sub(pattern, spelling, text)
     return [_normal(word) for word in re.findall(r"[a-z0-9]+", text) if word not in _IGNORED]

@@ -197,6 +197,7 @@ def test_every_ending_names_rules_that_exist():
         ("job freezes at first all_reduce", "p2p-stalls-between-gpus"),
         ("shared memory too small in docker", "shared-memory-too-small"),
         ("infinband not used", "setting-forbids-rdma"),
+        ("gloo connect full mesh failed", "gloo-loopback-hostname"),
     ],
 )
 def test_phrase_of_a_user_finds_the_rule(phrase, name):

@@ -113,5 +113,6 @@ def test_bash_completes_options_checks_and_settings(tmp_path):
     assert (done.stdout, done.stderr) == ("concise\n", "")
     assert complete.names_of_checks("p2p,all") == ["p2p,allreduce"]
     assert complete.words_to_explain("nccl_ib_dis") == ["NCCL_IB_DISABLE"]
+    assert complete.words_to_explain("roll") == ["roll_call"]
     assert complete.codes("DD305,DDL104") == ["DD305,DDL104"]
     assert complete.names_of_templates("slurm-p") == ["slurm-prolog"]
