@@ -125,13 +125,13 @@ _FormatOption = Annotated[
 ]
 
 
-_FORMS = [f"{output.name} ({output.help})" for output in FORMS]
+_FORMS = [output.name for output in FORMS]
 _SettingsOption = Annotated[
     list[str] | None,
     option(
         UNDER_OUTPUTS,
         "FORM:PATH|-",
-        f"Write the recommended settings as {', '.join(_FORMS[:-1])} or {_FORMS[-1]}. Repeatable.",
+        f"Write the recommended settings as FORM: {', '.join(_FORMS[:-1])} or {_FORMS[-1]}. Repeatable.",
         completed=complete.forms_of_settings,
     ),
 ]

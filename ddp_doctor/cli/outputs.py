@@ -45,7 +45,7 @@ class Output(NamedTuple):
     """One row: an option of some commands, and what writes it."""
 
     name: str  # of the option, or of the form in --settings
-    help: str
+    help: str  # empty for a form
     commands: tuple[str, ...]  # that offer it
     render: Callable[[Any], str]  # from Results, for `lint` from LintResults. Raises CannotWrite
     mode: int | None = None  # of the file, whatever the umask
@@ -99,7 +99,7 @@ _WITH_SETTINGS = ("run", "replay", "topology", "env")
 REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "trace", "attach")
 
 
-def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
+def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
     """A form of the settings that a report hands over, by a function of render/pasted.py.
 
     If a form cannot tell hosts apart, a file of one node contains only that host's values.
@@ -115,7 +115,7 @@ def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False
         text: str = getattr(pasted, writer)(settings)
         return text
 
-    return Output(name, words, _WITH_SETTINGS, render, is_form=True)
+    return Output(name, "", _WITH_SETTINGS, render, is_form=True)
 
 
 #: In the order of the help.
@@ -162,11 +162,11 @@ OUTPUTS = (
         ("run", "fleet"),
         _by("host_lists", "bad"),
     ),
-    _form("env", "shell file", "env_file", tells_hosts_apart=True),
-    _form("sbatch", "lines for a SLURM script", "sbatch_lines", tells_hosts_apart=True),
-    _form("docker", "docker run arguments", "docker_args"),
-    _form("kubernetes", "container env in YAML", "k8s_env"),
-    _form("torchrun", "replaces the word torchrun", "torchrun_args"),
+    _form("env", "env_file", tells_hosts_apart=True),
+    _form("sbatch", "sbatch_lines", tells_hosts_apart=True),
+    _form("docker", "docker_args"),
+    _form("kubernetes", "k8s_env"),
+    _form("torchrun", "torchrun_args"),
     Output(
         "record",
         "Also write the recording to this path.",
