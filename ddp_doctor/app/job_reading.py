@@ -136,7 +136,7 @@ class _Reading:
         return first, *transports, *measured, *self._readings
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
-        kind, lines, said, goes_on = "output", 0, None, 0
+        kind, lines, ends = "output", 0, None
         reader = next(
             (row for row in READERS if (file.head or not file.unread) and row.knows(file.head, file.name)), None
         )
@@ -149,8 +149,7 @@ class _Reading:
         elif file.head:
             scan = self._scanned(file, file.chunks(), pool)
             scan.ends.look(file.backwards(), scan.lines)
-            kind, lines = scan.kind(), scan.lines
-            said, goes_on = scan.ends.said, scan.ends.goes_on
+            kind, lines, ends = scan.kind(), scan.lines, scan.ends
         elif not file.unread:
             kind, file.unread = "empty", "it is empty"
         self._files.append(
@@ -159,8 +158,10 @@ class _Reading:
                 kind=kind,
                 size_bytes=file.size_bytes,
                 lines=lines,
-                said=said,
-                goes_on=goes_on,
+                said=ends.said if ends else None,
+                goes_on=ends.goes_on if ends else 0,
+                good_end=ends.good_end if ends else None,
+                unusual=ends.unusual if ends else None,
                 unread=file.unread,
             )
         )

@@ -57,6 +57,8 @@ class FileSeen(Frozen):
     lines: int = 0
     said: int | None = None  # number of the last line that is no part of a stack, where that is known
     goes_on: int = 0  # lines of a job at work, of the last, behind the last communicator that NCCL began
+    good_end: LogLine | None = None  # a line that shows a good end, or steps that continue to the end of the file
+    unusual: LogLine | None = None  # the last line about a fault, or the last line
     unread: str | None = None  # why it was not read
 
 

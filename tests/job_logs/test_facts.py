@@ -188,7 +188,7 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
     ],
 )
 def test_what_nccl_fell_back_to_is_told_and_is_no_failure(text: str, found: list[str], tmp_path: Path):
-    (tmp_path / "job.out").write_text(text)
+    (tmp_path / "job.out").write_text(f"{text}\nTraining complete\n")
     report = logs([str(tmp_path / "job.out")]).report
 
     assert [f"{f.code} {f.severity.value} {f.title.rpartition(': ')[2]}" for f in report.findings] == found
@@ -234,7 +234,7 @@ INSPECTOR = "".join(
 def test_all_reduces_that_others_measured_are_measurements_as_ours(
     text: str, bus_gb_per_s: dict[int, float], tmp_path: Path
 ):
-    (tmp_path / "job.out").write_text(text)
+    (tmp_path / "job.out").write_text(f"{text}\n# Avg bus bandwidth : 9\n")
     report = logs([str(tmp_path / "job.out")]).report
 
     assert {

@@ -214,7 +214,7 @@ OF_2_32 = (
     ],
 )  # fmt: skip
 def test_what_completed_later_outweighs_what_warned_before(text: str, tmp_path: Path):
-    report = judged(tmp_path, text)
+    report = judged(tmp_path, text + STEPS)
 
     assert (report.exit_code, report.causes) == (0, ())
 
@@ -294,4 +294,4 @@ def test_a_gpu_off_the_bus_without_an_xid_is_found_however_the_kernel_log_was_wr
         assert finding.name == "gpu-off-bus"
         assert "0000:b3:00" in finding.title
     other = f"{prefix}{first}\n{inset}NVRM: installed in this system requires the open kernel modules.\n"
-    assert judged(tmp_path, other).causes == ()
+    assert {cause.name for cause in judged(tmp_path, other).causes} <= {"end-not-shown"}

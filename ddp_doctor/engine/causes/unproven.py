@@ -195,10 +195,23 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     if output.unfinished:
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
     if begun <= complete or goes_on:
-        return ()
+        return _without_good_end(output, logs)
     what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
     values = {"what": _not_come(logs) or what}
     return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
+
+
+def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tuple[Judged, ...]:
+    """Return the cause "end-not-shown" if no line of any output shows a good end or steps up to the end."""
+    files = [file for file in output.fact.files if file.kind == "output" and file.lines]
+    unusual = [file.unusual for file in files if file.unusual is not None]
+    if not unusual or any(file.good_end for file in files):
+        return ()
+    is_complete = any(init.complete for log in logs for init in log.inits)
+    phase = "NCCL completed its initialization and no step follows; " if is_complete else ""
+    last = shorten(unusual[-1].text, _LONGEST_WORDS, placeholder=" …")
+    values = {"why": f"{phase}the most telling line is “{last}”"}
+    return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, tuple(unusual), values=values),)
 
 
 def _not_come(logs: Sequence[NcclTransportFact]) -> str:

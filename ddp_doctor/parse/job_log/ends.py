@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.parse.job_log.conclusion import conclusion
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.parse.job_log.words import AFTER, search_for
 
@@ -45,7 +46,10 @@ class Ends:
         self.of_rank: dict[int, tuple[LogLine, float | None]] = {}
         self.said: int | None = None  # number of the last line that is no part of a stack
         self.goes_on = 0  # lines of a job at work behind the last communicator that NCCL began
+        self.good_end: LogLine | None = None  # a good end, or the last of steps that continue to the end
+        self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
         self._left = _LAST_LINES
+        self._tail: list[tuple[int, str]] = []  # the last lines, the last first
         self._prefixes = prefixes
         self._where = where
 
@@ -82,6 +86,9 @@ class Ends:
             lines -= len(raw_lines)
             if not self._left and all(stream.last for stream in self.streams.values()):
                 break
+        texts, seen = dict(self._tail), conclusion(self._tail)
+        self.good_end = self._where(texts[seen.good], seen.good) if seen.good else None
+        self.unusual = self._where(texts[seen.unusual], seen.unusual) if seen.unusual else None
 
     def _line(self, raw: bytes, number: int) -> None:
         raw = raw.rstrip()
@@ -95,6 +102,8 @@ class Ends:
         self.note(origin)
         if not text.strip():
             return
+        if len(self._tail) < _LAST_LINES and not _OF_STACK.match(text):
+            self._tail.append((number, text))
         if self._left:
             self._left = 0 if text.endswith("Init START") else self._left - 1
             self.goes_on += _OF_WORK.search(text) is not None
