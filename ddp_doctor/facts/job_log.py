@@ -24,6 +24,7 @@ class SignSeen(Frozen):
     sign: str  # its id in knowledge/job_causes
     where: LogLine
     rank: int | None = None
+    local_rank: int | None = None  # if its rank is not known
     host: str | None = None
     pid: int | None = None
     at_s: float | None = None  # since the epoch, of a clock whose zone is not known; None where no time is printed
@@ -35,10 +36,9 @@ class SignSeen(Frozen):
     attempt: int = 0  # torchrun's, from 0: it starts all ranks anew where one fails
 
 
-class RankSeen(Frozen):
-    """One rank, as the output shows it."""
+class ProcessSeen(Frozen):
+    """A process of the job, as the output shows it."""
 
-    rank: int
     host: str | None = None
     pid: int | None = None
     local_rank: int | None = None
@@ -46,6 +46,12 @@ class RankSeen(Frozen):
     last: LogLine | None = None  # the last line it printed
     exit_code: int | None = None
     signal: str | None = None  # SIGKILL
+
+
+class RankSeen(ProcessSeen):
+    """The process of one rank."""
+
+    rank: int
 
 
 class FileSeen(Frozen):
@@ -70,6 +76,7 @@ class JobLogFact(Fact):
     files: tuple[FileSeen, ...]
     signs: tuple[SignSeen, ...] = ()
     ranks: tuple[RankSeen, ...] = ()
+    local_ranks: tuple[ProcessSeen, ...] = ()  # processes whose rank in the job is not known
     world_size: int | None = None
     launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
     torch_version: str | None = None

@@ -234,7 +234,7 @@ INSPECTOR = "".join(
 def test_all_reduces_that_others_measured_are_measurements_as_ours(
     text: str, bus_gb_per_s: dict[int, float], tmp_path: Path
 ):
-    (tmp_path / "job.out").write_text(f"{text}\n# Avg bus bandwidth : 9\n")
+    (tmp_path / "job.out").write_text(text if text.startswith("{") else f"{text}\n# Avg bus bandwidth : 9\n")
     report = logs([str(tmp_path / "job.out")]).report
 
     assert {

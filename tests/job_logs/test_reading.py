@@ -264,11 +264,14 @@ def test_a_log_folder_of_torchrun_gives_ranks_from_its_paths_and_error_files(tmp
 
     fact = _read(tmp_path)
 
-    assert [(rank.rank, rank.last.text if rank.last else "") for rank in fact.ranks] == [
+    assert [(process.local_rank, process.last.text if process.last else "") for process in fact.local_ranks] == [
         (0, "step of 0"),
         (1, "ValueError: x"),
     ]
-    assert (_sign(fact, "exception").rank, _sign(fact, "exception").at_s) == (1, NOON_S)
+    assert (_sign(fact, "exception").local_rank, _sign(fact, "exception").at_s) == (1, NOON_S)
+
+    (tmp_path / "torchrun.log").write_text("world_size=2\n")
+    assert [rank.rank for rank in _read(tmp_path).ranks] == [0, 1]
 
 
 def _tar(path: Path, mode: str, members: dict[str, bytes | tarfile.TarInfo]) -> Path:

@@ -25,7 +25,7 @@ def test_the_cause_is_named_where_the_output_shows_it_and_nowhere_else(document:
         report = judged(sample, tmp_path / str(number))
         named = {cause.name: cause.confidence.value for cause in report.causes}
         who = {
-            f"{culprit.kind} {culprit.rank if culprit.kind == 'rank' else culprit.name or culprit.node}"
+            f"{culprit.kind} {culprit.name or culprit.node if culprit.rank is None else culprit.rank}"
             for finding in report.findings
             for culprit in finding.culprits
         }

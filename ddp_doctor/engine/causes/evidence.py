@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
+from ddp_doctor.facts.job_log import JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Sign, Tier
@@ -196,6 +196,11 @@ class Output:
         return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
 
     @cached_property
+    def died_locally(self) -> tuple[ProcessSeen, ...]:
+        """The processes without a known rank that a launcher saw end badly."""
+        return tuple(process for process in self.fact.local_ranks if process.signal or process.exit_code)
+
+    @cached_property
     def stuck(self) -> tuple[int, ...]:
         """The ranks that a launcher's SIGTERM did not end, so that it sent SIGKILL."""
         pids = {sign.values.get("pid") for sign in self.signs("killed-by-launcher")}
@@ -286,7 +291,11 @@ class Output:
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
         ends = any(ends_a_job(SIGNS[sign.sign][0]) for sign in self.fact.signs)
-        return bool(self.died) or ends or any(sign.sign == "ended-badly" for sign in self.last_complaints)
+        return (
+            bool(self.died or self.died_locally)
+            or ends
+            or any(sign.sign == "ended-badly" for sign in self.last_complaints)
+        )
 
     # --- exceptions --------------------------------------------------------------------------------
 
@@ -379,10 +388,15 @@ def suspects(output: Output) -> Iterator[Suspect]:
             spoken.append(((cause.name,), sign))
     spoken += [(("rank-exception", *_alike(exception)), exception) for exception in output.exceptions]
     died = {rank.rank for rank in output.died}
+    died_locally = {process.local_rank for process in output.died_locally}
     for (name, *_), signs in grouped(spoken).items():
         known_signs = [SIGNS[sign.sign][0] for sign in signs]
         sure = min((known.confidence for known in known_signs), key=list(Confidence).index)
-        if any(sign.sign == "exception" and not died.isdisjoint(ranks_of([sign])) for sign in signs):
+        if any(
+            sign.sign == "exception"
+            and (sign.local_rank in died_locally if sign.rank is None else not died.isdisjoint(ranks_of([sign])))
+            for sign in signs
+        ):
             sure = Confidence.PROVED  # the launcher saw that rank end
         tier = min((known.tier for known in known_signs), key=TIERS.index)
         yield Suspect(cause_named(name), tier, sure, tuple(signs))

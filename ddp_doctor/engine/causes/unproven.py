@@ -6,8 +6,8 @@ from textwrap import shorten
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
-from ddp_doctor.engine.causes.whose import places, rank_culprit
-from ddp_doctor.facts.job_log import RankSeen, SignSeen
+from ddp_doctor.engine.causes.whose import local_culprits, local_places, places, rank_culprit
+from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
@@ -53,16 +53,18 @@ def judged(output: Output) -> tuple[Judged, ...]:
 def _killed(output: Output) -> Iterator[Judged]:
     """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
     killed = [rank for rank in output.died if _signal_of(rank) == "SIGKILL" and rank.rank not in output.stuck]
-    of_no_rank = [] if output.died or output.stuck else [sign for sign in output.fact.signs if _tells_of_a_kill(sign)]
+    local = [process for process in output.died_locally if _signal_of(process) == "SIGKILL"]
+    is_known = output.died or output.died_locally or output.stuck
+    of_no_rank = [] if is_known else [sign for sign in output.fact.signs if _tells_of_a_kill(sign)]
     kills = [sign for sign in of_no_rank if not output.got_over(sign)]
-    if not (killed or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
+    if not (killed or local or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
         cause_named("host-oom-kill"),
         Confidence.POSSIBLE,
         tuple(rank.last for rank in killed if rank.last is not None) or lines(kills),
-        tuple(rank_culprit(output, rank.rank) for rank in killed),
-        places(output, [rank.rank for rank in killed]) or "the host of a rank",
+        (*(rank_culprit(output, rank.rank) for rank in killed), *local_culprits(local)),
+        _named(output, killed, local) or "the host of a rank",
         "It was killed by SIGKILL from an unknown source: the out-of-memory killer, the scheduler or a person.",
         values={"signal": "SIGKILL"},
     )
@@ -78,9 +80,10 @@ def _tells_of_a_kill(sign: SignSeen) -> bool:
 def _crashed(output: Output) -> Iterator[Judged]:
     """A rank that ended by a signal of its own, without a word."""
     ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
+    local = [process for process in output.died_locally if _signal_of(process) in _CRASHES]
     # Launchers that name no rank say it of a command.
     commands = [sign for sign in output.signs("command-ended") if _command_signal(sign) in _CRASHES]
-    signals = [*map(_signal_of, ranks), *map(_command_signal, commands)]
+    signals = [*map(_signal_of, ranks), *map(_signal_of, local), *map(_command_signal, commands)]
     if not signals:
         return
     yield Judged(
@@ -89,10 +92,16 @@ def _crashed(output: Output) -> Iterator[Judged]:
         Confidence.POSSIBLE,
         (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES]),
         # Where every rank crashes, what they share is to blame, not a rank.
-        () if 1 < len(ranks) == len(output.world) else tuple(rank_culprit(output, r.rank) for r in ranks),
-        places(output, [rank.rank for rank in ranks]) or "A rank",
+        ()
+        if 1 < len(ranks) == len(output.world)
+        else (*(rank_culprit(output, r.rank) for r in ranks), *local_culprits(local)),
+        _named(output, ranks, local) or "A rank",
         values={"signal": signals[0] or ""},
     )
+
+
+def _named(output: Output, ranks: Sequence[RankSeen], local: Sequence[ProcessSeen]) -> str:
+    return capital(" and ".join(filter(None, (places(output, [rank.rank for rank in ranks]), local_places(local)))))
 
 
 def _command_signal(sign: SignSeen) -> str | None:
@@ -239,8 +248,12 @@ def _ends(output: Output) -> str:
     ends = [(_signal_of(rank), rank) for rank in output.died]
     by_end = grouped((f"ended by {s}" if s else f"exited with {rank.exit_code}", rank.rank) for s, rank in ends)
     texts = [f"{places(output, ranks)} {how}" for how, ranks in by_end.items()]
+    of_local = grouped(
+        (f"ended by {s}" if (s := _signal_of(p)) else f"exited with {p.exit_code}", p) for p in output.died_locally
+    )
+    texts += [f"{local_places(processes)} {how}" for how, processes in of_local.items()]
     return f"{'; '.join(texts)}." if texts else ""
 
 
-def _signal_of(rank: RankSeen) -> str | None:
+def _signal_of(rank: ProcessSeen) -> str | None:
     return rank.signal or _SIGNALS.get(rank.exit_code or 0)

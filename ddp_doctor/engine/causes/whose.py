@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from ddp_doctor.engine.causes.evidence import Output, Suspect
-from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.facts.job_log import ProcessSeen, SignSeen
 from ddp_doctor.model.finding import Culprit, CulpritKind
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list
@@ -36,6 +36,19 @@ def places(output: Output, ranks: Iterable[int]) -> str:
     return f"{rank_list(numbers)}{on}"
 
 
+def local_places(processes: Iterable[ProcessSeen | SignSeen]) -> str:
+    """``local rank 3 on node1``: the processes whose rank in the job is not known."""
+    each = dict.fromkeys((process.local_rank, process.host) for process in processes if process.local_rank is not None)
+    texts = [f"local rank {rank}{f' on {host}' if host and host != 'localhost' else ''}" for rank, host in each]
+    return name_list(texts) if texts else ""
+
+
+def local_culprits(processes: Iterable[ProcessSeen | SignSeen]) -> tuple[Culprit, ...]:
+    """These processes as culprits, without a rank in the job."""
+    each = dict.fromkeys((process.local_rank, process.host) for process in processes if process.local_rank is not None)
+    return tuple(Culprit(kind="rank", node=host, name=f"local rank {rank}") for rank, host in each)
+
+
 def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
     """Those that said it; of a kernel that killed for want of memory the one that was, if it is one."""
     if suspect.ranks or suspect.cause.name != "host-oom-kill":
@@ -52,7 +65,7 @@ def who(output: Output, suspect: Suspect) -> str:
     hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
     named = name_list(sorted(hosts))
     if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
-        return ranks or named or "a rank"
+        return ranks or local_places(suspect.signs) or named or "a rank"
     return named or ranks or "the host"
 
 
@@ -73,7 +86,9 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     if suspect.cause.domain in ("code", "data", "unknown"):
         if len(suspect.ranks) > 1 and suspect.ranks == output.world:
             return ()
-        return tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+        ranks = tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+        local = local_culprits(suspect.signs)
+        return ranks or (() if 1 < len(local) == len(output.fact.local_ranks) else local)
     if hosts:
         return tuple(Culprit(kind="node", node=host) for host in sorted(hosts))
     return tuple(rank_culprit(output, rank) for rank in sorted(_ranks(output, suspect)))

@@ -165,7 +165,7 @@ _ENDS = {
     ),
     "spawned-process-ended": launcher.pointer(
         ("ProcessExitedException: ", "ProcessRaisedException: "),
-        r"process (?P<rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
+        r"process (?P<local_rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
         r"|ProcessRaisedException",
     ),
     "srun-exit": launcher.pointer(

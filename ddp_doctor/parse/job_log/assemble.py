@@ -2,13 +2,14 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
+from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.job_log.endings import Ending
 from ddp_doctor.parse.job_log.nccl_lines import transport_facts
 from ddp_doctor.parse.job_log.prefix import Origin, attempt_of_path, of_path
@@ -23,6 +24,8 @@ _NEAR_THE_END_LINES = 50
 _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
 
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
 #: A sign, the rank that said it first, all ranks that said it, and torchrun's attempt.
 _OfRanks: TypeAlias = tuple[Seen, int | None, set[int], int]
 
@@ -48,15 +51,22 @@ class Job:
         # which srun and mpirun may have started
         self.launcher = "torchrun" if "torchrun" in known else next(iter(known), None)
         pairs = [(scan, origin) for scan, origin in self._origins() if origin.rank is not None]
-        self._offset = self._offsets(pairs)
+        self._offset = self._offsets([*pairs, *self._summaries()])
         numbers = [local for scan, origin in self._origins() if (local := self._local(scan, origin)) is not None]
         self._local_is_rank = all(offset == 0 for offset in self._offset.values()) and (
-            self.world_size is None or self.world_size <= max(numbers, default=0) + 1
+            bool(self._offset) or (self.world_size is not None and self.world_size <= max(numbers, default=0) + 1)
         )
         self._task_is_rank = self.launcher != "torchrun" and not any(
             origin.task is not None and origin.task != origin.rank for _, origin in pairs
         )
         self._of_process = self._ranks_of_processes()
+        self._of_pid = {
+            (scan.name, pid): ranks.pop()
+            for (scan, pid), ranks in _sets(
+                ((scan, origin.pid), origin.rank) for scan, origin in self._summaries() if origin.pid is not None
+            ).items()
+            if len(ranks) == 1
+        }
         self._restarts = {
             scan.name: sorted(seen.where.line for seen in scan.seen.values() if seen.sign == "restarted")
             for scan in scans
@@ -71,6 +81,7 @@ class Job:
             files=tuple(files),
             signs=signs,
             ranks=tuple(self._ranks(signs)),
+            local_ranks=tuple(self._local_ranks()),
             world_size=self.world_size,
             launcher=self.launcher,
             torch_version=self._first("torch_version"),
@@ -106,6 +117,13 @@ class Job:
             for seen in scan.seen.values():
                 yield scan, seen.origin
 
+    def _summaries(self) -> Iterator[tuple[FileScan, Origin]]:
+        """The ranks that torchelastic's summaries list, with their host, pid and local rank."""
+        for scan in self._scans:
+            for ending, _ in scan.endings:
+                if ending.rank is not None and (ending.local_rank is not None or ending.pid is not None):
+                    yield scan, Origin(ending.rank, ending.local_rank, host=ending.host, pid=ending.pid)
+
     def _offsets(self, pairs: Sequence[tuple[FileScan, Origin]]) -> dict[str, int | None]:
         """By file, what its local ranks lack to be ranks; None where that differs within the file."""
         offsets: dict[str, set[int]] = {}
@@ -134,6 +152,8 @@ class Job:
         if origin.rank is not None:
             return origin.rank
         known = self._of_process.get((origin.host, origin.pid)) if origin.host and origin.pid else None
+        if known is None and origin.pid is not None:
+            known = self._of_pid.get((scan.name, origin.pid))
         if known is not None:
             return known
         local = self._local(scan, origin)
@@ -166,7 +186,7 @@ class Job:
                 rank = self._rank_of(scan, seen.origin)
                 rank = self._rank_said(seen) if rank is None else rank
                 attempt = self._attempt(scan.name, seen.where.line)
-                whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid)
+                whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid, self._local_rank_of(seen))
                 values = tuple(sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames")))
                 key: tuple[object, ...] = (seen.sign, seen.where.text, values, whose, attempt)
                 if key in merged:
@@ -180,6 +200,7 @@ class Job:
                 sign=seen.sign,
                 where=seen.where,
                 rank=rank,
+                local_rank=None if rank is not None else self._local_rank_of(seen),
                 host=seen.origin.host,
                 pid=seen.origin.pid,
                 at_s=seen.origin.at_s,
@@ -217,6 +238,24 @@ class Job:
                     values |= {"exit_code": None, "signal": None}
                 _fill(known, values)
         return [RankSeen(rank=rank, **values) for rank, values in sorted(ranks.items())]
+
+    def _local_ranks(self) -> list[ProcessSeen]:
+        """The processes of which the output gives a local rank but no rank in the job, by host and local rank."""
+        found: dict[tuple[str | None, int], dict[str, Any]] = {}
+        for scan in self._scans:
+            for stream in scan.streams.values():
+                local = self._local(scan, stream.origin)
+                if local is not None and self._rank_of(scan, stream.origin) is None:
+                    values = {**stream.origin._asdict(), "local_rank": local, "last": stream.last}
+                    _fill(found.setdefault((stream.origin.host, local), {}), values)
+        for ending in self._endings():
+            if ending.rank is None and ending.local_rank is not None:
+                _fill(found.setdefault((ending.host, ending.local_rank), {}), ending._asdict())
+        return [ProcessSeen(**values) for _, values in sorted(found.items(), key=lambda at: (at[0][0] or "", at[0][1]))]
+
+    def _local_rank_of(self, seen: Seen) -> int | None:
+        path = next(self._paths[scan.name] for scan in self._scans if scan.name == seen.where.file)
+        return seen.origin.local_rank if seen.origin.local_rank is not None else path.local_rank
 
     def _known_of_ranks(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for scan in self._scans:
@@ -271,6 +310,10 @@ def _is_in_init(scans: Sequence[FileScan], seen: Seen) -> bool:
 
 def _lines_after(scan: FileScan, seen: Seen) -> int:
     return (scan.ends.said or scan.lines) - seen.last_line
+
+
+def _sets(pairs: Iterable[tuple[K, V]]) -> dict[K, set[V]]:
+    return {key: set(values) for key, values in grouped(pairs).items()}
 
 
 _FIELDS = frozenset(RankSeen.model_fields) - {"rank"}
