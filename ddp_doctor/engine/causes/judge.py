@@ -30,7 +30,7 @@ from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.signs import Tier
+from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Tier
 from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
@@ -182,6 +182,8 @@ def _is_explained(output: Output, suspect: Suspect, by: Suspect) -> bool:
     """Whether ``by`` may be why the suspect is there."""
     if by.cause.name in suspect.cause.instead_of:  # the rows know better
         return False
+    if by.cause.name == NCCL_STATES and suspect.tier not in ("watchdog", "launcher"):
+        return False  # a message that no row knows explains no known cause
     return (
         _is_outweighed(output, suspect, by)
         or (output.is_later(suspect, by) and _follows(output, suspect, by))
@@ -197,6 +199,8 @@ def _is_outweighed(output: Output, suspect: Suspect, by: Suspect) -> bool:
         name in by.cause.instead_of
         # A possible cause counts only where nothing better is known.
         or (is_hint and by.confidence is not Confidence.POSSIBLE and not _is_an_end(by))
+        # NCCL's own message counts if nothing else is known.
+        or (name == NCCL_STATES and not _is_an_end(by) and by.tier not in ("watchdog", "launcher"))
         # Signs of a cause beside what comparing all ranks, or their dumps, says of it.
         or (name == by.cause.name and suspect.judged is None and by.judged is not None)
         # A time-out beside a cause by better evidence.

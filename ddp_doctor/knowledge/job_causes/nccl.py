@@ -6,7 +6,7 @@ names), its diagnostics, nccl-tests.
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, host_cause, sick_gpu
 from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, unset
-from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, nccl, proof, ras
+from ddp_doctor.knowledge.job_causes.signs import HARMLESS_WARNINGS, NCCL_STATES, RAS_NOTE, nccl, proof, ras
 
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
 _NOTE = (RAS_NOTE,)
@@ -104,6 +104,24 @@ CAUSES = {
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
             ),
+        },
+    ),
+    "DDJ200": JobCause(
+        name=NCCL_STATES,
+        title="NCCL reports[ on {who}]: {message}",
+        finds="A warning of NCCL that its callers returned as an error, or the text after “Last error:” in an exception,"
+        " if no other cause is known.",
+        why="NCCL prints the reason in this line. Lines after it only say that the call failed.",
+        remedies=(remedy("Follow the message; search for it in NCCL's issues and source"),),
+        next_check="ddp-doctor run on the same nodes",
+        references=("NCCL 2.18 to 2.32, src/debug.cc, src/include/checks.h; torch 2.15 c10d/NCCLUtils.cpp",),
+        signs={
+            "nccl-states": nccl.sign(
+                "NCCL WARN ",
+                rf"NCCL WARN (?P<message>(?!.{{0,200}}?(?:{HARMLESS_WARNINGS}))\S.{{1,400}})",
+                beside=("nccl-error-returned", "nccl-error", "nccl-error-by-name"),
+            ),
+            "nccl-last-error": nccl.sign("Last error:", r"Last error:\s*\n?(?P<message>\S[^\n]{1,400})", lines=2),
         },
     ),
     "DDJ153": JobCause(

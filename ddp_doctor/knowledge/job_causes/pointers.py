@@ -7,6 +7,7 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 
 from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.signs import (
+    HARMLESS_WARNINGS,
     MONITORS,
     Page,
     Sign,
@@ -192,8 +193,8 @@ _ENDS = {
     "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
     # The line of NCCL's source to which an error came up: a call of the program failed.
     "nccl-error-returned": nccl.pointer(
-        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
-        r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
+        ("group.cc:", "init.cc:", "transport.cc:", "enqueue.cc:"),
+        r"NCCL INFO (?:(?!\S*(?:transport|plugin|graph|misc|ras)/)\S*/)?(?:group|init|enqueue|transport)\.cc:\d+ (?:\(\w+\) )?-> (?![07]\b)\d",
     ),
 }
 
@@ -315,8 +316,7 @@ _NO_EVIDENCE = {
     # A complaint, of whatever: a failure where the output ends with it.
     "complaint": context(
         ("NCCL WARN ", "Exception: "),
-        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA|falling back"
-        r"|lib wrapper not initialized|requires GDRCopy))"  # NCCL 2.32 where libibverbs is missing
+        rf"NCCL WARN (?!.*(?:{HARMLESS_WARNINGS}))"
         r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
     ),
     # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
