@@ -180,14 +180,17 @@ def _unknown(output: Output) -> Iterator[Judged]:
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
     last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
-    words = (
-        f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”" if last else "the job failed"
-    )
+    unusual = [file.unusual for file in output.fact.files if file.unusual is not None]
+    words = "the job failed"
+    if last:
+        words = f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”"
+    elif unusual:
+        words = f"the job failed with “{shorten(unusual[0].text, _LONGEST_WORDS, placeholder=' …')}”"
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
-        lines(spoken or shown or output.last_complaints)[:_MOST_LINES],
+        tuple(dict.fromkeys((*lines(spoken or shown or output.last_complaints), *unusual)))[:_MOST_LINES],
         detail=" ".join(filter(None, details)),
         values={"what": (waits_for or timed_out or ended or words).rstrip(".")},
     )
