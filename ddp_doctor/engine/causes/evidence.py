@@ -10,7 +10,7 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import Sign, Tier
+from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -49,6 +49,20 @@ _OTHERS_FAULT = frozenset(
 #: Words of exceptions that a fault of a machine brings.
 _MACHINE = re.compile(
     r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
+)
+#: Messages of drivers and of libraries between ranks, and the files of such libraries.
+_OF_LIBRARIES = re.compile(
+    r"\b(?:CUDA|HIP|HSA|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA|DeepEP"
+    r"|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
+    re.IGNORECASE,
+)
+_LIBRARIES = re.compile(
+    r"/(?:deep_ep|nvshmem\w*|cupy|_symmetric_memory|symm_mem\w*|transformer_engine|nccl\w*)(?:/|\.py)"
+)
+#: Types of exceptions that Python code raises about its own values.
+_ABOUT_VALUES = frozenset(
+    "ValueError TypeError KeyError IndexError AttributeError AssertionError NameError ZeroDivisionError ImportError"
+    " ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError".split()
 )
 #: How an exception of a DataLoader's worker begins in the rank.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
@@ -366,6 +380,16 @@ def _is_own(exception: SignSeen) -> bool:
     return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
 
 
+def _cause_of_exception(exception: SignSeen) -> tuple[str, ...]:
+    """The cause and what makes exceptions equal: of the job's code only if Python code complains about its values."""
+    frames = exception.values.get("frames", "").split("\n")[-1]
+    is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames)
+    kind = exception.values.get("type", "").rpartition(".")[2]
+    if is_of_library and kind not in _ABOUT_VALUES:
+        return (LIBRARY_EXCEPTION, *_alike(exception)[:2])
+    return ("rank-exception", *_alike(exception))
+
+
 def _alike(exception: SignSeen) -> tuple[str, ...]:
     """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
     values = exception.values
@@ -386,7 +410,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
         ended = known.tier == "kernel" or not output.got_over(sign)
         if cause is not None and known.role == "cause" and beside and ended:
             spoken.append(((cause.name,), sign))
-    spoken += [(("rank-exception", *_alike(exception)), exception) for exception in output.exceptions]
+    spoken += [(_cause_of_exception(sign), sign) for sign in output.exceptions]
     died = {rank.rank for rank in output.died}
     died_locally = {process.local_rank for process in output.died_locally}
     for (name, *_), signs in grouped(spoken).items():

@@ -63,7 +63,7 @@ def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
             Evidence(check=check, text=f"{place_of(line)}: {line.text}") for line in [*first.values()][:_MOST_LINES]
         ),
         remedies=tuple(
-            remedy.model_copy(update={"commands": tuple(map(judged.with_pid, remedy.commands))})
+            remedy.model_copy(update={"commands": judged.commands(remedy.commands)})
             for remedy in judged.cause.remedies
             # Of a failure without a known cause, one speaks of NCCL and one of gloo.
             if rule.code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")

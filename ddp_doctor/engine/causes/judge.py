@@ -30,7 +30,7 @@ from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Tier
+from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
 from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
@@ -67,7 +67,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
 
 
 #: Causes that say no more than that a process ended.
-_THAT_IT_ENDED = ("rank-exception", "process-crashed", "host-oom-kill", "peer-died-secondary")
+_THAT_IT_ENDED = ("rank-exception", LIBRARY_EXCEPTION, "process-crashed", "host-oom-kill", "peer-died-secondary")
 
 
 def cause_in(fact: JobLogFact) -> Judged | None:

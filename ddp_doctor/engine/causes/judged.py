@@ -1,12 +1,19 @@
 """What the judge of failed jobs returns."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
+
+#: Placeholders in commands, by the value of a sign that replaces them.
+_PLACEHOLDERS = {"PORT": "port", "PEER": "peer"}
+_AMD = re.compile(r"HW Exception by GPU|HSA_STATUS_|\bHIP\b|ROCm|amdgpu")
+_NVIDIA = re.compile(r"nvidia|\bXid\b|compute-sanitizer|CUDA_|dcgmi")
+_SAFE = re.compile(r"[A-Za-z0-9][\w.:-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,24 @@ class Judged:
     job: str = ""  # the name of a job that runs
     pid: int | None = None  # of the process to blame, where it runs
 
-    def with_pid(self, command: str) -> str:
-        """With the number of the process in place of PID, where it is known."""
-        return command if self.pid is None else command.replace("--pid PID", f"--pid {self.pid}")
+    def commands(self, of_cause: Iterable[str]) -> tuple[str, ...]:
+        """Return the commands with known values, without those for NVIDIA's GPUs if the GPU is AMD's."""
+        is_amd = any(_AMD.search(line.text) for line in self.lines)
+        return tuple(self._with_values(command) for command in of_cause if not (is_amd and _NVIDIA.search(command)))
+
+    @property
+    def next_command(self) -> str:
+        """The next check, with known values."""
+        return " ".join(self.commands([self.next_check or self.cause.next_check])) or "dmesg | grep amdgpu; rocm-smi"
+
+    def _with_values(self, command: str) -> str:
+        """Replace the placeholders of a command (PID, PORT, PEER) by known values that are safe in a shell."""
+        if self.pid is not None:
+            command = command.replace("--pid PID", f"--pid {self.pid}")
+        for word, name in _PLACEHOLDERS.items():
+            if _SAFE.fullmatch(value := self.values.get(name, "")):
+                command = re.sub(rf"\b{word}\b", value, command)
+        return command
 
 
 def place_of(line: LogLine) -> str:

@@ -29,7 +29,7 @@ def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) 
             domain=judged.cause.domain,
             restart=judged.cause.restart,
             lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
-            next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
+            next_check=judged.next_command,
             culprits=judged.culprits,
         )
         for judged in causes

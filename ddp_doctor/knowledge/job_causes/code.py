@@ -3,7 +3,7 @@
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause
 from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.knowledge.job_causes.signs import Sign, nccl, proof
+from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, Sign, nccl, proof
 
 #: What libraries say of files that they cannot decode.
 _NOT_DECODED = (
@@ -22,6 +22,17 @@ CAUSES = {
         next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
+    ),
+    "DDJ100": JobCause(
+        name=LIBRARY_EXCEPTION,
+        title="{who} stopped[ in {where}]: {type}[: {message}]",
+        finds="A rank ended with an exception that a driver, NCCL or another library between ranks raised, and that no"
+        " other cause explains.",
+        why="The line of the job only made the call. The fault may be in the library, its release, the driver, a GPU"
+        " or the network, and one process alone does not show it.",
+        remedies=(remedy("Compare the versions of that library, of torch and of the driver with those it supports"),),
+        next_check="ddp-doctor run on the same nodes",
+        references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
     ),
     "DDJ161": code_cause(
         name="gpu-out-of-memory",

@@ -285,7 +285,9 @@ CAUSES = {
             "gpu-not-initialised": kernel.sign(
                 "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
-            "gpu-hang-of-rocm": Sign("HW Exception by GPU"),
+            "gpu-hang-of-rocm": Sign(
+                ("HW Exception by GPU", "HSA_STATUS_ERROR"), r"HW Exception by GPU (?P<bus>node-\d+)|HSA_STATUS_ERROR"
+            ),
             "gpu-reset-required": kernel.sign("[NV_ERR_RESET_REQUIRED]"),
         },
     ),

@@ -82,13 +82,9 @@ CAUSES = {
         why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
-            remedy(
-                "Let torchrun find a free port, or choose another port",
-                "torchrun --standalone …",
-                "torchrun --master-port=29511 …",
-            ),
-            on_node("End the program that holds the port", "ss -ltnp 'sport = :29500'"),
-            in_code("Use MASTER_PORT in the script: init_process_group(init_method='env://')"),
+            on_node("Stop the process that listens on the port, or choose another port", "ss -ltnp 'sport = :PORT'"),
+            remedy("If it is torchrun's port, let torchrun choose a free one", "torchrun --standalone …"),
+            in_code("If the script names the port, let the launcher choose it: init_method='env://'"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
@@ -108,7 +104,8 @@ CAUSES = {
             ),
             "cannot-bind": launcher.sign(
                 ("Address already in use", "address already in use"),
-                r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
+                r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use"
+                r"(?:[^\n]{0,80}?[\d\]]:(?P<port>\d{2,5})\b)?",
             ),
         },
     ),

@@ -16,6 +16,8 @@ NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 HARMLESS_WARNINGS = "libibverbs|real path|Plugin|Only EFA|falling back|lib wrapper not initialized|requires GDRCopy"
 #: The cause that NCCL's own message states, if no other cause is known.
 NCCL_STATES = "nccl-states-cause"
+#: The cause for exceptions of drivers and libraries.
+LIBRARY_EXCEPTION = "library-exception"
 #: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
 RAS_NOTE = "[RAS: "
 #: Commands that watch a job, and are ended with it.

@@ -59,6 +59,11 @@ _UNUSUAL = re.compile(
     re.IGNORECASE,
 )
 
+#: What a shell or launcher prints about a process that it ended.
+_ONLY_ENDED = re.compile(
+    r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?|(?:srun|slurmstepd)\b.*", re.IGNORECASE
+)
+
 
 class Conclusion(NamedTuple):
     """The numbers of the lines, or None: the good end or last step, and the most telling line otherwise."""
@@ -70,7 +75,8 @@ class Conclusion(NamedTuple):
 def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     """Return what the last lines show. ``tail`` has their numbers and texts, the last line first."""
     good = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
-    unusual = next((number for number, text in tail if _UNUSUAL.search(text)), None)
+    telling = [number for number, text in tail if _UNUSUAL.search(text) and not _ONLY_ENDED.fullmatch(text.strip())]
+    unusual = telling[0] if telling else None
     return Conclusion(good or _last_step(tail), unusual or next((number for number, _ in tail), None))
 
 
