@@ -161,6 +161,7 @@ class _Reading:
                 said=ends.said if ends else None,
                 goes_on=ends.goes_on if ends else 0,
                 good_end=ends.good_end if ends else None,
+                last_step=ends.last_step if ends else None,
                 unusual=ends.unusual if ends else None,
                 unread=file.unread,
             )

@@ -46,6 +46,7 @@ class ProcessSeen(Frozen):
     last: LogLine | None = None  # the last line it printed
     exit_code: int | None = None
     signal: str | None = None  # SIGKILL
+    ended_at: str | None = None  # by the launcher's clock: 2026-11-23_04:31:09
 
 
 class RankSeen(ProcessSeen):
@@ -63,7 +64,8 @@ class FileSeen(Frozen):
     lines: int = 0
     said: int | None = None  # number of the last line that is no part of a stack, where that is known
     goes_on: int = 0  # lines of a job at work, of the last, behind the last communicator that NCCL began
-    good_end: LogLine | None = None  # a line that shows a good end, or steps that continue to the end of the file
+    good_end: LogLine | None = None  # the last line that shows a good end
+    last_step: LogLine | None = None  # the last step, if steps continue to the end of the file
     unusual: LogLine | None = None  # the last line about a fault, or the last line
     unread: str | None = None  # why it was not read
 

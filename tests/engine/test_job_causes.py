@@ -160,7 +160,7 @@ ORDER = {
     ),
     "a kernel's word that is known to be later does not explain an exception": (
         job(raised(1, "RuntimeError", "CUDA error", host="node0"), said("xid79", host="node0")),
-        ["rank-exception likely 1", "gpu-off-bus node0"],
+        ["library-exception likely 1", "gpu-off-bus node0"],
     ),
     "an exception of one rank explains the time-outs and closed connections of the others": (
         job(raised(2, "ValueError", "bad"), said("peer-gone", 0), *timed_out(9, 0, 1, 3), ranks=4),

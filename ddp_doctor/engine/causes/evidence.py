@@ -10,7 +10,7 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, Sign, Tier
+from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -52,8 +52,8 @@ _MACHINE = re.compile(
 )
 #: Messages of drivers and of libraries between ranks, and the files of such libraries.
 _OF_LIBRARIES = re.compile(
-    r"\b(?:CUDA|HIP|HSA|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA|DeepEP"
-    r"|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
+    r"\b(?:CUDA|HIP|HSA|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
+    r"|DeepEP|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
     re.IGNORECASE,
 )
 _LIBRARIES = re.compile(
@@ -61,8 +61,10 @@ _LIBRARIES = re.compile(
 )
 #: Types of exceptions that Python code raises about its own values.
 _ABOUT_VALUES = frozenset(
-    "ValueError TypeError KeyError IndexError AttributeError AssertionError NameError ZeroDivisionError ImportError"
-    " ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError".split()
+    """
+    ValueError TypeError KeyError IndexError AttributeError AssertionError NameError ZeroDivisionError ImportError
+    ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
+    """.split()  # noqa: SIM905  a list of words
 )
 #: How an exception of a DataLoader's worker begins in the rank.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
@@ -210,6 +212,13 @@ class Output:
         return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
 
     @cached_property
+    def first_failed(self) -> int | None:
+        """The rank that torchelastic saw fail first, if no other one failed in the same second."""
+        ended = sorted((rank.ended_at, rank.rank) for rank in self.died if rank.ended_at is not None)
+        is_first = len(ended) == len(self.died) > 0 and (len(ended) == 1 or ended[0][0] < ended[1][0])
+        return ended[0][1] if is_first else None
+
+    @cached_property
     def died_locally(self) -> tuple[ProcessSeen, ...]:
         """The processes without a known rank that a launcher saw end badly."""
         return tuple(process for process in self.fact.local_ranks if process.signal or process.exit_code)
@@ -234,7 +243,7 @@ class Output:
         """Whether the process that printed it went on for long after it."""
         if SIGNS[sign.sign][0].is_final:
             return False
-        if sign.in_init:
+        if sign.in_init or self._is_noise_at_a_good_end(sign):
             return True
         last = None if sign.rank is None else self.rank(sign.rank).last
         end = self._last_line.get(sign.where.file, 0)
@@ -244,6 +253,34 @@ class Output:
             return False  # it went on in another file: no lines to count
         in_file = self._ranks_in[sign.where.file]
         return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
+
+    def _is_noise_at_a_good_end(self, sign: SignSeen) -> bool:
+        """Whether the job ended well after it, or it is what others say of a rank that has exited after a good end."""
+        good_end, known = self._good_ends.get(sign.where.file, 0), SIGNS[sign.sign][0]
+        is_before = _last(sign) < good_end and known.confidence is not Confidence.PROVED
+        return not self._is_known_to_have_failed and (is_before or (good_end > 0 and known.role == "victim"))
+
+    @cached_property
+    def _good_ends(self) -> dict[str, int]:
+        """By file, the line of its good end."""
+        return {file.name: file.good_end.line for file in self.fact.files if file.good_end is not None}
+
+    @cached_property
+    def failed_after_a_good_end(self) -> bool:
+        """Whether everything that says that the job failed follows the line of a good end."""
+        bad = [
+            s for s in self.fact.signs if SIGNS[s.sign][0].role not in ("advice", "context") and not self.got_over(s)
+        ]
+        first = {sign.where.file: self._good_ends.get(sign.where.file, 0) for sign in bad}
+        for sign in self.signs("groups-not-destroyed"):
+            first[sign.where.file] = min(sign.where.line, first.get(sign.where.file) or sign.where.line)
+        is_of_training = bool(self.signs("watchdog-timeout", "nccl2-timeout", "gloo-timeout"))
+        return bool(bad) and not is_of_training and all(0 < first[sign.where.file] < sign.where.line for sign in bad)
+
+    @cached_property
+    def shows_progress(self) -> bool:
+        """Whether an output shows steps up to its end, or a good end."""
+        return any(file.good_end or file.last_step for file in self.fact.files)
 
     def _still_runs_lines(self, sign: SignSeen) -> int:
         """What tries again comes as far as before; what comes twice as far has got over it."""
@@ -408,7 +445,8 @@ def suspects(output: Output) -> Iterator[Suspect]:
         known, cause = SIGNS[sign.sign]
         beside = not known.beside or not ids.isdisjoint(known.beside)
         ended = known.tier == "kernel" or not output.got_over(sign)
-        if cause is not None and known.role == "cause" and beside and ended:
+        is_victims = cause is not None and cause.name == NCCL_STATES and blames_peer(sign.values.get("message", ""))
+        if cause is not None and known.role == "cause" and beside and ended and not is_victims:
             spoken.append(((cause.name,), sign))
     spoken += [(_cause_of_exception(sign), sign) for sign in output.exceptions]
     died = {rank.rank for rank in output.died}

@@ -10,7 +10,7 @@ from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
+from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, NOT_PROVEN
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
@@ -18,8 +18,11 @@ from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
 _MOST_LINES = 5
-#: What is no fault, but worth knowing.
-_NO_FAULT = {"others-wait-for-work": Consequence.KNOWN, "progress-not-known": Consequence.RISK}
+#: Causes that are not a fault, or not known to be one.
+_NO_FAULT = {
+    "others-wait-for-work": Consequence.KNOWN,
+    **dict.fromkeys(("progress-not-known", *NOT_FAILED), Consequence.RISK),
+}
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")

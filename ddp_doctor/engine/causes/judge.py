@@ -55,6 +55,12 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = networks.p2p_hang(recording, output) or unproven.judged(output)
     else:
         found = unproven.not_shown(recording, output)
+    if output.failed_after_a_good_end and all(judged.cause.name in _OF_TEARDOWN for judged in found):
+        found = (unproven.teardown(output, found),)
+    elif found and all(judged.cause.name == "scheduler-time-limit" for judged in found):
+        found = unproven.stalled(output, found[0]) or found
+    elif found and all(judged.cause.name in _OF_A_BROKEN_LINK for judged in found):
+        found = unproven.died_before(output, found[0]) or found
     found = tuple(_with_lint(recording, output, judged) for judged in found)
     if not found:
         return ()
@@ -66,6 +72,10 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     return replace(found[0], detail=" ".join(filter(None, (found[0].detail, *before)))), *found[1:]
 
 
+#: What is left of a crash or a hang, without a cause of its own, while processes exit.
+_OF_TEARDOWN = ("job-failed-cause-not-proven", "process-crashed", "peer-died-secondary", "stuck-outside-collective")
+#: What other ranks report when a process has died.
+_OF_A_BROKEN_LINK = ("ib-fabric-fault", "rank-unreachable", "firewall-or-unreachable")
 #: Causes that say no more than that a process ended.
 _THAT_IT_ENDED = ("rank-exception", LIBRARY_EXCEPTION, "process-crashed", "host-oom-kill", "peer-died-secondary")
 

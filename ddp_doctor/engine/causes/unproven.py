@@ -1,6 +1,7 @@
 """What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from textwrap import shorten
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
@@ -31,6 +32,8 @@ _PEER_GONE = (
     "store-gone",
     "ray-worker-gone",
 )
+#: Signs that a process died, whatever the launcher.
+_DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped", "received-signal", "exit-code")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.
@@ -39,6 +42,7 @@ _LINES_OF_WORK = 5
 _LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
 _MOST_LINES = 8
+NOT_PROVEN_NAME = "job-failed-cause-not-proven"
 
 
 def judged(output: Output) -> tuple[Judged, ...]:
@@ -173,9 +177,12 @@ def _unknown(output: Output) -> Iterator[Judged]:
     stores = (sign.values for sign in output.signs("store-clients", "store-barrier"))
     joined = next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in stores if v.get("came")), "")
     waits_for, ended = waited(output) or joined, _ends(output)
-    late = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"]
+    late = [s for s in output.fact.signs if SIGNS[s.sign][0].tier == "watchdog" and s.sign != "watchdog-stuck"]
+    stuck = output.signs("watchdog-stuck")
     on = f" on {places(output, ranks_of(late))}" if ranks_of(late) else ""
     timed_out = f"a collective timed out{on}" if late else ""
+    if stuck and not late:
+        timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
@@ -196,6 +203,51 @@ def _unknown(output: Output) -> Iterator[Judged]:
     )
 
 
+def teardown(output: Output, found: Sequence[Judged]) -> Judged:
+    """Return the cause of a job that failed after its training had finished."""
+    ends = [file.good_end for file in output.fact.files if file.good_end is not None]
+    signs = lines(output.signs("groups-not-destroyed"))[:1]
+    return Judged(
+        cause_named("failed-at-teardown"),
+        Confidence.LIKELY,
+        tuple(dict.fromkeys((*ends, *signs, *(line for judged in found for line in judged.lines))))[:_MOST_LINES],
+        detail="What the job had written before that is complete.",
+    )
+
+
+def died_before(output: Output, broken: Judged) -> tuple[Judged, ...]:
+    """Return the cause if the death of a process comes before a fault of the network, which may only follow from it."""
+    first = {line.file: line.line for line in reversed(broken.lines)}
+    deaths = [s for s in output.signs(*_DEATHS) if s.where.line < first.get(s.where.file, 0)]
+    if broken.confidence is Confidence.PROVED or not deaths:
+        return ()
+    judged = Judged(
+        cause_named("peer-died-secondary"),
+        Confidence.POSSIBLE,
+        tuple(dict.fromkeys((*lines(deaths), *broken.lines)))[:_MOST_LINES],
+        who=broken.who,
+        detail=f"“{shorten(deaths[0].where.text, _LONGEST_WORDS, placeholder=' …')}” comes before the network error.",
+        values={"gone": places(output, ranks_of(deaths)) or "A process"},
+    )
+    return (judged,)
+
+
+def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
+    """Return the cause if a job reached its time limit with output that shows no progress."""
+    unusual = [file.unusual for file in output.fact.files if file.unusual and file.unusual not in limit.lines]
+    if output.shows_progress or not unusual:
+        return ()
+    last = shorten(unusual[0].text, _LONGEST_WORDS, placeholder=" …")
+    judged = Judged(
+        cause_named(NOT_PROVEN_NAME),
+        Confidence.POSSIBLE,
+        (*lines(output.signs("watchdog-timeout")), *unusual, *limit.lines)[:_MOST_LINES],
+        detail="The scheduler ended the job at its time limit, but that is not the cause.",
+        values={"what": f"The job made no progress until its time limit (last line “{last}”)"},
+    )
+    return (judged,)
+
+
 def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     """Of a job that did not fail as far as it was read: that its end is not there, or its beginning not complete."""
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
@@ -206,7 +258,15 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     goes_on = any(file.goes_on >= _LINES_OF_WORK for file in output.fact.files)
     if output.unfinished:
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
-    if begun <= complete or goes_on:
+    if output.shows_progress or goes_on:
+        return ()
+    for sign in output.signs("ras-mismatch"):
+        counts = "; ".join(line.strip() for line in sign.values.get("counts", "").strip().split("\n"))
+        why = f"NCCL's RAS shows different {sign.values['operation']} counts ({counts}), which may last a moment only"
+        next_check = "ncclras again after 10 seconds, and ddp-doctor logs over both answers; ddp-doctor attach"
+        judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (sign.where,), values={"why": why})
+        return (replace(judged, next_check=next_check),)
+    if begun <= complete:
         return _without_good_end(output, logs)
     what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
     values = {"what": _not_come(logs) or what}
@@ -217,7 +277,7 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     """Return the cause "end-not-shown" if no line of any output shows a good end or steps up to the end."""
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
-    if not unusual or any(file.good_end for file in files):
+    if not unusual:
         return ()
     is_complete = any(init.complete for log in logs for init in log.inits)
     phase = "NCCL completed its initialization and no step follows; " if is_complete else ""

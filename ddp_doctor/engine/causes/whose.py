@@ -50,7 +50,11 @@ def local_culprits(processes: Iterable[ProcessSeen | SignSeen]) -> tuple[Culprit
 
 
 def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
-    """Those that said it; of a kernel that killed for want of memory the one that was, if it is one."""
+    """The ranks that said it, or the rank that failed first if the output does not show who said it."""
+    is_of_code = suspect.cause.domain in ("code", "data", "unknown") and suspect.tier == "exception"
+    if is_of_code and not suspect.ranks and output.first_failed is not None:
+        is_anybodys = all(sign.host is None and sign.local_rank is None for sign in suspect.signs)
+        return frozenset({output.first_failed} if is_anybodys else ())
     if suspect.ranks or suspect.cause.name != "host-oom-kill":
         return suspect.ranks
     killed = [rank for rank in output.died if rank.signal == "SIGKILL" and rank.rank not in output.stuck]
@@ -77,7 +81,7 @@ def rank_culprit(output: Output, rank: int) -> Culprit:
 
 def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
-    named = (_named(output, sign.values, sign.host) for sign in suspect.signs)
+    named = (_named(output, sign.values, sign.host, sign.rank) for sign in suspect.signs)
     if found := _ends(output, suspect) or tuple(dict.fromkeys(culprit for culprit in named if culprit is not None)):
         return found
     if suspect.cause.name in _BETWEEN_RANKS:
@@ -86,7 +90,7 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     if suspect.cause.domain in ("code", "data", "unknown"):
         if len(suspect.ranks) > 1 and suspect.ranks == output.world:
             return ()
-        ranks = tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+        ranks = tuple(rank_culprit(output, rank) for rank in sorted(_ranks(output, suspect)))
         local = local_culprits(suspect.signs)
         return ranks or (() if 1 < len(local) == len(output.fact.local_ranks) else local)
     if hosts:
@@ -117,7 +121,7 @@ def _printed_by(output: Output, sign: SignSeen) -> Culprit | None:
     return None if sign.rank is None else rank_culprit(output, sign.rank)
 
 
-def _named(output: Output, values: Mapping[str, str], host: str | None) -> Culprit | None:
+def _named(output: Output, values: Mapping[str, str], host: str | None, speaker: int | None) -> Culprit | None:
     """The culprit that a sign's words name: a GPU, a device, a variable, a file or a rank."""
     node = values.get("host") or host
     if values.get("rank", "").isdigit() and values.get("peer_rank", "").isdigit():
@@ -126,7 +130,9 @@ def _named(output: Output, values: Mapping[str, str], host: str | None) -> Culpr
         return both.model_copy(update=pair)
     if "gpu" in values or "bus" in values:
         gpu = int(values["gpu"]) if values.get("gpu", "").isdigit() else None
-        return Culprit(kind="gpu", node=node, gpu=gpu, name=values.get("bus"))
+        rank = output.first_failed if speaker is None and node is None else speaker
+        node = node if rank is None else node or output.rank(rank).host
+        return Culprit(kind="gpu", node=node, rank=rank, gpu=gpu, name=values.get("bus"))
     for name, kind in _KINDS.items():
         if name in values:
             return Culprit(kind=kind, node=None if kind == "file" else node, name=values[name])

@@ -109,8 +109,8 @@ CAUSES = {
     "DDJ200": JobCause(
         name=NCCL_STATES,
         title="NCCL reports[ on {who}]: {message}",
-        finds="A warning of NCCL that its callers returned as an error, or the text after “Last error:” in an exception,"
-        " if no other cause is known.",
+        finds="A warning of NCCL that its callers returned as an error, or the text after “Last error:” in an"
+        " exception, if no other cause is known.",
         why="NCCL prints the reason in this line. Lines after it only say that the call failed.",
         remedies=(remedy("Follow the message; search for it in NCCL's issues and source"),),
         next_check="ddp-doctor run on the same nodes",

@@ -194,7 +194,8 @@ _ENDS = {
     # The line of NCCL's source to which an error came up: a call of the program failed.
     "nccl-error-returned": nccl.pointer(
         ("group.cc:", "init.cc:", "transport.cc:", "enqueue.cc:"),
-        r"NCCL INFO (?:(?!\S*(?:transport|plugin|graph|misc|ras)/)\S*/)?(?:group|init|enqueue|transport)\.cc:\d+ (?:\(\w+\) )?-> (?![07]\b)\d",
+        r"NCCL INFO (?:(?!\S*(?:transport|plugin|graph|misc|ras)/)\S*/)?(?:group|init|enqueue|transport)\.cc:\d+"
+        r" (?:\(\w+\) )?-> (?![07]\b)\d",
     ),
 }
 
@@ -313,6 +314,15 @@ _NO_EVIDENCE = {
         ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
         r"^(?:Exception ignored|--- Logging)",
     ),
+    # One answer of NCCL's RAS, as text; for ranks that are behind in two answers see rank-behind.
+    "ras-mismatch": context(
+        "ranks have different ",
+        r"ranks have different (?P<operation>\w+) operation counts"
+        r"(?P<counts>(?:\n\s+(?:\d+ ranks have|Rank \d+ has) [^\n]+)*)",
+        lines=4,
+    ),
+    # torch prints it when a process exits by itself with groups that it did not destroy.
+    "groups-not-destroyed": context("destroy_process_group() was not called before program exit"),
     # A complaint, of whatever: a failure where the output ends with it.
     "complaint": context(
         ("NCCL WARN ", "Exception: "),

@@ -1,7 +1,7 @@
 """A failure of which the output does not say the cause, and what would say it the next time."""
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.remedies import remedy
+from ddp_doctor.knowledge.job_causes.remedies import in_code, remedy
 
 #: The code of a failure without a known cause.
 NOT_PROVEN = "DDJ198"
@@ -46,6 +46,18 @@ CAUSES = {
         remedies=(remedy("Read its output again after a few minutes, to see which ranks make no progress"),),
         next_check="py-spy dump --pid PID of a missing rank; ddp-doctor logs again after a few minutes",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
+    ),
+    "DDJ209": JobCause(
+        name="failed-at-teardown",
+        title="Training finished, and the job failed while its processes exited",
+        domain="code",
+        finds="Everything that failed, such as a crash, a hang or a broken connection, comes after the line of a good"
+        " end.",
+        why="Processes that exit without destroy_process_group() destroy NCCL's communicators in different orders, and"
+        " a rank may wait for another one that is gone.",
+        remedies=(in_code("Call torch.distributed.destroy_process_group() on every rank before it exits"),),
+        next_check="check that the last checkpoint is complete",
+        references=("torch 2.15 c10d/ProcessGroupNCCL.cpp",),
     ),
     "DDJ194": JobCause(
         name="end-not-shown",

@@ -305,7 +305,12 @@ def _is_in_init(scans: Sequence[FileScan], seen: Seen) -> bool:
     if " WARN " not in seen.where.text or seen.origin.pid is None:
         return False
     process = f"{seen.origin.host}:{seen.origin.pid}".encode()
-    return any(scan.nccl.is_in_init(process, seen.last_line) for scan in scans if scan.name == seen.where.file)
+    return any(
+        scan.nccl.is_in_init(process, seen.last_line)
+        or scan.ends.nccl_goes_on.get((seen.origin.host, seen.origin.pid), 0) > seen.last_line
+        for scan in scans
+        if scan.name == seen.where.file
+    )
 
 
 def _lines_after(scan: FileScan, seen: Seen) -> int:

@@ -20,6 +20,7 @@ class Ending(NamedTuple):
     local_rank: int | None = None
     exit_code: int | None = None
     signal: str | None = None
+    ended_at: str | None = None  # as torchelastic prints it: 2026-11-23_04:31:09
 
 
 _EXIT = re.compile(r"(-?\d{1,10})(?: \(pid: (\d{1,10})\))?")
@@ -104,6 +105,7 @@ def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
         local_rank=int(rank[2]) if rank[2] else None,
         exit_code=exit_code,
         signal=name,
+        ended_at=fields.get("time") or None,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ddp_doctor.facts.job_log import LogLine
-from ddp_doctor.parse.job_log.conclusion import conclusion
+from ddp_doctor.parse.job_log.conclusion import STALLED, conclusion
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.parse.job_log.words import AFTER, search_for
 
@@ -18,6 +18,10 @@ _MOST_STREAMS = 20_000
 _LAST_LINES = 500
 _OF_WORK = re.compile(
     r" opCount |\b(?:step|iter|iteration|epoch|batch|loss)\b[^a-z]{0,5}\d|\d%\||\bit/s|s/it\b", re.IGNORECASE
+)
+#: NCCL prepares communication, or has made a communicator: it continued after what it warned of before.
+_GOES_ON = re.compile(
+    r"NCCL INFO (?:Channel \d+(?:/\d+)? ?: \d+\[|Connected all|Using network |Trees \[|.{1,300} - Init COMPLETE)"
 )
 #: Streams of lines without a prefix that tells processes apart.
 OF_ANYBODY = frozenset(("", "time "))
@@ -46,8 +50,11 @@ class Ends:
         self.of_rank: dict[int, tuple[LogLine, float | None]] = {}
         self.said: int | None = None  # number of the last line that is no part of a stack
         self.goes_on = 0  # lines of a job at work behind the last communicator that NCCL began
-        self.good_end: LogLine | None = None  # a good end, or the last of steps that continue to the end
+        self.good_end: LogLine | None = None
+        self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
+        #: By host and pid, the last line in which NCCL prepares communication.
+        self.nccl_goes_on: dict[tuple[str | None, int], int] = {}
         self._left = _LAST_LINES
         self._tail: list[tuple[int, str]] = []  # the last lines, the last first
         self._prefixes = prefixes
@@ -87,8 +94,9 @@ class Ends:
             if not self._left and all(stream.last for stream in self.streams.values()):
                 break
         texts, seen = dict(self._tail), conclusion(self._tail)
-        self.good_end = self._where(texts[seen.good], seen.good) if seen.good else None
-        self.unusual = self._where(texts[seen.unusual], seen.unusual) if seen.unusual else None
+        self.good_end, self.last_step, self.unusual = (
+            None if number is None else self._where(texts[number], number) for number in seen
+        )
 
     def _line(self, raw: bytes, number: int) -> None:
         raw = raw.rstrip()
@@ -104,9 +112,11 @@ class Ends:
             return
         if len(self._tail) < _LAST_LINES and not _OF_STACK.match(text):
             self._tail.append((number, text))
+        if origin.pid is not None and _GOES_ON.search(text):
+            self.nccl_goes_on.setdefault((origin.host, origin.pid), number)
         if self._left:
             self._left = 0 if text.endswith("Init START") else self._left - 1
-            self.goes_on += _OF_WORK.search(text) is not None
+            self.goes_on += _OF_WORK.search(text) is not None and not STALLED.search(text)
         if self.said is None and not _OF_STACK.match(text):
             self.said = number
         stream = self.streams.get(origin.stream)

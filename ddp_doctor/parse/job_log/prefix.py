@@ -28,7 +28,10 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _CLOCK = r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
 _ISO = rf"(?P<date>\d{{4}}-\d\d-\d\d)[T _]{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _CTIME = rf"[A-Z][a-z]{{2}} (?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})"
-_NCCL_NEXT = r"(?=(?:\S{1,300}:\d+ (?:\([^)]{0,200}\) )?|\d[\d.]* \S{1,200} )?NCCL (?:WARN|INFO|TRACE|CALL|DIAG) )"
+_NCCL_NEXT = (
+    r"(?=(?:(?:[a-z_]\w{0,60}\*? )?\S{1,300}:\d+ (?:\([^)]{0,200}\) )?|\d[\d.]* \S{1,200} )?"
+    r"NCCL (?:WARN|INFO|TRACE|CALL|DIAG) )"
+)
 _HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,254})"
 
 
