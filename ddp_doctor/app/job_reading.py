@@ -24,6 +24,14 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
+from ddp_doctor.parse.job_log.containers import (
+    is_entries,
+    is_stacks,
+    is_utf16,
+    text_of_entries,
+    text_of_stacks,
+    text_of_utf16,
+)
 from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
 from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
@@ -76,6 +84,9 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
     Reader("flight recorder", is_dump, _dump),
+    Reader("output", is_utf16, lambda _, data: text_of_utf16(data)),
+    Reader("output", is_entries, lambda _, data: text_of_entries(data)),
+    Reader("output", is_stacks, lambda _, data: text_of_stacks(data)),
 )
 
 
@@ -142,7 +153,8 @@ class _Reading:
         )
         if reader is not None:
             kind = reader.kind
-            lines = self._whole(file, reader, pool)
+            scan = self._whole(file, reader, pool)
+            lines, ends = (scan.lines, scan.ends if kind == "output" else None) if scan else (0, None)
         elif _is_binary(file.head):
             kind, file.unread = "binary", file.unread or "it is binary, and of no kind that is known here"
             file.size_bytes = 0
@@ -161,30 +173,31 @@ class _Reading:
                 said=ends.said if ends else None,
                 goes_on=ends.goes_on if ends else 0,
                 good_end=ends.good_end if ends else None,
+                is_finished=ends.is_finished if ends else False,
                 last_step=ends.last_step if ends else None,
                 unusual=ends.unusual if ends else None,
                 unread=file.unread,
             )
         )
 
-    def _whole(self, file: JobFile, reader: Reader, pool: ThreadPoolExecutor) -> int:
-        """Read a file by the reader of its kind; returns its lines, where it is text."""
+    def _whole(self, file: JobFile, reader: Reader, pool: ThreadPoolExecutor) -> FileScan | None:
+        """Read a file by the reader of its kind; return the scan of its lines if it holds text."""
         data = file.all(_LARGEST_WHOLE_BYTES)
         if data is None:
             file.unread = f"it is larger than {_LARGEST_WHOLE_BYTES >> 20} MiB"
-            return 0
+            return None
         try:
             found = reader.reads(file, data)
             if not isinstance(found, str):
                 self._readings += found
-                return 0
+                return None
         except (UsageError, ValueError) as error:
             file.unread = str(error)
-            return 0
+            return None
         text = as_utf8(found).encode()
         scan = self._scanned(file, (text,), pool)
         scan.ends.look((text,), scan.lines)
-        return scan.lines
+        return scan
 
     def _scanned(self, file: JobFile, chunks: Iterable[bytes], pool: ThreadPoolExecutor) -> FileScan:
         clock = datetime.fromtimestamp(file.modified_s or time.time(), timezone.utc)

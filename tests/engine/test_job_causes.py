@@ -107,7 +107,9 @@ def job(*signs: SignSeen, ranks: int | tuple[RankSeen, ...] = 0) -> Recording:
     if isinstance(ranks, int):
         ranks = tuple(RankSeen(rank=rank, host=f"node{rank // 4}") for rank in range(ranks))
     ends = (rank.last.line for rank in ranks if rank.last is not None)
-    files = (FileSeen(name="job.out", kind="output", lines=max(line, *ends, 0)),)
+    last = max(line, *ends, 0)
+    step = LogLine(file="job.out", line=last, text="step 9")
+    files = (FileSeen(name="job.out", kind="output", lines=last, last_step=step),)
     fact = JobLogFact(files=files, signs=tuple(numbered), ranks=ranks, world_size=len(ranks) or None)
     return Recording(readings=(collected("logs", fact),))
 

@@ -63,7 +63,7 @@ def judged(folder: Path, *texts: str) -> tuple[int, list[str], str]:
         (NCCL_ERROR, "job-failed-cause-not-proven"),
         ("starting\n" + OUT_OF_MEMORY, "gpu-out-of-memory"),
         (SHM, "shm-too-small"),
-        ("step 1\nKilled\nrestarting\n", "job-failed-cause-not-proven"),
+        ("step 1\nKilled\nrestarting\n", "host-oom-kill"),
         ("python train.py\nmake: *** [train] Error 1\n", "job-failed-cause-not-proven"),
     ],
     ids=["traceback", "loop of a shell", "4 ranks", "torchrun", "no cause", "memory", "NCCL", "killed", "make"],

@@ -94,7 +94,7 @@ RAISED = """Traceback (most recent call last):
     ("raised", "title"),
     [
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 70368744177664 bytes.",
-         "Not enough host memory on rank 1, at train.py:24: 70368744177664 bytes were asked for"),
+         "Not enough host memory on rank 1, at train.py:24: 65536 GiB were requested"),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array",
          "Not enough host memory on rank 1, at train.py:24"),
         ("MemoryError", "Not enough host memory on rank 1, at train.py:24"),

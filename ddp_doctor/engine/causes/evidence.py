@@ -262,8 +262,8 @@ class Output:
 
     @cached_property
     def _good_ends(self) -> dict[str, int]:
-        """By file, the line of its good end."""
-        return {file.name: file.good_end.line for file in self.fact.files if file.good_end is not None}
+        """By file, the line that shows that the run finished."""
+        return {file.name: file.good_end.line for file in self.fact.files if file.good_end and file.is_finished}
 
     @cached_property
     def failed_after_a_good_end(self) -> bool:
@@ -276,6 +276,16 @@ class Output:
             first[sign.where.file] = min(sign.where.line, first.get(sign.where.file) or sign.where.line)
         is_of_training = bool(self.signs("watchdog-timeout", "nccl2-timeout", "gloo-timeout"))
         return bool(bad) and not is_of_training and all(0 < first[sign.where.file] < sign.where.line for sign in bad)
+
+    @cached_property
+    def failures_before_the_end(self) -> int:
+        """How many times the job failed before it finished; 0 if it did not fail, or its last attempt failed."""
+        bad = [s for s in self.recorded.signs if s.sign in SIGNS and SIGNS[s.sign][0].role not in ("advice", "context")]
+        has_ended = any(sign.sign == "exception" or ends_a_job(SIGNS[sign.sign][0]) for sign in bad)
+        if not has_ended or not all(_last(sign) < self._good_ends.get(sign.where.file, 0) for sign in bad):
+            return 0
+        exits = sum(sign.times for sign in bad if sign.sign == "exit-code")
+        return max(exits, *(sign.attempt for sign in bad), *(sign.times for sign in bad if sign.sign == "exception"), 1)
 
     @cached_property
     def shows_progress(self) -> bool:
@@ -437,14 +447,17 @@ def _alike(exception: SignSeen) -> tuple[str, ...]:
 # --- suspects -----------------------------------------------------------------------------------
 
 
-def suspects(output: Output) -> Iterator[Suspect]:
-    """One for each cause that signs speak for, and for each different exception of ranks."""
+def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
+    """One for each cause that signs speak for, and for each different exception of ranks.
+
+    ``is_of_end``: not if the process went on after the sign.
+    """
     spoken: list[tuple[tuple[str, ...], SignSeen]] = []  # by cause; exceptions also by what they say
     ids = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
         beside = not known.beside or not ids.isdisjoint(known.beside)
-        ended = known.tier == "kernel" or not output.got_over(sign)
+        ended = known.tier == "kernel" or not is_of_end or not output.got_over(sign)
         is_victims = cause is not None and cause.name == NCCL_STATES and blames_peer(sign.values.get("message", ""))
         if cause is not None and known.role == "cause" and beside and ended and not is_victims:
             spoken.append(((cause.name,), sign))

@@ -10,7 +10,7 @@ from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, NOT_PROVEN
+from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, NOT_PROVEN, RECOVERED
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
@@ -21,6 +21,7 @@ _MOST_LINES = 5
 #: Causes that are not a fault, or not known to be one.
 _NO_FAULT = {
     "others-wait-for-work": Consequence.KNOWN,
+    RECOVERED: Consequence.KNOWN,
     **dict.fromkeys(("progress-not-known", *NOT_FAILED), Consequence.RISK),
 }
 #: Characters of one value in a title, such as the message of an exception.

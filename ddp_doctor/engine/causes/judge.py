@@ -34,6 +34,7 @@ from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES
 from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.wording.findings import in_units
 from ddp_doctor.wording.ranks import capital, short
 
 
@@ -44,6 +45,9 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     fact = recording.first(JobLogFact) or JobLogFact(files=())
     last = _last_attempt(fact)
     *earlier, output = (Output(fact, attempt) for attempt in range(last + 1))
+    if failures := output.failures_before_the_end:
+        first = [s for of in (*earlier, output) for s in unexplained(of, [*suspects(of, is_of_end=False)])[:1]]
+        return (unproven.finished(output, failures, [_judged(output, suspect) for suspect in first]),)
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
     by_signs = (_by_the_moment(recording, output, suspect) for suspect in suspects(output))
     spoken = (*by_signs, *networks.suspects(recording, output), *time_outs.suspects(output))
@@ -161,6 +165,7 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         values={
             **suspect.values,
             **({"meaning": known.meaning} if known else {}),
+            **({"size": in_units(int(suspect.values["bytes"]))} if "bytes" in suspect.values else {}),
             "raised_at": _raised_at(output, suspect),
         },
     )

@@ -9,7 +9,7 @@ from ddp_doctor.engine.diagnose import Diagnosis, is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED
+from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Command, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
@@ -89,7 +89,7 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
     worst = next((finding for finding in named if finding.is_certain_error), None)
     if worst is not None:
         return f"Failed: {worst.title.rstrip('.')}{others}"
-    if named and named[0].name in NOT_FAILED:
+    if named and named[0].name in (*NOT_FAILED, RECOVERED):
         return named[0].title.rstrip(".")
     if named:
         title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P

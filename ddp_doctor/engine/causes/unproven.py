@@ -1,11 +1,12 @@
 """What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
-from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import local_culprits, local_places, places, rank_culprit
 from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
@@ -34,6 +35,7 @@ _PEER_GONE = (
 )
 #: Signs that a process died, whatever the launcher.
 _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped", "received-signal", "exit-code")
+_KILLED = re.compile(r"(?:^|[\s:])Killed\b")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.
@@ -42,6 +44,7 @@ _LINES_OF_WORK = 5
 _LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
 _MOST_LINES = 8
+_MOST_STACKS = 4
 NOT_PROVEN_NAME = "job-failed-cause-not-proven"
 
 
@@ -61,6 +64,7 @@ def _killed(output: Output) -> Iterator[Judged]:
     is_known = output.died or output.died_locally or output.stuck
     of_no_rank = [] if is_known else [sign for sign in output.fact.signs if _tells_of_a_kill(sign)]
     kills = [sign for sign in of_no_rank if not output.got_over(sign)]
+    kills += [sign for sign in output.last_complaints if not is_known and _KILLED.search(sign.where.text)]
     if not (killed or local or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
@@ -203,6 +207,19 @@ def _unknown(output: Output) -> Iterator[Judged]:
     )
 
 
+def finished(output: Output, failures: int, causes: Sequence[Judged]) -> Judged:
+    """Return the cause of a job that failed, was started again and finished."""
+    ends = [file.good_end for file in output.recorded.files if file.good_end is not None]
+    names = dict.fromkeys(f"{judged.cause.name} ({place_of(judged.lines[0])})" for judged in causes if judged.lines)
+    return Judged(
+        cause_named("failed-then-finished"),
+        Confidence.PROVED,
+        tuple(dict.fromkeys((*ends, *(line for judged in causes for line in judged.lines))))[:_MOST_LINES],
+        detail=f"Causes of the failures: {', '.join(names)}." if names else "",
+        values={"times": "once" if failures == 1 else f"{failures} times"},
+    )
+
+
 def teardown(output: Output, found: Sequence[Judged]) -> Judged:
     """Return the cause of a job that failed after its training had finished."""
     ends = [file.good_end for file in output.fact.files if file.good_end is not None]
@@ -266,6 +283,13 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
         next_check = "ncclras again after 10 seconds, and ddp-doctor logs over both answers; ddp-doctor attach"
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (sign.where,), values={"why": why})
         return (replace(judged, next_check=next_check),)
+    if stacks := output.signs("stack-of-process"):
+        places_of_stacks = "; ".join(sign.values["place"] for sign in stacks[:_MOST_STACKS])
+        more = f"; and {len(stacks) - _MOST_STACKS} more" if len(stacks) > _MOST_STACKS else ""
+        why = f"{places_of_stacks}{more}, by one py-spy dump each, which does not show whether they move"
+        next_check = "py-spy dump again after 10 seconds, for all ranks; ddp-doctor attach shows who waits for whom"
+        judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, lines(stacks), values={"why": why})
+        return (replace(judged, next_check=next_check),)
     if begun <= complete:
         return _without_good_end(output, logs)
     what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
@@ -277,6 +301,9 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     """Return the cause "end-not-shown" if no line of any output shows a good end or steps up to the end."""
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
+    if not unusual and files:
+        values = {"why": "its output has no readable line"}
+        return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values=values),)
     if not unusual:
         return ()
     is_complete = any(init.complete for log in logs for init in log.inits)

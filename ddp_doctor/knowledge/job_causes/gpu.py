@@ -272,7 +272,7 @@ CAUSES = {
     ),
     "DDJ124": sick_gpu(
         name="gpu-fault",
-        title="GPU[ {bus}] of {who} reported a fault[: {meaning} (Xid {xid})]",
+        title="GPU[ {bus}] of {who} reported a fault[: {meaning} (Xid {xid})][: the driver asks for “{action}”]",
         finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
         " a hint, any that is not known; a GPU that the driver cannot start.",
         why="The programs that use the GPU hang or end.",
@@ -284,6 +284,9 @@ CAUSES = {
             "xid-unlisted": nccl.hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
             "gpu-not-initialised": kernel.sign(
                 "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
+            ),
+            "xid-asks-for-recovery": kernel.hint(
+                _XID, rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)"
             ),
             "gpu-hang-of-rocm": Sign(
                 ("HW Exception by GPU", "HSA_STATUS_ERROR"), r"HW Exception by GPU (?P<bus>node-\d+)|HSA_STATUS_ERROR"

@@ -266,12 +266,13 @@ CAUSES = {
     ),
     "DDJ109": host_cause(
         name="host-out-of-memory",
-        title="Host memory allocation failed on {who}[ at {raised_at}][: {bytes} bytes requested]",
+        title="Host memory allocation failed on {who}[ at {raised_at}][: {size} requested]",
         finds="An allocation of host memory failed in the rank itself.",
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
         " promises more than it has, it kills the process later instead.",
         remedies=(
             remedy("Request more memory from the scheduler", "sbatch --mem=…"),
+            remedy("If the address space is limited, remove the limit", "ulimit -v unlimited"),
             in_code("Load less at a time: mmap=True, fewer workers, no copy in every rank"),
         ),
         next_check="free -h; ulimit -v; the cgroup's memory.max on the rank's host",

@@ -388,13 +388,28 @@ CAUSES = {
             ),
             "launcher-told-to-end": launcher.sign(
                 ("death signal, shutting down workers", "got signal: "),
-                r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
-                r"(?P<pid>\d+) got signal: (?:15|2|3)$",
+                r"Received (?:15|3|(?:Signals\.)?SIG(?:TERM|QUIT)) death signal|SignalException: Process "
+                r"(?P<pid>\d+) got signal: (?:15|3)$",
             ),
             "ended-by-owner": launcher.sign(
                 ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
                 r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
             ),
+        },
+    ),
+    "DDJ210": scheduler_cause(
+        name="interrupted",
+        title="The job was interrupted with Ctrl-C (SIGINT)",
+        finds="The launcher or a rank received SIGINT.",
+        why="A person or a script that stands in for one ended the job. It did not fail.",
+        remedies=(remedy("Start it again"),),
+        next_check="if it was ended because it made no progress: ddp-doctor attach during the next run",
+        references=("torch 2.4 to 2.15, distributed/elastic/multiprocessing/api.py",),
+        signs={
+            "launcher-interrupted": launcher.sign(
+                ("death signal, shutting down workers", "got signal: "),
+                r"Received (?:2|(?:Signals\.)?SIGINT) death signal|SignalException: Process \d+ got signal: 2$",
+            )
         },
     ),
     "DDJ191": sick_host(

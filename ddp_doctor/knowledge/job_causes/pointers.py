@@ -9,6 +9,7 @@ from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.signs import (
     HARMLESS_WARNINGS,
     MONITORS,
+    STACK_NOTE,
     Page,
     Sign,
     context,
@@ -321,6 +322,8 @@ _NO_EVIDENCE = {
         r"(?P<counts>(?:\n\s+(?:\d+ ranks have|Rank \d+ has) [^\n]+)*)",
         lines=4,
     ),
+    # Added by parse/job_log/containers.py.
+    "stack-of-process": context(STACK_NOTE, rf"^{STACK_NOTE}(?P<place>.+)"),
     # torch prints it when a process exits by itself with groups that it did not destroy.
     "groups-not-destroyed": context("destroy_process_group() was not called before program exit"),
     # A complaint, of whatever: a failure where the output ends with it.

@@ -20,6 +20,8 @@ NCCL_STATES = "nccl-states-cause"
 LIBRARY_EXCEPTION = "library-exception"
 #: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
 RAS_NOTE = "[RAS: "
+#: Begins the line that parse/job_log/containers.py adds for each process of a py-spy dump.
+STACK_NOTE = "py-spy dump: "
 #: Commands that watch a job, and are ended with it.
 MONITORS = (
     r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"

@@ -7,6 +7,8 @@ from ddp_doctor.knowledge.job_causes.remedies import in_code, remedy
 NOT_PROVEN = "DDJ198"
 #: Classes of jobs of which nothing says that they failed.
 NOT_FAILED = ("job-starting", "end-not-shown")
+#: The class of jobs that failed and then finished.
+RECOVERED = "failed-then-finished"
 
 CAUSES = {
     NOT_PROVEN: JobCause(
@@ -46,6 +48,15 @@ CAUSES = {
         remedies=(remedy("Read its output again after a few minutes, to see which ranks make no progress"),),
         next_check="py-spy dump --pid PID of a missing rank; ddp-doctor logs again after a few minutes",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
+    ),
+    "DDJ211": JobCause(
+        name=RECOVERED,
+        title="The job failed {times}, then finished",
+        finds="The last line about the end of the run is a good end, and everything that failed comes before it.",
+        why="A launcher, a loop or the scheduler started the job again, and the last attempt finished.",
+        remedies=(remedy("Nothing to do for this run; the evidence shows why the earlier attempts failed"),),
+        next_check="ddp-doctor logs over the output of an earlier attempt alone",
+        references=("torch 2.15 distributed/elastic/agent/server/api.py (max_restarts)",),
     ),
     "DDJ209": JobCause(
         name="failed-at-teardown",

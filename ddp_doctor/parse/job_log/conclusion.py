@@ -42,12 +42,10 @@ _RUN = (
 )
 _DONE = r"\b(?:completed?|finished|done|concluded|succeeded|successful(?:ly)?|end time|reached)\b"
 _SAVED = r"\b(?:saved?|saving|wrote|written|uploaded|exported)\b"
-_GOOD = _any_of(
+_FINISHED = _any_of(
     rf"{_RUN}[^.:;]{{0,60}}{_DONE}",
     rf"{_DONE}[^.:;]{{0,30}}{_RUN}",
     r"\bend time of running\b",
-    rf"{_SAVED}.{{0,80}}(?:model|checkpoint|ckpt|weights|state|results?|\.pth?\b|\.bin\b|\.safetensors\b)",
-    rf"\b(?:model|checkpoint|weight|result)s?\b.{{0,60}}{_SAVED}",
     r"destroy(?:ed|ing)? (?:the )?process groups?",
     r"destroy_process_group\(\) was not called before program exit",
     r"Destroy COMPLETE",
@@ -55,7 +53,6 @@ _GOOD = _any_of(
     r"`max_(?:epochs|steps)=\d+` reached",
     r"\btotal (?:training )?(?:time|runtime)\b|\btraining time\b",
     r"\brun (?:summary|history)\b|\bsynced ?:",
-    r"\bepoch[ :]\d+[ :,]+(?:done|finished|completed?)\b",
     r"\bdiagnostics completed\b",
     r"# Avg bus bandwidth|\bOut of bounds values : 0 OK",
     r"\b(?:final|best|test|val(?:idation)?|eval(?:uation)?)[ _-]{0,3}"
@@ -65,6 +62,11 @@ _GOOD = _any_of(
     r"^(?:all )?(?:done|finished|completed?|success|ok|passed|bye|goodbye)\b[^a-z]{0,20}$",
     #: The last of a known number: 500/500, epoch 10 of 10, 100%|###|.
     r"(?<![\d./])(?P<all>[1-9]\d{0,8}) ?(?:/|of) ?(?P=all)(?![\d./])|\b100(?:\.0+)? ?%",
+)
+_SAVED_OR_PART = _any_of(
+    rf"{_SAVED}.{{0,80}}(?:model|checkpoint|ckpt|weights|state|results?|\.pth?\b|\.bin\b|\.safetensors\b)",
+    rf"\b(?:model|checkpoint|weight|result)s?\b.{{0,60}}{_SAVED}",
+    r"\bepoch[ :]\d+[ :,]+(?:done|finished|completed?)\b",
 )
 #: What makes such a line no good end.
 _NOT_GOOD = _any_of(
@@ -85,9 +87,13 @@ _ONLY_ENDED = re.compile(
 
 
 class Conclusion(NamedTuple):
-    """The numbers of these lines, or None: a good end, the last of steps, and the most telling line."""
+    """The numbers of these lines, or None: a good end, the last of steps, and the most telling line.
+
+    ``is_finished``: the good end is that of the run, not of a checkpoint or an epoch.
+    """
 
     good_end: int | None = None
+    is_finished: bool = False
     last_step: int | None = None
     unusual: int | None = None
 
@@ -97,11 +103,12 @@ def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     good_end = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
     said = [(number, text) for number, text in tail if not _ONLY_ENDED.fullmatch(text.strip())] or tail
     unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
-    return Conclusion(good_end, _last_step(tail), unusual or next((number for number, _ in said), None))
+    is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
+    return Conclusion(good_end, is_finished, _last_step(tail), unusual or next((number for number, _ in said), None))
 
 
 def _is_good_end(text: str) -> bool:
-    return _GOOD.search(text) is not None and not _NOT_GOOD.search(text)
+    return (_FINISHED.search(text) or _SAVED_OR_PART.search(text)) is not None and not _NOT_GOOD.search(text)
 
 
 def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:

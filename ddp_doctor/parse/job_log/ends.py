@@ -51,6 +51,7 @@ class Ends:
         self.said: int | None = None  # number of the last line that is no part of a stack
         self.goes_on = 0  # lines of a job at work behind the last communicator that NCCL began
         self.good_end: LogLine | None = None
+        self.is_finished = False
         self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
         #: By host and pid, the last line in which NCCL prepares communication.
@@ -94,8 +95,10 @@ class Ends:
             if not self._left and all(stream.last for stream in self.streams.values()):
                 break
         texts, seen = dict(self._tail), conclusion(self._tail)
+        self.is_finished = seen.is_finished
         self.good_end, self.last_step, self.unusual = (
-            None if number is None else self._where(texts[number], number) for number in seen
+            None if number is None else self._where(texts[number], number)
+            for number in (seen.good_end, seen.last_step, seen.unusual)
         )
 
     def _line(self, raw: bytes, number: int) -> None:
