@@ -103,6 +103,7 @@ class GroupSeen(Frozen):
     ranks: tuple[int, ...] = ()  # its members, global ranks; () where the dump does not tell
     entries: tuple[FlightEntry, ...] = ()
     highest_seq: int = 0  # of the collectives enqueued, kept or not
+    completed_seq: int = 0  # of the collectives that the rank has completed, kept or not
     wrapped: bool = False  # older entries were overwritten
 
 

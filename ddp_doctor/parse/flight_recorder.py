@@ -260,10 +260,12 @@ def _groups(
         descriptions[read.group] = _text(named[1]) if len(named) > 1 else ""
         numbers[str(_whole(entry.get("pg_id")))] = read.group
     enqueued: dict[str, int] = {}
+    completed: dict[str, int] = {}
     for number, counts in status.items() if isinstance(status, Mapping) else ():
         name = numbers.get(str(number))
         if name is not None and isinstance(counts, Mapping):
             enqueued[name] = max(0, _whole(counts.get("last_enqueued_collective")))
+            completed[name] = max(0, _whole(counts.get("last_completed_collective")))
             by_name.setdefault(name, [])
     last_made = configured.get("", ()) if by_name.keys() <= {_DEFAULT} else ()
     return tuple(
@@ -273,10 +275,17 @@ def _groups(
             ranks=configured.get(name, ()) or (last_made if name == _DEFAULT else ()),
             entries=_deciding_entries(entries),
             highest_seq=max((entry.seq for entry in entries), default=enqueued.get(name, 0)),
+            completed_seq=_completed(entries, enqueued.get(name, 0), completed.get(name, 0)),
             wrapped=wrapped,
         )
         for name, entries in by_name.items()
     )
+
+
+def _completed(entries: Sequence[FlightEntry], enqueued: int, completed: int) -> int:
+    """The last collective that was completed: by the counts, unless they count sends and receives too."""
+    highest = max((entry.seq for entry in entries), default=enqueued)
+    return max(completed if enqueued == highest else 0, *(entry.seq for entry in entries if not entry.is_open), 0)
 
 
 def _deciding_entries(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:

@@ -4,6 +4,7 @@ import pytest
 
 from ddp_doctor.engine.waits.judge import judge
 from ddp_doctor.engine.waits.standings import Call, Group, Standing, State, Wait
+from ddp_doctor.model.choices import Confidence
 
 WORLD = Group("0", (0, 1, 2, 3))
 PAIR = Group("1", (0, 1))
@@ -48,6 +49,14 @@ SITUATIONS: dict[str, tuple[list[Standing], str | None, tuple[int, ...]]] = {
     "another call, which others may have left": (
         [waits(0, call=unnumbered("a", may_be_left=True)), *(waits(r, call=unnumbered("b")) for r in (1, 2))],
         "different-calls", ()),
+    "a rank behind in a call that others completed, before a circle": (
+        [Standing(0, "waits", waits(0, 1).waits, behind=(ALL_REDUCE,)),
+         waits(1, 0, call=Call(PAIR, 3, "all_reduce", alike=1)), waits(2, 0)], "stuck-gpu", (0,)),
+    "most ranks behind": (
+        [*(Standing(r, "waits", waits(r).waits, behind=(ALL_REDUCE,)) for r in (0, 1)), waits(2)], "all-in-one", ()),
+    "a circle of ranks that wait for an idle rank": (
+        [waits(0, 1), waits(1, 0, call=Call(PAIR, 3, "all_reduce", alike=1)), waits(2, 3), waits(4, 3), at(3)],
+        "outside", (3,)),
     "all in one call": ([waits(0), waits(1), waits(2)], "all-in-one", ()),
 }  # fmt: skip
 
@@ -57,3 +66,11 @@ def test_who_is_blamed_by_where_the_ranks_stand(standings: list[Standing], kind:
     ruling = judge(standings)
 
     assert (ruling and ruling.kind, ruling.suspects if ruling else ()) == (kind, suspects)
+
+
+@pytest.mark.parametrize(("seq", "sure"), [(3, Confidence.PROVED), (None, Confidence.POSSIBLE)])
+def test_circle_with_transfers_is_only_possible(seq: int | None, sure: Confidence):
+    ruling = judge([waits(0, 1), waits(1, 0, call=Call(PAIR, seq))])
+
+    assert ruling is not None
+    assert (ruling.kind, ruling.sure) == ("circle", sure)

@@ -164,6 +164,22 @@ def test_where_all_members_are_in_one_collective_no_rank_is_blamed():
     assert "all members have entered it" in found.detail
 
 
+def test_rank_that_does_not_complete_what_others_completed_has_a_stuck_gpu():
+    def behind(rank: int) -> Dump:
+        return dump(entry(1, done=True), entry(2, done=rank != 2), entry(3))
+
+    assert named(_all(behind)) == ("gpu-stuck", {2})
+
+
+def test_matched_transfers_are_no_part_of_a_deadlock():
+    def pipeline(rank: int) -> Dump:
+        there = entry(0, f"send {rank}->{1 - rank}", group="1", at=2, is_p2p=True)
+        back = entry(0, f"recv {rank}<-{1 - rank}", group="1", at=3, is_p2p=True)
+        return dump(entry(1, done=True), *([there, back] if rank < 2 else []), entry(2, at=4), g1="[0, 1]")
+
+    assert named(_all(pipeline)) == ("collective-stalled", set())
+
+
 def test_queued_collectives_of_two_groups_in_another_order_are_a_deadlock_of_that_rank():
     def crossed(rank: int) -> Dump:
         first, second = ("0", "1") if rank != 2 else ("1", "0")

@@ -55,6 +55,7 @@ class _Words:
             return None
         return {
             "different-calls": self._mismatch,
+            "stuck-gpu": self._stuck_gpu,
             "circle": self._circle,
             "outside": self._outside,
             "one-more": self._one_more,
@@ -80,6 +81,14 @@ class _Words:
             "peer_shape": _shapes(calls[other]),
         }
         return self._found("collective-mismatch", ruling, lines, f"{detail}{self._where(ruling.suspects)}", values)
+
+    def _stuck_gpu(self, ruling: Ruling) -> Judged | None:
+        if any(_goes_on(self.job.dumps[rank]) for rank in ruling.who):
+            return None
+        first = ruling.waits[0]
+        detail = f"Other members of {first.call.group.words} have completed {_call_text(first)}, and the rank has"
+        detail += f" called it.{self._where(ruling.who)}"
+        return self._found("gpu-stuck", ruling, _waits_lines(ruling.waits), detail, {"call": _call_text(first)})
 
     def _circle(self, ruling: Ruling) -> Judged:
         waits = {wait.rank: wait for wait in ruling.waits}

@@ -16,6 +16,8 @@ from ddp_doctor.model.trial import FlightEntry
 
 #: Ranks of a group give these as many numbers; other collectives may take other shapes on each rank.
 _ALIKE = ("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
+#: Collectives that complete on a rank only if all members have taken part; a root may leave the others early.
+_ALL_TAKE_PART = ("all_reduce", "allreduce_coalesced", "all_gather", "_all_gather_base", "all_to_all", "barrier")
 #: Two collectives that a dump has seen end were entered by all ranks; one may be a broadcast, whose root leaves early.
 _SURELY_MET = 2
 #: No rank waits longer than this for another's first collective (torch's time-outs are 10 and 30 minutes).
@@ -132,6 +134,7 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     found += _transfers(job, groups)
     waits = grouped((wait.rank, wait) for wait in found)
     missing = [rank for wait in found for rank in sorted(wait.missing)]
+    behind = grouped(at for group, seen in groups for at in _behind(group, seen))
     in_use = {wait.call.group for wait in found}
     calls: dict[int, list[Call]] = defaultdict(list)
     for group, seen in groups:
@@ -146,6 +149,7 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
             tuple(waits.get(rank, ())),
             tuple(calls[rank]),
             node=hosts.get(rank),
+            behind=tuple(behind.get(rank, ())),
         )
         for rank in dict.fromkeys([*job.dumps, *job.world, *missing])
     ]
@@ -189,6 +193,16 @@ def _waits(job: DumpSet, group: Group, seen: _Seen) -> Iterator[Wait]:
             yield Wait(rank, _call(group, [entry]), missing[entry.seq], place)
 
 
+def _behind(group: Group, seen: _Seen) -> Iterator[tuple[int, Call]]:
+    """The ranks whose first open collective is completed on another rank: their GPUs do not get out of it."""
+    for rank, of_rank in seen.items():
+        entry = next((entry for entry in of_rank.entries if entry.is_open), None)
+        if entry is None or not entry.op.startswith(_ALL_TAKE_PART):
+            continue
+        if any(other.completed_seq >= entry.seq for member, other in seen.items() if member != rank):
+            yield rank, _call(group, [entry])
+
+
 def _has_not_come(dump: FlightDumpFact | None, seen: GroupSeen | None, entry: FlightEntry) -> bool:
     if dump is None:
         return True
@@ -204,7 +218,11 @@ def _transfers(job: DumpSet, groups: Sequence[tuple[Group, _Seen]]) -> Iterator[
             name, _, number = peer.rpartition(":")
             group = group_of.get((rank, name))
             if group is not None and int(number) < len(group.members) and group.members[int(number)] != rank:
-                yield Wait(rank, Call(group), frozenset({group.members[int(number)]}))
+                other = group.members[int(number)]
+                is_matched = rank in group.members and f"{name}:{group.members.index(rank)}" in (
+                    job.dumps[other].peers if other in job.dumps else ()
+                )
+                yield Wait(rank, Call(group), frozenset() if is_matched else frozenset({other}))
 
 
 def _call(group: Group, entries: Sequence[FlightEntry]) -> Call:

@@ -32,6 +32,7 @@ Kind = Literal[
     "unable",
     "gets-on",
     "different-calls",
+    "stuck-gpu",
     "circle",
     "at-work",
     "outside",
@@ -68,7 +69,7 @@ def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Rulin
         return None
     groups = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
     ruling = different_calls(standings, groups)
-    causes = (_circle, _outside, _unreachable, _different_unnumbered_calls)
+    causes = (_stuck_gpu, _came_never, _circle, _outside, _unreachable, _different_unnumbered_calls)
     ruling = ruling or next((ruling for cause in causes if (ruling := cause(ranks))), None)
     waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
     return ruling or Ruling("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
@@ -164,6 +165,22 @@ def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
     )
 
 
+def _stuck_gpu(ranks: _Ranks) -> Ruling | None:
+    """Ranks that have called a collective which other members completed; nobody if these ranks are many."""
+    behind = {rank: standing.behind for rank, standing in ranks.standings.items() if standing.behind}
+    if not behind or 2 * len(behind) >= sum(standing.state != "unknown" for standing in ranks.standings.values()):
+        return None
+    who = tuple(sorted(behind))
+    waits = tuple(wait for wait in ranks.waits if wait.rank in behind and wait.call in behind[wait.rank])
+    return Ruling("stuck-gpu", Confidence.LIKELY, who, who, waits)
+
+
+def _came_never(ranks: _Ranks) -> Ruling | None:
+    """An idle rank explains a circle of the ranks that wait for it and for each other."""
+    ruling = _outside(ranks)
+    return ruling if ruling is not None and ruling.suspects else None
+
+
 def _circle(ranks: _Ranks) -> Ruling | None:
     """Ranks that wait for each other; or all are in all, but took up their groups in different orders."""
     first = ranks.in_a_circle or ranks.in_other_orders
@@ -175,7 +192,12 @@ def _circle(ranks: _Ranks) -> Ruling | None:
     if half_came or 2 * max(map(len, in_group.values())) <= len(first):
         few = ()
     sides = tuple(map(tuple, in_group.values()))
-    return Ruling("circle", Confidence.PROVED, few, few or tuple(first), tuple(first.values()), sides)
+    has_transfers = any(wait.call.seq is None for wait in first.values())
+    is_known = not ranks.awaited_in("unknown")
+    if not is_known:
+        few = ()
+    sure = Confidence.PROVED if is_known and not has_transfers else Confidence.POSSIBLE
+    return Ruling("circle", sure, few, few or tuple(first), tuple(first.values()), sides)
 
 
 def _outside(ranks: _Ranks) -> Ruling | None:

@@ -51,3 +51,4 @@ class Standing:
     moves: bool | None = False
     is_seen: bool = False  # it was seen to stand where it does, while others waited
     node: str | None = None
+    behind: tuple[Call, ...] = ()  # it has called them and not completed them, and other members have completed them

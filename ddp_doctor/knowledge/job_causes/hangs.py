@@ -4,7 +4,7 @@ DDJ195 to DDJ199 the dumps of torch's flight recorder show (engine/causes/wait_g
 (engine/causes/live.py).
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, sick_host, sick_network
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, sick_gpu, sick_host, sick_network
 from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy
 
 _PROC = ("proc(5), /proc/PID/stat and /proc/PID/status",)
@@ -28,6 +28,17 @@ CAUSES = {
         ),
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
+    ),
+    "DDJ212": sick_gpu(
+        name="gpu-stuck",
+        title="The GPU of {who} does not complete {call}, which other ranks completed",
+        finds="A rank has called a collective and not completed it, and other members of the group completed it, by"
+        " the dumps of torch's flight recorder.",
+        why="The rank took part, or the others could not have completed it. Its GPU, driver or link stopped since,"
+        " and all later work of the rank waits for it.",
+        remedies=(on_node("Check the GPU of that rank for faults before the next job", "dmesg | grep Xid"),),
+        next_check="dmesg | grep Xid on that rank's host; ddp-doctor run there",
+        references=("torch 2.15 c10d/FlightRecorder.hpp, ProcessGroupNCCL.cpp (last_completed_collective)",),
     ),
     "DDJ196": code_cause(
         name="cross-group-deadlock",
