@@ -37,7 +37,7 @@ class SignSeen(Frozen):
 
 
 class ProcessSeen(Frozen):
-    """A process of the job, as the output shows it."""
+    """The facts that the output shows about one process of the job."""
 
     host: str | None = None
     pid: int | None = None
@@ -50,7 +50,7 @@ class ProcessSeen(Frozen):
 
 
 class RankSeen(ProcessSeen):
-    """The process of one rank."""
+    """The facts that the output shows about one rank."""
 
     rank: int
 

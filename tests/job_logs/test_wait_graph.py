@@ -171,7 +171,7 @@ def test_rank_that_does_not_complete_what_others_completed_has_a_stuck_gpu():
     assert named(_all(behind)) == ("gpu-stuck", {2})
 
 
-def test_matched_transfers_are_no_part_of_a_deadlock():
+def test_matched_transfers_are_not_part_of_a_deadlock():
     def pipeline(rank: int) -> Dump:
         there = entry(0, f"send {rank}->{1 - rank}", group="1", at=2, is_p2p=True)
         back = entry(0, f"recv {rank}<-{1 - rank}", group="1", at=3, is_p2p=True)

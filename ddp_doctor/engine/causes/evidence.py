@@ -289,7 +289,7 @@ class Output:
 
     @cached_property
     def shows_progress(self) -> bool:
-        """Whether an output shows steps up to its end, or a good end."""
+        """Return True if an output shows a good end, or steps up to its end."""
         return any(file.good_end or file.last_step for file in self.fact.files)
 
     def _still_runs_lines(self, sign: SignSeen) -> int:

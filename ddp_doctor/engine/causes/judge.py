@@ -76,9 +76,9 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     return replace(found[0], detail=" ".join(filter(None, (found[0].detail, *before)))), *found[1:]
 
 
-#: What is left of a crash or a hang, without a cause of its own, while processes exit.
+#: Causes of a crash or hang while processes exit, if the output names no other.
 _OF_TEARDOWN = ("job-failed-cause-not-proven", "process-crashed", "peer-died-secondary", "stuck-outside-collective")
-#: What other ranks report when a process has died.
+#: Faults that other ranks may report because a process has died.
 _OF_A_BROKEN_LINK = ("ib-fabric-fault", "rank-unreachable", "firewall-or-unreachable")
 #: Causes that say no more than that a process ended.
 _THAT_IT_ENDED = ("rank-exception", LIBRARY_EXCEPTION, "process-crashed", "host-oom-kill", "peer-died-secondary")
@@ -214,7 +214,7 @@ def _is_outweighed(output: Output, suspect: Suspect, by: Suspect) -> bool:
         name in by.cause.instead_of
         # A possible cause counts only where nothing better is known.
         or (is_hint and by.confidence is not Confidence.POSSIBLE and not _is_an_end(by))
-        # NCCL's own message counts if nothing else is known.
+        # NCCL's own message counts only without a known cause.
         or (name == NCCL_STATES and not _is_an_end(by) and by.tier not in ("watchdog", "launcher"))
         # Signs of a cause beside what comparing all ranks, or their dumps, says of it.
         or (name == by.cause.name and suspect.judged is None and by.judged is not None)

@@ -228,7 +228,7 @@ def teardown(output: Output, found: Sequence[Judged]) -> Judged:
         cause_named("failed-at-teardown"),
         Confidence.LIKELY,
         tuple(dict.fromkeys((*ends, *signs, *(line for judged in found for line in judged.lines))))[:_MOST_LINES],
-        detail="What the job had written before that is complete.",
+        detail="Results that the job wrote before that line are complete.",
     )
 
 
@@ -250,7 +250,7 @@ def died_before(output: Output, broken: Judged) -> tuple[Judged, ...]:
 
 
 def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
-    """Return the cause if a job reached its time limit with output that shows no progress."""
+    """Return the cause of a job that did not make progress before its time limit; empty if it did."""
     unusual = [file.unusual for file in output.fact.files if file.unusual and file.unusual not in limit.lines]
     if output.shows_progress or not unusual:
         return ()
@@ -287,7 +287,9 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
         places_of_stacks = "; ".join(sign.values["place"] for sign in stacks[:_MOST_STACKS])
         more = f"; and {len(stacks) - _MOST_STACKS} more" if len(stacks) > _MOST_STACKS else ""
         why = f"{places_of_stacks}{more}, by one py-spy dump each, which does not show whether they move"
-        next_check = "py-spy dump again after 10 seconds, for all ranks; ddp-doctor attach shows who waits for whom"
+        next_check = (
+            "py-spy dump again after 10 seconds, for all ranks; ddp-doctor attach shows which rank holds up the others"
+        )
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, lines(stacks), values={"why": why})
         return (replace(judged, next_check=next_check),)
     if begun <= complete:

@@ -147,7 +147,7 @@ class _Words:
     def _stalled(self, ruling: Ruling) -> Judged | None:
         if all(_goes_on(self.job.dumps[rank]) for rank in ruling.who):
             return None
-        first = ruling.waits[0]
+        first = next((wait for wait in ruling.waits if wait.call.seq is not None), ruling.waits[0])
         sure = first.call.group.members_are_known and not self.job.absent
         detail = _waits_text(ruling.waits)
         detail += (
@@ -204,7 +204,7 @@ def _goes_on(dump: FlightDumpFact) -> bool:
 def _call_text(wait: Wait) -> str:
     """all-reduce 17 of the default group."""
     if wait.call.seq is None:
-        return f"a transfer with rank {min(wait.missing)}"
+        return f"a transfer with rank {min(wait.missing)}" if wait.missing else "a transfer"
     return f"{collective_name(wait.call.op)} {wait.call.seq} of {wait.call.group.words}"
 
 

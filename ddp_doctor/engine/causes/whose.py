@@ -50,7 +50,7 @@ def local_culprits(processes: Iterable[ProcessSeen | SignSeen]) -> tuple[Culprit
 
 
 def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
-    """The ranks that said it, or the rank that failed first if the output does not show who said it."""
+    """The ranks that printed it, or the rank that failed first if the output does not show which printed it."""
     is_of_code = suspect.cause.domain in ("code", "data", "unknown") and suspect.tier == "exception"
     if is_of_code and not suspect.ranks and output.first_failed is not None:
         is_anybodys = all(sign.host is None and sign.local_rank is None for sign in suspect.signs)

@@ -166,7 +166,7 @@ def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
 
 
 def _stuck_gpu(ranks: _Ranks) -> Ruling | None:
-    """Ranks that have called a collective which other members completed; nobody if these ranks are many."""
+    """Ranks that have not completed a collective which other members completed; None if they are the majority."""
     behind = {rank: standing.behind for rank, standing in ranks.standings.items() if standing.behind}
     if not behind or 2 * len(behind) >= sum(standing.state != "unknown" for standing in ranks.standings.values()):
         return None

@@ -29,7 +29,7 @@ CAUSES = {
         finds="A rank ended with an exception that a driver, NCCL or another library between ranks raised, and that no"
         " other cause explains.",
         why="The line of the job only made the call. The fault may be in the library, its release, the driver, a GPU"
-        " or the network, and one process alone does not show it.",
+        " or the network, and a run with one process does not show it.",
         remedies=(remedy("Compare the versions of that library, of torch and of the driver with those it supports"),),
         next_check="ddp-doctor run on the same nodes",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),

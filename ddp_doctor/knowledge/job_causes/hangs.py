@@ -37,7 +37,7 @@ CAUSES = {
         why="The rank took part, or the others could not have completed it. Its GPU, driver or link stopped since,"
         " and all later work of the rank waits for it.",
         remedies=(on_node("Check the GPU of that rank for faults before the next job", "dmesg | grep Xid"),),
-        next_check="dmesg | grep Xid on that rank's host; ddp-doctor run there",
+        next_check="on that rank's host: dmesg | grep Xid; ddp-doctor run",
         references=("torch 2.15 c10d/FlightRecorder.hpp, ProcessGroupNCCL.cpp (last_completed_collective)",),
     ),
     "DDJ196": code_cause(

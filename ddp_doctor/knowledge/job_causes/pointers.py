@@ -324,7 +324,7 @@ _NO_EVIDENCE = {
     ),
     # Added by parse/job_log/containers.py.
     "stack-of-process": context(STACK_NOTE, rf"^{STACK_NOTE}(?P<place>.+)"),
-    # torch prints it when a process exits by itself with groups that it did not destroy.
+    # torch prints it when a process exits without destroying its groups.
     "groups-not-destroyed": context("destroy_process_group() was not called before program exit"),
     # A complaint, of whatever: a failure where the output ends with it.
     "complaint": context(

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Confidence
 
 #: What may stand in front of a warning of NCCL, behind the name of its source file.
 NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
-#: Warnings after which NCCL continues, as a regular expression; the last two come with 2.32 without libibverbs.
+#: Harmless warnings of NCCL, as a regular expression; 2.32 prints the last two if libibverbs is missing.
 HARMLESS_WARNINGS = "libibverbs|real path|Plugin|Only EFA|falling back|lib wrapper not initialized|requires GDRCopy"
 #: The cause that NCCL's own message states, if no other cause is known.
 NCCL_STATES = "nccl-states-cause"

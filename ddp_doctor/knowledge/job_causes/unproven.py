@@ -54,8 +54,8 @@ CAUSES = {
         title="The job failed {times}, then finished",
         finds="The last line about the end of the run is a good end, and everything that failed comes before it.",
         why="A launcher, a loop or the scheduler started the job again, and the last attempt finished.",
-        remedies=(remedy("Nothing to do for this run; the evidence shows why the earlier attempts failed"),),
-        next_check="ddp-doctor logs over the output of an earlier attempt alone",
+        remedies=(remedy("Check the causes of the failed attempts before the next run"),),
+        next_check="ddp-doctor logs with the output of one earlier attempt",
         references=("torch 2.15 distributed/elastic/agent/server/api.py (max_restarts)",),
     ),
     "DDJ209": JobCause(

@@ -240,7 +240,7 @@ class Job:
         return [RankSeen(rank=rank, **values) for rank, values in sorted(ranks.items())]
 
     def _local_ranks(self) -> list[ProcessSeen]:
-        """The processes of which the output gives a local rank but no rank in the job, by host and local rank."""
+        """Return the processes with a known local rank and an unknown global rank, by host and local rank."""
         found: dict[tuple[str | None, int], dict[str, Any]] = {}
         for scan in self._scans:
             for stream in scan.streams.values():

@@ -1,10 +1,10 @@
-"""What the last lines of an output show: a good end, steps that continue to the end, or neither.
+"""The conclusion from the last lines of an output: a good end, steps that continue to the end, or neither.
 
     epoch 9: loss 0.113                        steps: the same text with other numbers
     Training complete, model saved to out.pt   a good end
     NCCL INFO comm 0x7f rank 0 - Destroy COMPLETE
 
-No list of programs is needed for steps. Lines that repeat a number while a program waits, retries or loads are not
+Steps are found without a list of programs. Lines that repeat a number while a program waits, retries or loads are not
 steps, and neither are NCCL's lines about its channels.
 """
 
@@ -68,7 +68,7 @@ _SAVED_OR_PART = _any_of(
     rf"\b(?:model|checkpoint|weight|result)s?\b.{{0,60}}{_SAVED}",
     r"\bepoch[ :]\d+[ :,]+(?:done|finished|completed?)\b",
 )
-#: What makes such a line no good end.
+#: Words that exclude a good end.
 _NOT_GOOD = _any_of(
     r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
     r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception",
@@ -80,7 +80,7 @@ _UNUSUAL = _any_of(
     r"\b(?:fatal|error|exception|fail\w*|abort\w*|killed|terminated|denied|refused|unreachable|no route|stall\w*)\b",
     r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
 )
-#: What a shell or launcher prints about a process that it ended.
+#: Lines that a shell or launcher prints about a process that it ended.
 _ONLY_ENDED = re.compile(
     r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?|(?:srun|slurmstepd)\b.*", re.IGNORECASE
 )
@@ -89,7 +89,7 @@ _ONLY_ENDED = re.compile(
 class Conclusion(NamedTuple):
     """The numbers of these lines, or None: a good end, the last of steps, and the most telling line.
 
-    ``is_finished``: the good end is that of the run, not of a checkpoint or an epoch.
+    ``is_finished``: the run ended, not only a checkpoint or an epoch.
     """
 
     good_end: int | None = None
@@ -112,7 +112,7 @@ def _is_good_end(text: str) -> bool:
 
 
 def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
-    """The last of several lines that differ in their numbers alone, after NCCL's last start of a communicator."""
+    """The last of several lines that differ only in their numbers, after NCCL's last start of a communicator."""
     begun = next((at for at, (_, text) in enumerate(tail) if text.endswith("Init START")), len(tail))
     near_the_end = {_NUMBER.sub("0", text): number for number, text in reversed(tail[:begun][:_LINES_AFTER_A_STEP])}
     shapes = grouped((_NUMBER.sub("0", text), text) for _, text in tail[:begun])

@@ -51,7 +51,7 @@ def text_of_entries(data: bytes) -> str:
     """The messages of all entries, with the host before each line. Raises ValueError if there is none."""
     lines = [line for value in _values(data.decode("utf-8", "replace")) for line in _lines_in(value)]
     if not lines:
-        raise ValueError("its entries hold no messages")
+        raise ValueError("its entries do not contain messages")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -94,7 +94,7 @@ def is_stacks(head: bytes, _name: str = "") -> bool:
 
 
 def text_of_stacks(data: bytes) -> str:
-    """The dump, with a line that says where the main thread of each process is."""
+    """Return the dump with one more line for each process: the place of its main thread."""
     text = data.decode("utf-8", "replace")
     notes = "".join(f"{STACK_NOTE}{note}\n" for part in _processes(text) if (note := _place_of(part)))
     return f"{text.rstrip()}\n{notes}"

@@ -54,7 +54,7 @@ class Ends:
         self.is_finished = False
         self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
-        #: By host and pid, the last line in which NCCL prepares communication.
+        #: The last line about NCCL preparing communication, by host and pid.
         self.nccl_goes_on: dict[tuple[str | None, int], int] = {}
         self._left = _LAST_LINES
         self._tail: list[tuple[int, str]] = []  # the last lines, the last first
