@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.checks import CHECKS, every_check
-from ddp_doctor.cli.schemas import SCHEMAS, schema
 from ddp_doctor.cli.help import has_short_help
+from ddp_doctor.cli.schemas import SCHEMAS, schema
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
@@ -33,6 +33,7 @@ CONTENTS = (
     ("job-causes.md", "Causes of failed jobs", "what `logs` and `attach` report"),
     ("lint.md", "Lint rules", "what `lint` reports"),
     ("variables.md", "Variables", "environment variables that matter to a job"),
+    ("glossary.md", "Glossary", "terms of reports and commands"),
     ("schemas.md", "JSON schemas", "formats of reports and recordings"),
 )
 _PLACES = {

@@ -14,12 +14,9 @@ from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, ignored, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
-from ddp_doctor.engine.plan import no_such_check
-from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, Where, as_usage_error
+from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, as_usage_error
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
-from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen
 from ddp_doctor.render.terminal import show_kept_run

@@ -36,7 +36,9 @@ def _ask(answer: GpusFact | Exception) -> None:
 
 
 def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():
-    with pytest.raises(UsageError, match=r"--backend nccl .*require GPUs: no driver; omit the option, or use --backend gloo"):
+    with pytest.raises(
+        UsageError, match=r"--backend nccl .*require GPUs: no driver; omit the option, or use --backend gloo"
+    ):
         _ask(Absent("no driver"))
 
 

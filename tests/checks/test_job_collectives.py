@@ -252,7 +252,10 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
             {"skip": ("job_collectives",)},
             "--collectives-of has no effect without the check job_collectives; remove job_collectives from --skip",
         ),
-        ({"only": ("p2p",)}, "--collectives-of has no effect without the check job_collectives; add job_collectives to --only"),
+        (
+            {"only": ("p2p",)},
+            "--collectives-of has no effect without the check job_collectives; add job_collectives to --only",
+        ),
     ],
 )
 def test_a_replay_that_is_left_out_is_refused(options, says):

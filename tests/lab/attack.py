@@ -239,7 +239,9 @@ class Round:
         if agent_killed:  # who would have removed it is gone; the next run does
             left = [what for what in left if not what.startswith("ddp-doctor-")]
         wrong = [f"left: {', '.join(left)}"] if left else []
-        wrong += [f"{words!r} in what it says" for words in ("Traceback", "Warning:", "internal error") if words in said]
+        wrong += [
+            f"{words!r} in what it says" for words in ("Traceback", "Warning:", "internal error") if words in said
+        ]
         report = run.report()
         if report is not None:
             return wrong + self._false(report, run.ranks_of(hit))
