@@ -37,12 +37,12 @@ def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
 
 
 def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: tuple[str, ...] = ()) -> int:
-    """Evaluate a recording again, or list the kept ones if none is named. Raises UsageError."""
+    """Evaluate a recording again, or without one list the kept recordings. Raises UsageError."""
     if last and path is not None:
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
     if path is None and not last:
         if ignore or outputs != Outputs():
-            raise UsageError("no recording is named: add its path, or --last for the newest kept run")
+            raise UsageError("missing recording: add its path, or --last for the newest kept run")
         _list_kept_runs()
         return ExitCode.HEALTHY.value
     from ddp_doctor.app import recordings

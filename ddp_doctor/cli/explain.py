@@ -47,7 +47,7 @@ _MOST, _LONGEST_QUOTE, _MOST_RULES = 3, 120, 12
 _SAME_TEXT = 0.5
 #: Characters: a traceback has some thousands, longer texts are a job's output. Unknown texts are shown shortened.
 _LONGEST, _SHOWN = 32_768, 60
-#: Likeness of two names of which one is a misspelling.
+#: Minimum likeness of a misspelled name and the right one.
 _ALMOST_SAME = 0.9
 #: Words of a phrase, and results of a search by kind.
 _LONGEST_PHRASE = 40
@@ -177,7 +177,7 @@ def _term(text: str) -> str:
 
 
 def _meanings(text: str) -> list[str]:
-    """Return the term with its meaning, for NET/IB/0/GDRDMA that of its longest part that is a term."""
+    """Return the term with its meaning; NET/IB/0/GDRDMA is explained by its longest known part."""
     parts = text.split("/")
     for length in range(len(parts), 0, -1):
         name = "/".join(parts[:length])
@@ -349,7 +349,7 @@ def _page(sign: Sign, cause: JobCause | None) -> Page | None:
 
 
 def _found(text: str) -> str:
-    """Return the results of a search for a phrase; of a single name, all parts must be found."""
+    """Return the results of a search for a phrase; all parts of a single name must be found."""
     if len(text.split()) > _LONGEST_PHRASE or _near(text, _ALMOST_SAME):
         return ""
     found = search(text, list(_entries()), _RESULTS, covered=0.5 if " " in text else 1.0)

@@ -54,7 +54,7 @@ LIVE = "Exit codes: 0 progress, 1 stuck, 2 usage error or no job found, 3 unsure
 TOLD = "Exit codes: 0 done, 2 usage error, 3 internal error."
 
 
-#: Of commands whose full help does not fit on a screen, the options that --help shows; --help-all shows all.
+#: The options in --help of commands whose full help does not fit on a screen. --help-all shows all options.
 _OF_REPORTS = ("--ignore", "--verbose", "--json", "--html")
 COMMON = {
     "run": (

@@ -1,6 +1,6 @@
-"""The command line, to which before_a_job, while_it_runs, afterwards, clusters and reference add their commands.
+"""The command line and the options that several commands share.
 
-Also the options that several commands share.
+before_a_job, while_it_runs, afterwards, clusters and reference add their commands to it.
 """
 
 import inspect

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One field per option except outputs; torchrun's options keep their names, meanings and PET_* variables."""
+    """The options of run except outputs. Torchrun's options keep their names, meanings and PET_* variables."""
 
     nnodes: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What ranks, or nodes, send each other: one grid for the terminal and the page, shaded beside what is typical.
+"""The bandwidth between ranks or nodes as one grid for the terminal and the page, shaded relative to the typical rate.
 
 Bandwidth from the row to the column, in GB/s:
         0       1       2

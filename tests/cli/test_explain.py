@@ -82,7 +82,7 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("gpu speed", "Check gpu_speed: ", "To run only this check: `ddp-doctor run --only gpu_speed`."),
         ("busbw", "busbw: ", "2(n − 1)/n"),  # noqa: RUF001 - as the page has it
         ("AlgBW", "algbw: ", "size divided by time"),
-        ("ring", "ring: the order", ""),
+        ("ring", "ring: NCCL's order of ranks", ""),
         ("straggler", "straggler: a rank", ""),
         ("rank", "rank: one process of the job", "RANK (read by launcher)"),
         ("RANK", "RANK (read by launcher)", "Related rules"),
