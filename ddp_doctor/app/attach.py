@@ -130,7 +130,7 @@ def _why_not(pid: int) -> str:
         return f"process {pid} does not exist on this host"
     name = (proc.read(f"/proc/{pid}/comm") or "").strip()
     if fields[0] == "Z":
-        return f"process {pid} ({name}) has exited; it is a zombie because its parent has not waited for it"
+        return f"process {pid} ({name}) has exited; its parent has not collected its exit code"
     uid = int((proc.status(pid).get("Uid") or "0").split()[0])
     if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
         return f"process {pid} ({name}) is a kernel thread"

@@ -134,7 +134,7 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
             f"invalid --soak {typed.soak:g}: expected more than 0 and at most {LONGEST_SOAK_S / 60:g} minutes (a day)"
         )
     if typed.topology is not None and not typed.isolate:
-        raise UsageError("--topology requires --isolate, which tests nodes of the same switch together")
+        raise UsageError("--topology requires --isolate")
 
 
 def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:

@@ -12,7 +12,7 @@ from ddp_doctor.cli import afterwards, before_a_job, clusters, complete, referen
 from ddp_doctor.cli.options import app
 from ddp_doctor.model.choices import ExitCode
 
-#: Of click, or of typer since it has its own.
+#: A class of click, or of typer since it includes click.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 __all__ = ["afterwards", "app", "before_a_job", "clusters", "entry", "reference", "while_it_runs"]

@@ -14,7 +14,7 @@ from ddp_doctor.model.error_text import expected, quoted, unknown
 
 
 def report_usage_error(error: Any) -> None:
-    """Print a UsageError of click or typer in one sentence; the help if nothing was typed."""
+    """Print a UsageError of click or typer in one sentence, or the help if there are no arguments."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
@@ -43,14 +43,14 @@ def _sentence(error: Any, argv: Sequence[str]) -> str:
 
 
 def _parsed(context: Any, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the raw values of the command's options and arguments by name, and the arguments left over."""
+    """Return the raw values of the command's options and arguments by name, and the unexpected arguments."""
     own = argv[[*argv].index(context.info_name) + 1 :] if context.info_name in argv else argv
     values, rest, _ = context.command.make_parser(context).parse_args([*own])
     return values, rest
 
 
 def _given(parameter: Any, context: Any, argv: Sequence[str]) -> tuple[str, str]:
-    """Return an option, argument or variable as the user writes it, and the value that they gave."""
+    """Return the name and the value of an option or argument, or of the variable that the value is from."""
     given = _parsed(context, argv)[0].get(parameter.name)
     if isinstance(given, str):
         return _written(parameter), given
@@ -64,7 +64,7 @@ def _written(parameter: Any) -> str:
     return str(
         max(parameter.opts, key=len)
         if parameter.param_type_name == "option"
-        else parameter.metavar or parameter.name.upper()
+        else (parameter.metavar or parameter.name.upper()).strip("[]")
     )
 
 
@@ -74,6 +74,7 @@ def _expected(text: str, value: str) -> str:
     if is_choice:
         return expected(value, re.findall(r"'([^']*)'", choices))
     text = re.sub(r", unable to parse.*", "", text.removeprefix("value error, "))
+    text = re.sub(r"^(path|file|directory) '.*' ", "it ", text)
     text = text.replace("a valid integer", "an integer").replace("a valid number", "a number")
     return re.sub(
         r"input should be( greater than or equal to)?", lambda at: f"expected{' at least' * bool(at[1])}", text

@@ -20,7 +20,7 @@ def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def expected(name: str, known: Iterable[str]) -> str:
-    """Return ``expected a, b or c; did you mean 'a'?`` for a name that is none of a few."""
+    """Return ``expected a, b or c; did you mean 'a'?`` for a name that is not one of these."""
     names = [*known]
     hint = did_you_mean(name, names)
     return f"expected {_listed(names)}{hint and f'; {hint}'}"

@@ -26,7 +26,7 @@ from ddp_doctor.model.error_text import quoted
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
-#: Of a host in a host file: ``slots=8 max_slots = 16``.
+#: The settings after a host in a host file: ``slots=8 max_slots = 16``.
 _SETTINGS = re.compile(r"(?:[\w-]+\s*=\s*\S+\s*)+", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")

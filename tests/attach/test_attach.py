@@ -100,7 +100,7 @@ def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
 def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has exited; it is a zombie"):
+        with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has exited; its parent"):
             attach.attach([ended.pid])
     with pytest.raises(UsageError, match="process 4194305 does not exist on this host"):
         attach.attach([4194305])  # above the largest pid there can be

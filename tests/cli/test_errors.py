@@ -71,7 +71,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("run --hosts -oProxyCommand=id", "invalid --hosts: '-oProxyCommand=id' is not a host name"),
         ("run --hostfile /nowhere/hosts", "cannot read '/nowhere/hosts': No such file or directory"),
         ("run --hostfile /dev/null", "'/dev/null' does not list any host; write one host per line"),
-        ("run --topology /etc/hosts", "--topology requires --isolate, which tests nodes of the same switch together"),
+        ("run --topology /etc/hosts", "--topology requires --isolate"),
         ("run --isolate --topology /nowhere/t", "cannot read '/nowhere/t': No such file or directory"),
         (
             "run --isolate --topology -",

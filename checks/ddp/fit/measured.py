@@ -45,7 +45,7 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
         needs = ctx.exchange(f"{ctx.part} needs", str(round(each.peak_bytes * (1 + RESERVE)) if each else ""))[0]
         room = min(map(int, ctx.exchange(f"{ctx.part} has", str(own_room))))
     if not needs or (BY_NAME[strategy].offloads and ctx.device == "cpu"):
-        raise Skip("ranks on a CPU have no memory to offload" if needs else "not estimated for these ranks")
+        raise Skip("ranks on a CPU do not offload" if needs else "not estimated for these ranks")
     if int(needs) > room:
         raise Skip(f"does not fit by the estimate: it needs {size(int(needs))} of {size(room)}")
     steps_s: list[float] = []
