@@ -172,7 +172,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
         f"Head node {head} stopped responding before all nodes had joined: {me.node} was connected",
         Evidence(
-            text=f"on {me.node}, {fact.error or 'the head node stopped responding'}; waited for",
+            text=f"on {me.node}, {fact.error or 'the head node stopped responding'}; waited for it",
             value=round(fact.waited_s, 1),
             unit="s",
             expected_from="the head node sends several updates per second",
