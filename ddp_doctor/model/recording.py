@@ -20,7 +20,7 @@ SCHEMA_VERSION = "1.0"
 #: How the reason begins of a check in which a run was interrupted.
 INTERRUPTED_AFTER = "interrupted after"
 #: … and of one that was not made because of it.
-OWN_PROCESS = "the doctor's own process"
+OWN_PROCESS = "a process of ddp-doctor"
 
 #: The reason of a check that ``--only`` does not name, …
 NOT_SELECTED = "not selected by --only"

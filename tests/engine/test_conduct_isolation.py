@@ -44,10 +44,10 @@ KILLED = RankEvidence(rank=0, exit_code=-9, exited_at=0.1)
         (trial(of_rank(0, wrong=3), of_rank(1)), "wrong", "wrong results (3 elements)"),
         (trial(outcome="stuck"), "hung", ""),
         (trial(outcome="broken", evidence=(REFUSED,)), "failed", "rank 1: RuntimeError: Connection refused"),
-        (trial(outcome="broken", evidence=(KILLED,)), "failed", "rank 0 was ended from outside (SIGKILL)"),
+        (trial(outcome="broken", evidence=(KILLED,)), "failed", "rank 0 was killed from outside (SIGKILL)"),
         (trial(outcome="stuck", lost_nodes=(1,)), "lost", ""),
-        (trial(of_rank(0)), "unknown", "a rank said nothing that can be read"),
-        (trial(outcome="stuck", duration_s=0.5), "unknown", "the doctor was stopped, or starved of processor time"),
+        (trial(of_rank(0)), "unknown", "a rank gave no readable result"),
+        (trial(outcome="stuck", duration_s=0.5), "unknown", "ddp-doctor was stopped, or got no processor time"),
         (trial().unjudged("the forkserver ended"), "unknown", "the forkserver ended"),
     ],
 )

@@ -209,13 +209,13 @@ def test_a_trial_that_was_spoiled_is_made_again_once_and_then_nothing_is_conclud
     def spoils(arm: Arm, _: Sequence[Setting]) -> Attempt:
         if arm == "treatment":
             return passes(arm)
-        raise Spoiled("rank 1 was ended from outside (SIGKILL) while it was tried")
+        raise Spoiled("rank 1 was killed from outside (SIGKILL) during the test")
 
     plays, (one,) = tried(spoils)
 
     assert plays.arms == ["treatment", "control", "control"]
     assert [attempt.arm for attempt in one.attempts] == ["treatment"]
-    assert proof_of(one) == Proof(reason="rank 1 was ended from outside (SIGKILL) while it was tried")
+    assert proof_of(one) == Proof(reason="rank 1 was killed from outside (SIGKILL) during the test")
 
 
 def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_concludes_nothing():
@@ -258,14 +258,14 @@ FULL = RankEvidence(rank=0, raised=Raised(type="OSError", message="[Errno 28] No
 @pytest.mark.parametrize(
     ("outcome", "evidence", "more", "why"),
     [
-        ("broken", (VICTIM, KILLED), {}, "ended from outside"),
+        ("broken", (VICTIM, KILLED), {}, "killed from outside"),
         ("broken", (FULL,), {}, "no room for its files"),
-        ("broken", (RankEvidence(rank=0, exit_code=1),), {}, "without a word"),
+        ("broken", (RankEvidence(rank=0, exit_code=1),), {}, "exited without output"),
         ("stuck", (), {"lost_nodes": (1,)}, "a node left"),
         ("interrupted", (), {}, "a node left"),
-        ("stuck", (), {"duration_s": 0.001}, "stopped, or starved"),
-        ("stuck", (), {"notes": (PAUSED,)}, "stopped, or starved"),
-        ("finished", (), {}, "nothing that can be read"),
+        ("stuck", (), {"duration_s": 0.001}, "stopped, or got no processor time"),
+        ("stuck", (), {"notes": (PAUSED,)}, "stopped, or got no processor time"),
+        ("finished", (), {}, "no readable result"),
     ],
 )
 def test_a_trial_that_broke_for_reasons_of_its_own_says_nothing_of_its_settings(outcome, evidence, more, why):

@@ -75,14 +75,14 @@ def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
     looks = itertools.count()
 
     def lost(_: NodeRanks) -> str | None:
-        return "the doctor's own process is stopped" if next(looks) > 10 else None
+        return "a process of ddp-doctor is stopped" if next(looks) > 10 else None
 
     monkeypatch.setattr(NodeRanks, "lost_helper", lost)
     scenario = play(misbehaving.never_enters, ranks=2, deadline_s=LIMIT_S)
     report = scenario.outcome.report
 
     assert (report.verdict, scenario.codes) == (Verdict.UNSURE, [])
-    assert report.summary == "Unsure: the doctor's own process is stopped."
+    assert report.summary == "Unsure: a process of ddp-doctor is stopped."
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["interrupted"]
 
 
@@ -174,7 +174,7 @@ def test_a_helper_is_lost_when_it_stays_stopped_or_dies_and_not_while_it_is_only
     for _ in range(4):
         said.append(mine.lost())
         now += 1.0
-    stopped = f"the doctor's own process is stopped (state T): the sleeper, pid {sleeper.pid}"
+    stopped = f"a process of ddp-doctor is stopped (state T): the sleeper, pid {sleeper.pid}"
     assert said == [None, None, stopped, stopped]
 
     sleeper.kill()
@@ -226,11 +226,11 @@ def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_cras
     done = to_its_end((sys.executable, "-c", _SERVERS, tmp_path, *lines), env, check=True)
 
     stopped, killed, crashed, raised, cannot_fork = done.stdout.splitlines()
-    assert stopped.startswith("lost the doctor's own process is stopped (state T): the forkserver")
-    assert killed.startswith("lost the doctor's own process is gone: killed from outside")
+    assert stopped.startswith("lost a process of ddp-doctor is stopped (state T): the forkserver")
+    assert killed.startswith("lost a process of ddp-doctor is gone: killed from outside")
     assert crashed.startswith("error")
     assert raised == "error ImportError: no libcudart"
-    assert cannot_fork.startswith("lost the doctor's own process is stopped")
+    assert cannot_fork.startswith("lost a process of ddp-doctor is stopped")
     assert done.stderr == ""
 
 

@@ -68,7 +68,7 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
     assert run.left() == []
     assert report is not None
     assert run.process.returncode == ExitCode.UNSURE.value
-    assert "Unsure: the doctor's own process is stopped (state T): the forkserver" in report["summary"]
+    assert "Unsure: a process of ddp-doctor is stopped (state T): the forkserver" in report["summary"]
     assert [finding for finding in report["findings"] if finding["severity"] == "error"] == []
 
 

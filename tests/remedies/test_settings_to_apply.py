@@ -163,5 +163,5 @@ def test_a_variable_of_the_launcher_is_not_said_to_be_proved_by_trials_that_do_w
 
     assert "proved: 1 GB/s -> 5 GB/s" in name.because
     assert "proved" not in address.because
-    assert "not tried itself" in address.because
+    assert "not tested by itself" in address.because
     assert not address.not_applied

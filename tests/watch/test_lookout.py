@@ -169,7 +169,7 @@ def test_kill_sends_the_command_one_sigterm_and_names_who_still_runs_half_a_minu
 
     job.stands_still(600)
     assert job.sent == [signal.SIGTERM]
-    assert job.said[1].startswith("processes that still run after SIGTERM: 1 (")
+    assert job.said[1].startswith("processes still running after SIGTERM: 1 (")
 
 
 def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigkill(monkeypatch):

@@ -66,14 +66,14 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 def why_nothing_follows(record: TrialRecord, facts: int) -> str:
     """Why a trial that says nothing of its ranks says nothing of its settings either; empty where it does."""
     if record.lost_nodes or record.outcome == "interrupted":
-        return "a node left while it was tried"
+        return "a node left during the test"
     if record.outcome == "finished":
-        return "" if facts == len(record.ranks) else "a rank said nothing that can be read"
+        return "" if facts == len(record.ranks) else "a rank gave no readable result"
     if broken := next(filter(None, map(_ended_otherwise, record.evidence)), ""):
         return broken
     watched = record.limit_s is None or record.duration_s >= _WATCHED_SHARE * record.limit_s
     if record.outcome in ("stuck", "slow") and (not watched or PAUSED in record.notes):
-        return "the doctor was stopped, or starved of processor time, while it was tried"
+        return "ddp-doctor was stopped, or got no processor time, during the test"
     return ""
 
 
@@ -86,9 +86,9 @@ def _ended_otherwise(rank: RankEvidence) -> str:
         return ""
     if -rank.exit_code in _FROM_OUTSIDE:
         name = signal.Signals(-rank.exit_code).name
-        return f"rank {rank.rank} was ended from outside ({name}) while it was tried"
+        return f"rank {rank.rank} was killed from outside ({name}) during the test"
     if rank.exit_code >= 0:  # an exception of a test or a library is recorded as raised; a crash is a signal
-        return f"rank {rank.rank} ended without a word while it was tried (is there room in TMPDIR?)"
+        return f"rank {rank.rank} exited without output during the test (is there room in TMPDIR?)"
     return ""
 
 
