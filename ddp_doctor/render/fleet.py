@@ -37,14 +37,14 @@ def parts(report: FleetReport, *, each: bool) -> Iterator[Table]:
     """Yield the non-empty tables of the fleet. ``each`` includes healthy nodes."""
     tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
         (
-            "Nodes that need attention",
-            _nodes(report.nodes, each=each),
-            ("node", "verdict", "runs", "unhealthy", "newest", ""),
-        ),
-        (
             "Findings in the newest runs",
             [_common(common) for common in report.common],
             ("code", "severity", "nodes", ""),
+        ),
+        (
+            "Nodes that need attention",
+            _nodes(report.nodes, each=each),
+            ("node", "verdict", "runs", "unhealthy", "newest", ""),
         ),
         (
             "Slower than nodes with the same hardware",

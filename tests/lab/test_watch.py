@@ -44,7 +44,7 @@ def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_as
     assert done.stdout.count("begun") == 2
     assert "train.py:8" in next(line for line in done.stderr.splitlines() if "Stuck: Rank 1 " in line)
     own = [line for line in done.stderr.splitlines() if line.startswith("ddp-doctor: ")]
-    assert own[-2].endswith("the command, because the job hangs")
+    assert own[-2].endswith("because the job hangs")
     assert own[-1].endswith("It hung; the cause is reported above")
     assert (tmp_path / "ddp-doctor" / "runs").is_dir()
 

@@ -203,7 +203,7 @@ def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(wat
 
     assert process.wait(LIMIT_S) == 1
     said = process.stderr.read().splitlines()
-    assert "write `srun ddp-doctor watch -- …`" in said[0]
+    assert "use `srun ddp-doctor watch -- …`" in said[0]
     assert "--keep-output" in said[-1]
 
 
