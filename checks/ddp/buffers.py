@@ -63,7 +63,7 @@ def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterato
                 expected_from=wanted.format(source=fact.source_rank),
             ),
             *of_stock_ddp(recording, "buffers"),
-            detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
+            detail=f"Wrong in ddp-doctor's own model: {', '.join(names)} on {ranks}. Your code was not involved.",
         )
 
 
@@ -74,7 +74,7 @@ def _holds(state: _RankState) -> str:
         return "they are the rank's own"
     if len(origins) == 1:
         return f"they are rank {origins.pop()}'s"
-    return "they match those of no rank" if not origins else "they come from several ranks"
+    return "they match no rank" if not origins else "they come from several ranks"
 
 
 @rule("DD711", "buffers-not-from-rank-0", Consequence.WRONG, Buffers)
@@ -90,12 +90,12 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://github.com/pytorch/pytorch/issues/63916
     """
     yield from _drafts(
-        recording, "buffers_off", "After a forward, buffers on {ranks} are not rank {source}'s", _FROM_RANK_0
+        recording, "buffers_off", "After a forward, buffers on {ranks} differ from rank {source}", _FROM_RANK_0
     )
     if not any(rank.fact.buffers_off for rank in recording.facts(Buffers)):  # without any broadcast it is missing, too
-        what = "After a buffer got a new tensor, its values on {ranks} are not rank {source}'s"
+        what = "After replacing a buffer, its values on {ranks} differ from rank {source}"
         yield from _drafts(recording, "reassigned_off", what, _FROM_RANK_0)
-    what = "With the broadcast of buffers off, buffers on {ranks} are overwritten"
+    what = "Buffers on {ranks} are overwritten without buffer broadcast"
     yield from _drafts(recording, "kept_off", what, "the rank's own")
 
 
@@ -108,7 +108,7 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
         with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
-    what = "After wrapping, parameters on {ranks} are not rank {source}'s"
+    what = "After wrapping, parameters on {ranks} differ from rank {source}"
     yield from _drafts(recording, "parameters_off", what, _FROM_RANK_0)
 
 

@@ -81,7 +81,7 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
         worst.evidence(f"gradient of {worst.parameter} on rank {rank}"),
         *of_stock_ddp(recording, "gradient_sync"),
         confidence=Confidence.LIKELY,
-        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}. None of your code took part.",
+        detail=f"Wrong in ddp-doctor's own model: {', '.join(names)} on {where}. Your code was not involved.",
     )
 
 
@@ -89,7 +89,8 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
 def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     """Finds: After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
         gradients are coded, so that a rank whose share is missing or counted twice is named.
-    Why: Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
+    Why: Training reports no error: a missing rank's data is ignored, and a sum instead of a mean scales the learning
+        rate.
     Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
         without its GPU. Otherwise look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/notes/ddp.html
@@ -99,7 +100,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
     for off in by_cause((rank, gradient) for rank, gradient in agreed if gradient.held.holds != "own"):
         held = off[0][1].held
-        unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
+        unsure = ": the faulty rank is unknown" if held.holds == "other" else ""
         blamed = sorted(held.shares) if held.holds == "shares" else ()
         yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
 
@@ -116,9 +117,9 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """
     differing = [(rank, gradient) for rank, gradient in _ordinary(recording) if gradient.identical is False]
     wrong = [(rank, gradient) for rank, gradient in differing if not gradient.equal]
-    yield from drafts(recording, "The gradient on {ranks} is wrong", wrong)
+    yield from drafts(recording, "Gradient on {ranks} is wrong", wrong)
     if differing and not wrong:
-        title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
+        title = "Gradients differ between ranks in their last bits: replicas drift apart"
         yield draft(recording, title, differing, []).model_copy(update={"title": title})
 
 
@@ -142,7 +143,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     before = {(gradient.parameter, gradient.held.holds) for _, gradient in off_in(recording, "step")}
     inside = off_in(recording, "no_sync")
     wrong = [(rank, gradient) for rank, gradient in inside if (gradient.parameter, gradient.held.holds) not in before]
-    yield from drafts(recording, "Inside no_sync() the gradient on {ranks} is not the rank's own", wrong)
+    yield from drafts(recording, "Inside no_sync(), the gradient on {ranks} is not the rank's own", wrong)
 
 
 @rule("DD704", "step-after-no-sync-not-synchronised", Consequence.WRONG, GradientSync)
@@ -156,7 +157,7 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     before = {gradient.parameter for _, gradient in off_in(recording, "step", "no_sync")}
     after = ((rank, gradient) for rank, gradient in off_in(recording, "resync") if gradient.parameter not in before)
     wrong = [(rank, gradient) for rank, gradient in after if lost_a_step(gradient.held)]
-    yield from drafts(recording, "In the step after no_sync() the gradient on {ranks} is wrong", wrong)
+    yield from drafts(recording, "In the step after no_sync(), the gradient on {ranks} is wrong", wrong)
 
 
 def coded_model(ctx: RankContext) -> Any:

@@ -39,20 +39,22 @@ from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
 #: What follows from each difference, with torch 2.13 over gloo, seen on three ranks of which rank 1 was the odd one:
 #: see docs/explanation/ddp-semantics.md. First, of a difference that DDP does not see: it pairs the lists by place.
-_MIXED = "DDP goes by the place in the list and raises nothing: it averages what does not belong together."
-_REFUSED = "DDP refuses such a model, if it comes that far: its message counts parameters and names none."
-_UNSEEN = "DDP does not compare this: bytes arrive in the wrong place or form, a rank aborts, or all wait for ever."
+_MIXED = "DDP uses the position in the list and raises no error, so it averages unrelated parameters."
+_REFUSED = "DDP rejects such a model, but its message only counts parameters and names none."
+_UNSEEN = "DDP does not compare it. Bytes arrive in the wrong place or form, a rank aborts, or all ranks hang."
 _CONSEQUENCES: dict[Kind, str] = {
     "missing": _REFUSED,
     "extra": _REFUSED,
-    "tied": "DDP sees a shared parameter once, so that the ranks' lists have different lengths, and refuses.",
-    "shape": "The rank that is unlike rank 0 raises, and the others lose their connections or wait.",
-    "strides": "The rank that is unlike rank 0 raises, and the others lose their connections or wait.",
+    "tied": "DDP counts a shared parameter once, so the ranks' lists have different lengths and DDP fails.",
+    "shape": "The rank that differs from rank 0 raises an error, and other ranks lose their connections or wait.",
+    "strides": "The rank that differs from rank 0 raises an error, and other ranks lose their connections or wait.",
     "order": _MIXED,
-    "name": "DDP goes by the place in the list and does not see names: right only if they mean the same layer.",
-    "requires_grad": "DDP averages what requires a gradient, by place: with unequal numbers it refuses, with"
-    " equal ones it averages what does not belong together.",
-    "persistent": "The state_dict of some ranks has it and that of others has not.",
+    "name": "DDP uses the position in the list, not names, which is right only if both are the same layer.",
+    "requires_grad": (
+        "DDP averages trained parameters by position. It fails with unequal"
+        " numbers, and averages unrelated parameters with equal numbers."
+    ),
+    "persistent": "Only the state_dict of some ranks has it.",
 }
 #: What DDP does not see of parameters.
 _SILENT = ("order", "name")
@@ -106,12 +108,12 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
         ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
         left = difference.count - len(difference.names)
         listed = f"It is {', '.join(difference.names)}{and_more(left)}. "
-        unsure = "" if difference.sure else " No majority tells which of them is wrong."
+        unsure = "" if difference.sure else " There is no majority, so it is unknown which is wrong."
         unseen = difference.what == "buffer" and difference.kind != "persistent"
         consequence = _UNSEEN if unseen else _CONSEQUENCES.get(difference.kind, _UNSEEN)
         yield finding(
             rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
-            f"The doctor's own model is not the same on {ranks} as on {peer}: {difference.words()}",
+            f"ddp-doctor's own model differs between {ranks} and {peer}: {difference.words()}",
             Evidence(
                 text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
                 f" {difference.there} on {peer}"
@@ -152,15 +154,16 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         source, where = facts[rank].source_rank, ranks_at(recording, ranks)
         yield likely(
             rank_culprits(recording, InitialState, () if blameless else ranks),
-            f"After wrapping, parameters or buffers on {where} are not rank {source}'s: {holds}",
+            f"After wrapping, parameters or buffers on {where} differ from rank {source}: {holds}",
             Evidence(
                 text=f"fingerprint of {name} on rank {rank}: {facts[rank].after[name]}, and"
                 f" {facts[source].before.get(name, 'none')} on rank {source} before",
                 expected_from=f"rank {source}'s, broadcast by DDP",
             ),
             *of_stock_ddp(recording, "initial_state"),
-            detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}; none of"
-            " your code took part. What is not broadcast starts from the rank's own seed.",
+            detail=f"Wrong in ddp-doctor's own model: {', '.join(names)} on {where}. Your"
+            " code was not involved. Tensors without broadcast start from the rank's"
+            " own seed.",
         )
 
 

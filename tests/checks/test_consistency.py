@@ -240,7 +240,7 @@ def test_a_clock_between_one_and_five_seconds_off_is_information():
 def test_several_clocks_that_are_off_are_one_finding():
     (found,) = _clocks(0.0, 0.1, 10.0, -0.1, -20.0)
 
-    assert found.title == "The clocks of node2 and node4 are up to 20.0 s from those of the other nodes"
+    assert found.title == "Clocks of node2 and node4 differ by up to 20.0 s from the other nodes"
 
 
 # --- all together --------------------------------------------------------------------------------

@@ -80,15 +80,13 @@ def test_what_nccl2_does_not_read_costs_nothing_there_is_refused_by_nobody_and_i
 def test_a_variable_of_a_newer_torch_is_not_read_yet(name):
     finding = only({name: "1"}, TORCH_213)
     assert (finding.code, finding.severity) == ("DD114", Severity.INFO)
-    assert "does nothing in torch 2.13.0" in finding.title
+    assert "has no effect in torch 2.13.0" in finding.title
 
 
 def test_a_variable_that_a_newer_torch_reads_no_longer_is_obsolete_there_alone():
     finding = only({"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"}, TORCH_215)
     assert (finding.code, finding.severity) == ("DD113", Severity.INFO)
-    assert finding.title == (
-        "TORCH_NCCL_AVOID_RECORD_STREAMS does nothing in torch 2.15.0: torch 2.14 was the last to read it"
-    )
+    assert finding.title == ("TORCH_NCCL_AVOID_RECORD_STREAMS has no effect in torch 2.15.0: removed after torch 2.14")
     assert only({"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"}, TORCH_213).severity is Severity.INFO
 
 

@@ -106,7 +106,7 @@ BUS = "0000:61:00.0"
 def test_a_command_names_the_gpu_by_its_bus_id() -> None:
     lost = gpu(0), gpu(3, bus_id=BUS, recovery_action="gpu_reset")
     finding = judge(fact_of(*lost))[0]
-    assert finding.title == f"GPU 3 ({BUS}) on node0: the driver asks for a reset of the GPU"
+    assert finding.title == f"GPU 3 ({BUS}) on node0: the driver requests a reset of the GPU"
     assert f"sudo nvidia-smi --gpu-reset -i {BUS}" in finding.remedies[0].commands
 
 

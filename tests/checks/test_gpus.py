@@ -105,7 +105,7 @@ def test_the_sick_gpu_is_named_by_index_uuid_and_bus_id_and_no_other(node: Machi
 
 def test_a_gpu_lost_at_once_is_named_by_its_index(node: Machine) -> None:
     finding = judge(recorded(look(node, "gpu_lost"), world=world()))[0]
-    assert finding.title == "GPU 3 on node0: lost, it has fallen off the bus or does not answer"
+    assert finding.title == "GPU 3 on node0: lost, it fell off the bus or does not respond"
 
 
 def test_a_missing_gpu_is_named_by_its_bus_id(node: Machine) -> None:
@@ -134,8 +134,8 @@ def test_the_mps_server_in_exclusive_mode_is_well(node: Machine) -> None:
 @pytest.mark.parametrize(
     ("fault", "title"),
     [
-        ("hang_init", "The NVIDIA driver hangs on node0: no answer to nvmlInit"),
-        ("hang_gpu", "The NVIDIA driver hangs on node0: no answer to nvmlDeviceGetMemoryInfo of GPU 3"),
+        ("hang_init", "NVIDIA driver hangs on node0: no answer to nvmlInit"),
+        ("hang_gpu", "NVIDIA driver hangs on node0: no answer to nvmlDeviceGetMemoryInfo of GPU 3"),
     ],
 )
 def test_a_hanging_driver_is_an_error_and_no_hang(node: Machine, fault: str, title: str) -> None:
@@ -171,9 +171,7 @@ def test_gpus_on_the_bus_without_a_working_driver_are_an_error(bare: Machine, dr
     fact = probe(bare.context(NO_LIBRARY))
     finding, *rest = judge(recorded(fact, world=world(1, "gloo")))
     assert (finding.code, finding.severity, rest) == ("DD301", Severity.ERROR, [])
-    assert finding.title == (
-        "The GPUs of node0 cannot be used: the NVIDIA driver's library libnvidia-ml.so.1 is not found"
-    )
+    assert finding.title == ("GPUs of node0 are unusable: the driver library libnvidia-ml.so.1 is missing")
     assert finding.detail == f"NVIDIA GPUs: 1 on the PCI bus (kernel driver: {driver or 'none'})."
 
 
@@ -207,7 +205,7 @@ def test_a_container_that_was_given_gpus_but_no_driver_is_an_error(node: Machine
     fact = probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": "0,1"}))
     finding = judge(recorded(fact))[0]
     assert (finding.code, finding.severity) == ("DD301", Severity.ERROR)
-    assert "not in this container" in finding.title
+    assert "missing in this container" in finding.title
     assert finding.detail == "NVIDIA GPUs: 2 granted by the scheduler or container runtime."
 
 
@@ -394,9 +392,9 @@ def test_memory_in_use_is_graded(values: dict[str, Any], expected: list[tuple[st
 @pytest.mark.parametrize(
     ("values", "in_container", "title", "command"),
     [
-        ({}, False, "memory in use without a process that the driver names", "--gpu-reset"),
-        ({}, True, "memory in use by a process that this container does not see", "# on the host"),
-        ({"unavailable": {"compute_processes": "NVMLError_NotSupported"}}, False, "by others", "fuser"),
+        ({}, False, "memory is in use by a process that the driver does not list", "--gpu-reset"),
+        ({}, True, "memory is in use by a process outside of this container", "# on the host"),
+        ({"unavailable": {"compute_processes": "NVMLError_NotSupported"}}, False, "by other processes", "fuser"),
     ],
 )
 def test_memory_that_no_process_holds_is_left_over_outside_a_container_only(
@@ -407,7 +405,7 @@ def test_memory_that_no_process_holds_is_left_over_outside_a_container_only(
     assert title in finding.title
     assert (finding.code, finding.confidence) == ("DD305", Confidence.LIKELY)
     assert any(command in one for one in finding.remedies[0].commands)
-    assert ("left over" in finding.detail) is (not in_container and not values)
+    assert ("a killed job left it" in finding.detail) is (not in_container and not values)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +431,7 @@ def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() 
     assert finding.title.startswith("512 GPUs on 64 nodes: ")
     assert len(finding.culprits) == 512
     assert finding.evidence[0].text.startswith("GPU 0 (GPU-00000000, 0000:00:00.0) on node0: ")
-    assert finding.evidence[-1].text == "and 496 GPUs more, named in the JSON report"
+    assert finding.evidence[-1].text == "and 496 more GPUs, listed in the JSON report"
     assert len(finding.evidence) == 17
 
 
@@ -471,7 +469,7 @@ def test_a_wrong_entry_in_cuda_visible_devices_is_the_culprit(node: Machine) -> 
     finding, *rest = judge(recorded(fact, world=world(4)))
     assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
     assert finding.title == (
-        'node0: 4 ranks, but only 2 GPUs are visible with CUDA_VISIBLE_DEVICES="0,1,9,2"; CUDA stops at its entry "9"'
+        'node0: 4 ranks, but only 2 GPUs are visible with CUDA_VISIBLE_DEVICES="0,1,9,2"; CUDA stops at entry "9"'
     )
     assert (finding.culprits[0].kind, finding.culprits[0].name) == ("setting", "CUDA_VISIBLE_DEVICES")
     assert finding.remedies[0].undo == "export CUDA_VISIBLE_DEVICES=0,1,9,2"
@@ -516,7 +514,7 @@ def test_a_step_that_slurm_granted_none_of_the_devices_it_can_see_is_sick_unless
     fact = look(node, "none", SLURM_PROCID="0", SLURM_STEP_ID="0")
     (finding,) = judge(recorded(fact, world=world(2, "gloo")))
     assert (finding.code, finding.title) == ("DD311", "node0: the job sees none of the 2 GPUs there")
-    assert finding.detail == "SLURM granted this step none. The job would compute on the CPU."
+    assert finding.detail == "SLURM granted this step none. The job would run on the CPU."
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 

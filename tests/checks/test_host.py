@@ -297,7 +297,7 @@ BUSY = but(
 
 def test_a_busy_host_is_told_with_its_load_and_the_two_busiest_processes_by_name_and_pid():
     (finding,) = findings(recording(BUSY))
-    assert finding.title == "Measurements on node0 may come out too slow: load 300 on 128 CPUs"
+    assert finding.title == "Measurements on node0 may be too slow: load 300 on 128 CPUs"
     assert finding.evidence[0].text == "busiest: stress (pid 4711, 64 CPUs) and cc1plus (pid 99, 0.9 CPUs)"
     (redacted,) = findings(redaction.redacted(recording(BUSY)))
     assert redacted.evidence[0].text == "in the last minute"

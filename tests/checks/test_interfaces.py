@@ -263,13 +263,13 @@ def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
 @pytest.mark.parametrize(
     ("setting", "value", "backend", "title"),
     [
-        ("NCCL_SOCKET_IFNAME", "foo", "gloo", "node0 has no interface 'foo' (it has lo, eth0): NCCL would not start"),
-        ("GLOO_SOCKET_IFNAME", "eth0,x", "nccl", "node0 has no interface 'x' (it has lo, eth0): gloo would not start"),
+        ("NCCL_SOCKET_IFNAME", "foo", "gloo", "node0 has no interface 'foo' (it has lo, eth0): NCCL cannot start"),
+        ("GLOO_SOCKET_IFNAME", "eth0,x", "nccl", "node0 has no interface 'x' (it has lo, eth0): gloo cannot start"),
         (
             "NCCL_SOCKET_IFNAME",
             "ib",
             "gloo",
-            "node0: NCCL would not start with NCCL_SOCKET_IFNAME=ib: no running interface with an address matches 'ib'",
+            "node0: NCCL cannot start with NCCL_SOCKET_IFNAME=ib: no running interface with an address matches 'ib'",
         ),
     ],
 )

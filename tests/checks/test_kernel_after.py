@@ -71,7 +71,7 @@ def test_a_gpu_off_the_bus_takes_a_reboot_and_others_a_reset():
 def test_what_the_driver_asks_for_is_named_and_advised():
     asks = f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
     (found,) = judge(before(), after((10.0, asks)), nvml())
-    assert "Xid 154, the driver asks for: Node Reboot Required" in found.title
+    assert "Xid 154, the driver requests: Node Reboot Required" in found.title
     assert found.remedies[0].commands == ("sudo reboot",)
 
 

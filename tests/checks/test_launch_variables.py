@@ -29,12 +29,12 @@ def test_torchrun_wins_over_the_step_it_runs_in():
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"RANK": "8"}, "RANK=8 is not possible with WORLD_SIZE=8: the last is 7"),
-        ({"RANK": "-1"}, "RANK=-1 is not possible: ranks count from 0"),
-        ({"RANK": "two"}, "RANK=two is no number"),
-        ({"WORLD_SIZE": "0", "RANK": ""}, "WORLD_SIZE=0 is not possible: it is at least 1"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not possible: ports end at 65535"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 lets each rank pick a port of its own"),
+        ({"RANK": "8"}, "RANK=8 is out of range with WORLD_SIZE=8: the last rank is 7"),
+        ({"RANK": "-1"}, "RANK=-1 is out of range: ranks start at 0"),
+        ({"RANK": "two"}, "RANK=two is not a number"),
+        ({"WORLD_SIZE": "0", "RANK": ""}, "WORLD_SIZE=0 is out of range: the minimum is 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is out of range: the maximum is 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 lets each rank choose a different port"),
         ({"MASTER_ADDR": "http://node0"}, "MASTER_ADDR=http://node0 is not a bare host name or address"),
         ({"MASTER_ADDR": "node0:29500"}, "MASTER_ADDR=node0:29500 is not a bare host name or address"),
     ],
@@ -50,16 +50,16 @@ def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
     [
         (
             {"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "4"}, "mpi",
-            "LOCAL_RANK=4 is not possible with LOCAL_WORLD_SIZE=4: the last is 3",
+            "LOCAL_RANK=4 is out of range with LOCAL_WORLD_SIZE=4: the last rank is 3",
         ),
-        ({"LOCAL_WORLD_SIZE": "3"}, None, "WORLD_SIZE=8 is no multiple of LOCAL_WORLD_SIZE=3"),
+        ({"LOCAL_WORLD_SIZE": "3"}, None, "WORLD_SIZE=8 is not a multiple of LOCAL_WORLD_SIZE=3"),
         (
             {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "4"}, None,
-            "MASTER_ADDR=127.0.0.1 means every node itself, but the job has 2 nodes",
+            "MASTER_ADDR=127.0.0.1 is a different machine on each node, but the job has 2 nodes",
         ),
         (
             {"MASTER_ADDR": "localhost", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}, "slurm",
-            "MASTER_ADDR=localhost means every node itself, but the job has 2 nodes",
+            "MASTER_ADDR=localhost is a different machine on each node, but the job has 2 nodes",
         ),
         ({"SLURM_PROCID": "5"}, "slurm", "RANK is 3, but the launcher set SLURM_PROCID=5"),
     ],
@@ -79,10 +79,10 @@ def test_torchrun_may_start_different_numbers_of_workers_per_node():
     [
         ({"RANK": "3"}, "fails without WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
         (RANK_3_OF_8, "joins as rank 3 of 8 at node0:29500"),
-        ({**RANK_3_OF_8, "RANK": "9"}, "RANK=9 is not possible with WORLD_SIZE=8: the last is 7"),
-        ({**RANK_3_OF_8, "RANK": "0", "WORLD_SIZE": "1"}, "a job of one rank"),
+        ({**RANK_3_OF_8, "RANK": "9"}, "RANK=9 is out of range with WORLD_SIZE=8: the last rank is 7"),
+        ({**RANK_3_OF_8, "RANK": "0", "WORLD_SIZE": "1"}, "a job with a single rank"),
         ({"LOCAL_RANK": "2"}, "one rank of a larger job"),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that torchrun alone starts"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that only torchrun starts"),
     ],
 )
 def test_what_a_script_started_by_hand_would_do_is_told(env, words):

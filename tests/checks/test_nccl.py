@@ -247,10 +247,10 @@ def test_what_the_environment_overrules_is_told_where_it_does_something_else(fac
         ("NCCL_IB_HCA =mlx5_0", "'NCCL_IB_HCA '"),
         ("NCCL_IB_HCA", 'no "="'),
         ("NCCL_SOCKET_IFNAM=eth0", "did you mean NCCL_SOCKET_IFNAME?"),
-        ("NCCL_TIMEOUT=5", "read by nothing"),
+        ("NCCL_TIMEOUT=5", "no library reads NCCL_TIMEOUT"),
         ("NCCL_IB_DISABLE=true", "NCCL_IB_DISABLE=true"),
         ('NCCL_P2P_LEVEL="SYS"', "NCCL_P2P_LEVEL="),
-        ("NCCL_P2P_LEVEL=SYS\nNCCL_P2P_LEVEL=NVL", "the first counts"),
+        ("NCCL_P2P_LEVEL=SYS\nNCCL_P2P_LEVEL=NVL", "the first line counts"),
     ],
 )
 def test_a_line_that_does_nothing_is_named(line, says):

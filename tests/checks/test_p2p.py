@@ -237,7 +237,7 @@ SLOW_ENDS = (
 def test_a_node_that_is_slow_with_all_others_is_named_with_its_direction(is_slow: Any, does: str, backend: str):
     (found,) = _judge([1, 1, 1, 1], lambda _, s, r: 0.1 if is_slow(s, r) else 0.5, backend=backend)
     assert (found.code, found.severity) == ("DD630", Severity.ERROR)
-    assert found.title == f"node2 {does}: 0.10 GB/s, the typical pair 0.50 GB/s"
+    assert found.title == f"node2 {does}: 0.10 GB/s, typical pair 0.50 GB/s"
     assert [(one.kind, one.node) for one in found.culprits] == [("node", "node2")]
     assert "5 times slower" in found.detail
     assert not any(setting for remedy in found.remedies for setting in remedy.settings)
@@ -263,7 +263,7 @@ def test_many_slow_pairs_without_an_end_to_blame_are_information(counts: list[in
 def test_of_two_nodes_with_one_slow_direction_nobody_is_named_but_the_way(counts: list[int], rate: float):
     (found,) = _judge(counts, lambda across, s, r: 200.0 if not across else rate if s < r else 25.0)
     assert (found.code, found.severity) == ("DD631", Severity.ERROR)
-    assert found.title.startswith("Data goes slowly in one direction only, from node0 to node1: ")
+    assert found.title.startswith("Data is slow in one direction, from node0 to node1: ")
     assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node0", "node1")]
 
 
@@ -338,6 +338,6 @@ def test_a_rank_whose_data_arrive_wrong_everywhere_is_one_finding():
     wrong = {(5, peer) for peer in range(8) if peer != 5}
     (found,) = _judge([4, 4], wrong=wrong)
     assert found.title == (
-        "Data that rank 5 (node1, CUDA device 1) exchanges with ranks 0-4, 6, 7 (node0 and node1) arrives wrong"
+        "Data between rank 5 (node1, CUDA device 1) and ranks 0-4, 6, 7 (node0 and node1) arrives corrupted"
     )
     assert [one.rank for one in found.culprits] == [5]

@@ -181,7 +181,7 @@ def test_redirection_between_gpus_of_one_switch_names_exactly_its_ports(tree: Pc
     (finding,) = judge(tree, GPUS_BY_NVML)
     assert (finding.code, finding.severity.value) == ("DD420", "warning")
     assert finding.title.endswith(
-        "sends traffic between these devices through the CPU:"
+        "routes traffic between these devices through the CPU:"
         " GPU 0 (0000:1b:00.0), GPU 1 (0000:1c:00.0) and mlx5_0 (0000:1d:00.0)"
     )
     assert finding.remedies[0].commands == tuple(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in PORTS)

@@ -211,7 +211,7 @@ def test_the_last_port_that_the_setting_names_is_down():
     found = findings(recording(trees.infiniband(down=[3]), trees.infiniband(), env=env))
 
     assert ("DD560", Severity.ERROR) in [(one.code, one.severity) for one in found]
-    assert "NCCL_IB_HCA names it" in found[0].evidence[0].text
+    assert "named in NCCL_IB_HCA" in found[0].evidence[0].text
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_infiniband_on_one_node_and_ethernet_on_the_other_do_not_meet():
     finding = only(recording(trees.infiniband(), trees.roce(1)))
 
     assert (finding.code, finding.severity) == ("DD575", Severity.ERROR)
-    assert finding.detail == "InfiniBand ports cannot connect to Ethernet ones."
+    assert finding.detail == "InfiniBand ports cannot connect to Ethernet ports."
 
 
 def test_hostile_names_reach_no_command():

@@ -90,7 +90,7 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
 
     (found,) = [finding for finding in report.findings if finding.code == "DD670"]
     assert (report.verdict, found.culprits) == (Verdict.UNHEALTHY, ())
-    assert found.title == "2 of 10 repeats failed: 20 %, 95 % interval 5.7 to 51 %"
+    assert found.title == "2 of 10 repeats failed: 20% (95% interval 5.7 to 51%)"
     assert "2 of 2: rank 1: RuntimeError: a link that comes and goes" in [evidence.text for evidence in found.evidence]
 
 
@@ -199,7 +199,7 @@ def test_a_single_failure_and_failures_only_are_told_without_a_division_by_zero(
     one, all_of_them = judged(repeats(*["passed"] * 39, "failed")), judged(repeats(*["failed"] * 5, reason="no route"))
 
     assert one.findings[0].evidence[0].text == "40 repeats in 00:40; the first failed after 00:39"
-    assert all_of_them.findings[0].title == "5 of 5 repeats failed: 100 %, 95 % interval 57 to 100 %"
+    assert all_of_them.findings[0].title == "5 of 5 repeats failed: 100% (95% interval 57 to 100%)"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_port_that_is_held_on_a_node_alone_is_told_with_what_was_tested_instea
     found = only(met_by(head("held", (), nnodes=1, error="Address already in use", held_by="nc (pid 7)", waited_s=0)))
 
     assert (found.code, blamed(found)) == ("DD514", [("node", "node0", None)])
-    assert "met on another port" in found.detail
+    assert "used another port" in found.detail
     assert found.evidence[0].value is None
 
 
@@ -150,7 +150,7 @@ def came(*ranks: int | None, nnodes: int = 4) -> list[Present]:
 def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
     found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
 
-    assert found.title.startswith("node rank 2 did not report in (not started, or cannot reach node0:29400): 3 of 4")
+    assert found.title.startswith("node rank 2 did not check in (not started, or cannot reach node0:29400): 3 of 4")
     assert (found.culprits, absent(found)) == ((), [(None, 2)])
     assert found.remedies[0].commands == (
         "ddp-doctor run --nnodes 4 --node-rank 2 --rdzv-endpoint node0:29400   # on node rank 2",
@@ -161,8 +161,8 @@ def test_nobody_is_named_where_any_host_may_be_the_missing_one():
     found = only(met_by(head("missing", came(0, None, None), missing=(3,))))
 
     assert found.title == (
-        "3 of 4 nodes reported in within 60 s, only node0, node1 and node2; the others were not started, or cannot"
-        " reach node0:29400"
+        "3 of 4 nodes checked in within 60 s, only node0, node1 and node2; the others were"
+        " not started, or cannot reach node0:29400"
     )
     assert (found.culprits, found.missing) == ((), ())
     assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)
@@ -193,7 +193,7 @@ def test_one_host_started_twice_is_told_so():
 
     found = only(met_by(head("duplicate", here, claimed_rank=0)))
 
-    assert found.title == "2 starts on node1 have the same node rank 1: each needs its own"
+    assert found.title == "2 starts on node1 have the same node rank 1"
     assert found.remedies[0].summary == "Start the command once on node1"
 
 
@@ -202,7 +202,7 @@ def test_node_rank_0_on_another_host_than_the_endpoint_is_misplaced():
 
     found = only(met_by(fact))
 
-    assert found.title == "node1 was given node rank 0, but the endpoint node0:29400 is another host"
+    assert found.title == "node1 has node rank 0, but the endpoint node0:29400 is another host"
     assert [(one.node, one.node_rank) for one in found.culprits] == [("node1", 0)]
 
 
@@ -319,7 +319,7 @@ def test_a_head_whose_store_alone_died_is_named_by_two_who_miss_its_beats():
     recording = company(3, misses(1, 0, "answers"), misses(2, 0, "not_asked", silent=6.0))
 
     assert named(recording) == ["node0"]
-    assert "no longer serves the others" in only(recording).title
+    assert "no longer serves other nodes" in only(recording).title
 
 
 def test_a_node_that_answers_when_asked_is_a_warning_about_the_path_of_its_beats():

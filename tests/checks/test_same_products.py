@@ -76,7 +76,7 @@ def test_of_two_ranks_that_differ_nobody_is_named(ranks: Ranks):
     finding = only(judge_by(CHECK, of_ranks(ranks, TWO, 1)), "DD641")
 
     assert (blamed(finding), finding.severity) == ([], Severity.ERROR)
-    assert finding.title.endswith("have different products; unsure whose are wrong")
+    assert finding.title.endswith("have different products; the faulty rank is unknown")
 
 
 @pytest.mark.ranks
@@ -138,12 +138,12 @@ def judge(*ranks: SameProductsFact) -> list[Finding]:
 @pytest.mark.parametrize(
     ("ranks", "whose"),
     [
-        pytest.param([seen(), OTHER], "unsure whose", id="two that differ"),
-        pytest.param([seen(), RESTLESS], "unsure whose", id="one of two"),
-        pytest.param([seen(), OTHER, seen("1", "5", "3")], "unsure whose", id="each another"),
-        pytest.param([seen(), seen(), OTHER, OTHER], "unsure whose", id="two halves"),
-        pytest.param([RESTLESS, RESTLESS, seen()], "unsure whose", id="most are unlike themselves"),
-        pytest.param([RESTLESS, RESTLESS, RESTLESS], "no rank's are right every time", id="all are unlike themselves"),
+        pytest.param([seen(), OTHER], "the faulty rank is unknown", id="two that differ"),
+        pytest.param([seen(), RESTLESS], "the faulty rank is unknown", id="one of two"),
+        pytest.param([seen(), OTHER, seen("1", "5", "3")], "the faulty rank is unknown", id="each another"),
+        pytest.param([seen(), seen(), OTHER, OTHER], "the faulty rank is unknown", id="two halves"),
+        pytest.param([RESTLESS, RESTLESS, seen()], "the faulty rank is unknown", id="most are unlike themselves"),
+        pytest.param([RESTLESS, RESTLESS, RESTLESS], "no rank is right every time", id="all are unlike themselves"),
     ],
 )
 def test_where_no_vote_tells_who_is_wrong_nobody_is_named(ranks, whose):

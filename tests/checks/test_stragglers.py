@@ -42,7 +42,7 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(r
     [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
 
     assert (finding.code, blamed(finding)) == ("DD661", [2])
-    assert finding.title.endswith("it is stopped, and neither a quota nor another process does it")
+    assert finding.title.endswith("it is stopped, but not by a quota or another process")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def control_groups() -> None:
     ("plant", "reason"),
     [
         (planted_stragglers.quota, "a CPU quota of 0.5 processors stops it"),
-        (planted_stragglers.neighbour, "it waits for a CPU that others use"),
+        (planted_stragglers.neighbour, "it waits for a CPU that other programs use"),
     ],
 )
 def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
@@ -276,8 +276,8 @@ SLOW_CPU = sampled(products_per_s=4e4)()
     ("odd", "code", "severity", "reason"),
     [
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
-        pytest.param(STOPPED, "DD661", "warning", "neither a quota nor another process does it", id="stopped"),
+        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that other programs use", id="neighbour"),
+        pytest.param(STOPPED, "DD661", "warning", "it is stopped, but not by a quota or another process", id="stopped"),
         pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
         pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),
     ],

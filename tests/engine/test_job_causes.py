@@ -360,7 +360,7 @@ def test_what_is_known_of_an_unproved_failure_is_said():
     (judged,) = causes(job(*timed_out(17, 0, 1, 3), ranks=ended(0, 0, "SIGABRT", 0)))
 
     assert judged.values["what"] == "ranks 0, 1, 3 waited in all-reduce 17 of 1024 elements"
-    assert judged.detail.startswith("Rank 2 printed no time-out: look there first. Rank 2 ended by SIGABRT. 16 ")
+    assert judged.detail.startswith("Rank 2 printed no timeout, so check there first. Rank 2 ended by SIGABRT. 16 ")
 
 
 @pytest.mark.parametrize(

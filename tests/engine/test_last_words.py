@@ -48,8 +48,10 @@ def test_a_rank_that_raised_names_it_too_and_keeps_its_line():
 
     finding = found(raising)
 
-    assert finding.title == "Rank 1 raised RuntimeError at a.py:7 in the check allreduce; rank 0 waits"
-    assert finding.detail.startswith(f"It says: {message}. In its own words: ")
+    assert finding.title == "Rank 1 raised RuntimeError at a.py:7 in check allreduce"
+    assert finding.detail.startswith(
+        f"Its message: {message}. Rank 0 waits for it in check allreduce. Cause from its output: "
+    )
     assert finding.detail.endswith("(ddp-doctor explain DDJ128).")
 
 
@@ -66,7 +68,7 @@ def test_a_victims_words_and_words_of_nothing_name_no_cause(words: str):
     finding = found(_rank(1, exit_code=7, exited_at=2.0, output_tail=words))
 
     assert "ddp-doctor explain" not in finding.detail
-    assert finding.remedies[0].summary == "Read the rank's last output: no signal ended it"
+    assert finding.remedies[0].summary == "Read the rank's last output; it exited without a signal"
 
 
 def test_memory_that_ran_out_by_the_count_of_the_cgroup_needs_no_words():

@@ -279,11 +279,11 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     ("situation", "said"),
     [
         ("a rank that comes last in three of four looks",
-         "Running: Rank 1 (pid 101) is at train.py:9 in 3 of 4 looks, and ranks 0, 2 wait for it"),
+         "Running: Rank 1 (pid 101) is at train.py:9 in 3 of 4 samples, and ranks 0, 2 wait for it"),
         ("a rank that comes last in two of four looks", "Running: 3 of 3 ranks made progress in 4 s"),
         ("a data loader whose worker sleeps in a loop, or polls",
-         ("Cannot tell: Rank 3 (pid 103) waits for data at train.py:40 (a worker of its data loader stands at "
-         "data.py:12) while ranks 0-2 wait: whether that ends shows only later")),
+         ("Cannot tell: Rank 3 (pid 103) waits for data at train.py:40 (its data loader worker is at "
+         "data.py:12) while ranks 0-2 wait: progress is unknown yet")),
     ],
 )  # fmt: skip
 def test_who_is_waited_for_is_told_with_its_line_and_nothing_that_is_not_proved(situation, said):
@@ -322,8 +322,8 @@ def test_of_a_rank_that_stands_the_whole_stack_is_shown_and_what_the_kernel_says
 
     texts = [evidence.text for evidence in judge(recording(*waiting(0, 2), stands)).report.findings[0].evidence]
 
-    assert texts[1].endswith("its stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20)))
-    assert texts[2].endswith("the kernel: it waits in read from the FIFO /data/in")
+    assert texts[1].endswith("stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20)))
+    assert texts[2].endswith("kernel: waits in read from the FIFO /data/in")
 
 
 def test_a_rank_that_stands_within_the_backward_pass_is_not_said_to_be_outside_of_it():
@@ -332,7 +332,7 @@ def test_a_rank_that_stands_within_the_backward_pass_is_not_said_to_be_outside_o
     (finding,) = judge(recording(*(rank(at, BACKWARD) for at in (0, 1)), rank(2, within))).report.findings
 
     assert finding.title.startswith("Rank 2 (pid 102) never entered the collective of the backward pass at train.py:30")
-    assert finding.title.endswith("; it stands at train.py:70")
+    assert finding.title.endswith(": stuck at train.py:70")
 
 
 def test_a_rank_outside_is_likely_and_not_proved_to_be_what_gpus_wait_for():
@@ -352,7 +352,7 @@ def test_a_gpu_that_is_busy_while_its_rank_waits_in_nccl_is_no_progress_and_that
     assert isinstance(report, AttachReport)
     assert [one.gpu_use for one in report.ranks] == [use, use, ()]
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == [2]
-    text = "The GPUs of ranks 0, 1 are busy (100%), as NCCL's kernels keep a GPU while they wait: no sign of progress."
+    text = "The GPUs of ranks 0, 1 are busy (100%), which NCCL's kernels also cause while they wait, so"
     assert (text in report.findings[0].detail) == is_said
 
 

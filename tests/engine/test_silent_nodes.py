@@ -108,10 +108,8 @@ def test_a_rank_that_never_entered_is_named_with_its_host_and_gpu():
     found = hangs.never_entered.apply(run(four, [*waits, late], *known))
 
     assert len(found) == 1
-    assert found[0].title == (
-        "Rank 5 (node2, GPU1) never entered all_reduce 17 of the check allreduce; it stands in train.py:88 in main;"
-        " ranks 0-4, 6, 7 wait"
-    )
+    assert found[0].title == "Rank 5 (node2, GPU1) never entered all_reduce #17: stuck at train.py:88 in main()"
+    assert found[0].detail.startswith("Ranks 0-4, 6, 7 wait for it in check allreduce.")
 
 
 def test_a_collective_that_none_left_names_nobody_and_says_on_how_many_nodes():
@@ -119,7 +117,7 @@ def test_a_collective_that_none_left_names_nobody_and_says_on_how_many_nodes():
 
     found = hangs.nobody_left.apply(run(four, [rank(four, number, step()) for number in range(4)]))
 
-    assert found[0].title.startswith("All 4 ranks on 4 nodes entered all_reduce 3")
+    assert found[0].title.startswith("All 4 ranks on 4 nodes entered all_reduce #3")
     assert found[0].culprits == ()
 
 

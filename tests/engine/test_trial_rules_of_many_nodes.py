@@ -45,8 +45,8 @@ def test_the_ranks_of_a_whole_node_that_never_enter_are_one_finding_with_its_hos
 
     found = only(hangs.never_entered.apply(_run([4, 4, 4, 4], steps | late)))
 
-    assert found.title.startswith("All 4 ranks of node1 never entered all_reduce 3 of the check allreduce")
-    assert found.title.endswith("ranks 0-3, 8-15 wait")
+    assert found.title.startswith("All 4 ranks of node1 never entered all_reduce #3")
+    assert found.detail.startswith("Ranks 0-3, 8-15 wait for them in check allreduce.")
     assert _hosts(found.culprits) == {"node1"}
     assert found.evidence[0].text.startswith("rank 4 (node1, pid 104): ")
 
@@ -68,7 +68,7 @@ def test_pairs_between_two_nodes_name_the_path_between_them():
 
     found = only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
 
-    assert found.title.startswith("The links between node0 and node1 hang: 2 pairs of ranks")
+    assert found.title.startswith("Links between node0 and node1 hang: 2 pairs of ranks")
     assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node0", "node1")]
     assert [one.text for one in found.evidence] == [
         "rank 0 (node0) and rank 2 (node1)",
@@ -82,7 +82,7 @@ def test_pairs_that_share_a_node_and_no_rank_name_the_node():
 
     found = only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
 
-    assert found.title.startswith("The links between node1 and the other nodes hang")
+    assert found.title.startswith("Links between node1 and the other nodes hang")
     assert [(one.kind, one.node, one.node_rank) for one in found.culprits] == [("node", "node1", 1)]
 
 
@@ -93,8 +93,8 @@ def test_pairs_all_over_the_world_name_nobody_in_one_finding():
 
     found = only(links.pair.apply(_run([1] * 64, stuck, judged_check="p2p")))
 
-    assert (found.title, found.culprits) == ("32 pairs of ranks entered a transfer and did not leave it", ())
-    assert found.evidence[-1].text == "and 24 pairs more"
+    assert (found.title, found.culprits) == ("32 pairs of ranks are stuck in a transfer", ())
+    assert found.evidence[-1].text == "and 24 more pairs"
 
 
 def test_between_nodes_the_remedy_for_a_gpu_pair_is_not_to_disable_peer_to_peer():
@@ -116,7 +116,7 @@ def test_different_collectives_are_grouped_by_call_and_not_told_rank_by_rank():
     found = only(links.mismatch.apply(_run([8] * 8, steps)))
 
     assert found.title == (
-        "The ranks call different collectives in the check allreduce: ranks 0-31 called all_reduce float32 [8];"
+        "Ranks call different collectives in check allreduce: ranks 0-31 called all_reduce float32 [8];"
         " ranks 32-63 called all_reduce float32 [16]"
     )
 
@@ -134,7 +134,7 @@ def test_a_late_rank_is_named_whatever_its_nodes_clock_says():
 
     found = only(slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)))
 
-    assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of the check allreduce 4.0 s after")
+    assert found.title.startswith("Rank 3 (node1) entered all_reduce #2 of check allreduce 4.0 s after")
 
 
 def test_a_node_whose_count_cannot_be_compared_is_not_late():
@@ -152,7 +152,7 @@ def test_a_rank_that_is_late_once_more_after_a_slow_link_is_late_by_its_own_time
     seen = {0: steps(0.3, 0.4), 1: steps(0.3, 0.4), 2: steps(3.3, 6.4)}
     run = _with_late_steps_only(_run([3], seen, outcome="finished", judged_check=None))
 
-    assert " 3.0 s after the others" in only(slowness.late.apply(run)).title
+    assert " 3.0 s after the other ranks" in only(slowness.late.apply(run)).title
 
 
 def _with_late_steps_only(run: Recording) -> Recording:

@@ -65,7 +65,7 @@ def _codes(recording: Recording) -> set[str]:
 def test_of_ranks_that_lost_a_peer_none_is_said_to_have_waited(ranks, ended):
     found = only(hangs.nobody_left.apply(_run(*ranks)))
 
-    assert found.title == f"All 2 ranks entered init_process_group of the check process_group and {ended}"
+    assert found.title == f"All 2 ranks entered init_process_group of check process_group and {ended}"
 
 
 # --- over the real NCCL on planted GPUs, in recordings -----------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_model_that_reduces_on_another_gpu_is_named_by_its_line_and_by_no_othe
     found = only(devices.another_gpu.apply(recording))
 
     assert [culprit.name for culprit in found.culprits][1:] == ["/home/me/net.py:31"]
-    assert found.evidence[0].text == "rank 1 used cuda:0 in forward of net:make; its group is bound to cuda:1"
+    assert found.evidence[0].text == "rank 1 used cuda:0 in forward of net:make, but its group is bound to cuda:1"
     assert raises.apply(recording) == []
 
 

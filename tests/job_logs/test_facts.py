@@ -147,17 +147,17 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (HOSTS + MLX + TCP, ["DDJ201 warning RDMA devices are there (mlx5_0)"]),
+        (HOSTS + MLX + TCP, ["DDJ201 warning RDMA devices exist (mlx5_0)"]),
         (HOSTS + NO_IB + TCP, ["DDJ201 info NCCL found no RDMA device"]),
         (
             HOSTS + "n1:71:90 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n" + TCP,
-            ["DDJ201 warning NCCL_IB_DISABLE=1 forbids RDMA"],
+            ["DDJ201 warning NCCL_IB_DISABLE=1 disables RDMA"],
         ),
         (
             HOSTS
             + "n1:71:90 [0] NCCL INFO NET/OFI aws_ofi_init:1304 NCCL WARN Could not find any optimal provider\n"
             + TCP,
-            ["DDJ201 warning the plug-in of AWS found no EFA device"],
+            ["DDJ201 warning AWS's plug-in found no EFA device"],
         ),
         (
             HOSTS + "n1:71:90 [0] NCCL INFO Failed to open libibverbs.so[.1]\n" + TCP,

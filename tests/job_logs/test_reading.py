@@ -375,7 +375,7 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
     outcome = logs([str(tmp_path / "cut.gz")])
 
     assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
-    assert outcome.report.summary.startswith("Nothing shows how the job ended: ")
+    assert outcome.report.summary.startswith("The end of the job is unknown: ")
     assert outcome.report.exit_code == 3
     with pytest.raises(UsageError, match="truncated"):
         logs([str(tmp_path / "random.gz")])
@@ -472,7 +472,7 @@ def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_sta
     assert outcome.report.findings[1:] == tuple(
         finding for path in (stalled, lost) for finding in recordings.replay(Path(path)).report.findings
     )
-    assert outcome.report.summary.startswith("Failed: GPU of a rank has no memory left")
+    assert outcome.report.summary.startswith("Failed: GPU of a rank is out of memory")
     (tmp_path / "logs.json").write_text(outcome.recording.model_dump_json())
     assert recordings.replay(tmp_path / "logs.json").report.findings == outcome.report.findings
     assert recordings.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]

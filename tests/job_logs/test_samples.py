@@ -65,12 +65,12 @@ ENDED = "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/ap
 @pytest.mark.parametrize(
     ("lines", "title"),
     [
-        ([CLOSED.format(0), "[rank1]: step 3"], "Rank 1 went away without a word; rank 0 saw the connection closed"),
+        ([CLOSED.format(0), "[rank1]: step 3"], "Rank 1 exited without a message: rank 0 lost the connection"),
         (
             [CLOSED.format(0), CLOSED.format(2), "[rank1]: step 3", "[rank3]: step 3"],
-            "A rank went away without a word; rank 0 and rank 2 saw the connection closed",
+            "A rank exited without a message: rank 0 and rank 2 lost the connection",
         ),
-        ([GLOO, f"{ENDED} local_rank: 0 (pid: 7)"], "A collective timed out on rank 0, and nothing shows why"),
+        ([GLOO, f"{ENDED} local_rank: 0 (pid: 7)"], "A collective timed out on rank 0: the cause is unknown"),
     ],
 )
 def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], title: str, tmp_path: Path):
@@ -94,10 +94,10 @@ RAISED = """Traceback (most recent call last):
     ("raised", "title"),
     [
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 70368744177664 bytes.",
-         "Not enough host memory on rank 1, at train.py:24: 65536 GiB were requested"),
+         "Host memory allocation failed on rank 1 at train.py:24: 65536 GiB requested"),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array",
-         "Not enough host memory on rank 1, at train.py:24"),
-        ("MemoryError", "Not enough host memory on rank 1, at train.py:24"),
+         "Host memory allocation failed on rank 1 at train.py:24"),
+        ("MemoryError", "Host memory allocation failed on rank 1 at train.py:24"),
     ],
 )  # fmt: skip
 def test_a_rank_without_memory_is_named_with_the_line_that_asked_for_it(raised: str, title: str, tmp_path: Path):
@@ -126,10 +126,10 @@ CHANNEL = "{}:71:81 [0] NCCL INFO Channel 00/0 : 3[0] -> 5[0] [{}] via NET/IB/0{
         ([f"[rank1]: {STEP}", GLOO, "[rank0]: gloo/transport/tcp"], "TORCH_DISTRIBUTED_DEBUG=DETAIL", "NCCL_DEBUG"),
         ([f"[rank0]:[E1 ProcessGroupNCCL.cpp:616] {LATE}"], "NCCL_DEBUG=WARN", "TORCH_DISTRIBUTED_DEBUG"),
         (["NVRM: Xid (PCI:0000:2b:00): 109, pid=7, name=python"], "a context switch took too long (Xid 109)", "!"),
-        ([SUMMARY], "rank 1 crashed with SIGSEGV:", "localhost)"),
+        ([SUMMARY], "rank 1 crashed with SIGSEGV in a native library", "localhost)"),
         (
             [OUT_OF_MEMORY, RESTART, "Fatal Python error: Segmentation fault"],
-            "Attempt 0 had failed before: gpu-out-of-memory (",
+            "Attempt 0 failed earlier: gpu-out-of-memory (",
             "no memory left",
         ),
         ([CHANNEL.format("a", "send", "/GDRDMA"), CHANNEL.format("b", "receive", "")], "into b alone", "Failed"),
@@ -156,7 +156,7 @@ def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_sh
     (finding,) = logs([str(tmp_path / "job.out")]).report.findings
 
     assert finding.name == "job-failed-cause-not-proven"
-    assert "Rank 2 printed no time-out: look there first." in finding.detail
+    assert "Rank 2 printed no timeout, so check there first." in finding.detail
     assert len([evidence for evidence in finding.evidence if "Watchdog caught" in evidence.text]) == 1
 
 

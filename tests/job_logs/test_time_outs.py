@@ -87,7 +87,7 @@ def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_i
 
     (finding,) = report.findings
     assert finding.culprits == ()
-    assert finding.title.endswith(", rank 0 waits in 11: rank 1 did not come, or rank 0 called one more")
+    assert finding.title.endswith(", rank 0 waits in 11: rank 1 did not enter, or rank 0 called one more")
     assert finding.title.startswith(("Rank 1 had called 10,", "Rank 1 had called none,"))
 
 

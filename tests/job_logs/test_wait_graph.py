@@ -274,7 +274,7 @@ def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
 
     assert found.detail == (
         "Rank 0 waits in all-reduce 2 of group 1; ranks 2, 3 wait in all-reduce 3 of the default group. Rank 1 never"
-        " came and has no collective open. Rank 1 made its last collective at /home/me/train.py:31 in main."
+        " entered and has no collective open. Rank 1 called its last collective at /home/me/train.py:31 in main."
     )
 
 

@@ -55,7 +55,7 @@ def test_a_rank_that_stands_still_while_the_others_wait_is_named_long_before_the
     scenario = play(misbehaving.never_enters, ranks=3, deadline_s=DEADLINE_S, still_s=STILL_S)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
-    assert "it stands in misbehaving.py:" in scenario.title
+    assert " at misbehaving.py:" in scenario.title
     assert STILL_S <= scenario.outcome.recording.trials[0].waited_s < DEADLINE_S
 
 

@@ -19,8 +19,8 @@ RANKS = [2, pytest.param(4, marks=torches)]
 
 #: probe, the one finding, what its title says
 CASES = [
-    (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1"),
-    (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
+    (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce #1"),
+    (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce #1"),
     (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
     (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
     (misbehaving.exits, "DD612", "Rank 1 exited early with code 3"),
@@ -77,8 +77,8 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     [
         (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code, misbehaving.py:", ""),
         (misbehaving.all_abort, "Every rank was killed by SIGABRT in your code", "explain DDJ109"),
-        (misbehaving.all_are_killed, "Every rank was killed by SIGKILL in all_reduce 1 of the check scenario", ""),
-        (misbehaving.all_exit, "Every rank exited early with code 0 in the check scenario", ""),
+        (misbehaving.all_are_killed, "Every rank was killed by SIGKILL in all_reduce #1 of check scenario", ""),
+        (misbehaving.all_exit, "Every rank exited early with code 0 in check scenario", ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -109,9 +109,7 @@ def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbe
     scenario = play(misbehaving.never_enters)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
-    assert scenario.title.startswith(
-        "Rank 1 never entered all_reduce 1 of the check scenario; it stands in misbehaving.py:"
-    )
+    assert scenario.title.startswith("Rank 1 never entered all_reduce #1: stuck at misbehaving.py:")
     assert scenario.outcome.report.verdict is Verdict.UNHEALTHY
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["stuck", "finished"]
     assert scenario.outcome.recording.trials[1].ranks == (0, 2, 3)

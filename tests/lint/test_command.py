@@ -58,9 +58,9 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     done = process("sick.py", cwd=folder)
 
     assert done.returncode == 1
-    assert "  sick.py:5:1: error DDL104 Every rank takes cuda:0" in done.stdout.splitlines()
+    assert "  sick.py:5:1: error DDL104 Every rank uses cuda:0" in done.stdout.splitlines()
     assert f"      {FAULT}" in done.stdout.splitlines()
-    assert "Fix: Take the GPU whose number is LOCAL_RANK" in done.stdout
+    assert "Fix: Use the GPU with number LOCAL_RANK" in done.stdout
     assert "Found 1 error in 1 file." in done.stdout
     assert done.stderr == ""
 
@@ -70,8 +70,8 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     [
         ("ddp", "for x in data: net(x).sum().backward()", "Call the wrapper itself, ddp(...), not"),
         ("ddp", "for x in data: ddp.module(x).sum().backward()", "Call the wrapper itself, ddp(...), not"),
-        ("ddp", "torch.save(ddp.state_dict(), path)", "inside of the wrapper: ddp.module.state_dict()"),
-        ("self.ddp", "torch.save(self.ddp, path)", "inside of the wrapper: self.ddp.module.state_dict()"),
+        ("ddp", "torch.save(ddp.state_dict(), path)", "inside the wrapper: ddp.module.state_dict()"),
+        ("self.ddp", "torch.save(self.ddp, path)", "inside the wrapper: self.ddp.module.state_dict()"),
     ],
 )
 def test_a_remedy_calls_the_wrapper_by_the_name_it_has_in_the_script(wrapper: str, line: str, words: str):
@@ -101,7 +101,7 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
 
     lines = lint("both.py", cwd=folder).stdout.splitlines()
 
-    assert "  both.py:3:1: info DDL110 The process group that is started here is never destroyed" in lines
+    assert "  both.py:3:1: info DDL110 This process group is never destroyed" in lines
     assert lines[-2:] == ["(more: ddp-doctor explain DDL104)", "Found 2 errors and 1 info in 1 file."]
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, ar
 @pytest.mark.parametrize(
     ("form", "line"),
     [
-        ("concise", "sick.py:5:1: error DDL104 Every rank takes cuda:0"),
+        ("concise", "sick.py:5:1: error DDL104 Every rank uses cuda:0"),
         ("github", "::error title=DDL104 gpu-hard-coded,file=sick.py,line=5,col=1,endLine=5,endColumn=25::sick.py:5:1"),
         ("jsonl", '"path": "sick.py", "line": 5, "column": 1'),
     ],

@@ -77,7 +77,7 @@ _NO_INTERFACE = "no socket interface found"
 _VIA = r"Channel \d+(?:/\d)? : 0\[0\] -> 1\[\d\] .*via"
 _CHANNELS = "coll channels"
 _SET = "set by environment"
-_ODD = "out of range: it takes"
+_ODD = "is out of range ("
 _REFUSED: dict[str, str] = {"2.21": WELL}
 _NO_NUMBER = r"ATTN Invalid value \w+ for NCCL_\w+, using default"
 
@@ -144,9 +144,9 @@ SETTINGS: tuple[Tried, ...] = (
     Tried({"NCCL_P2P_LEVEL": "0"}, "pair", _VIA, "via SHM"),
     Tried({"NCCL_BUFFSIZE": "4MB"}, "pair", f"NCCL_BUFFSIZE {_SET}", r"to 4\.", "is read as 4", ends="SIGFPE"),
     Tried({"NCCL_BUFFSIZE": "0"}, "pair", f"NCCL_BUFFSIZE {_SET}", r"to 0\.", "too small", ends="SIGFPE"),
-    _list("NCCL_ALGO", "garbage", "Unrecognized element token", "is refused for 'garbage'"),
-    _list("NCCL_ALGO", "Ring,Foo", "Unrecognized element token", "is refused for 'Foo'"),
-    _list("NCCL_PROTO", "LL256", "Unrecognized element token", "is refused for 'LL256'"),
+    _list("NCCL_ALGO", "garbage", "Unrecognized element token", "unknown word 'garbage'"),
+    _list("NCCL_ALGO", "Ring,Foo", "Unrecognized element token", "unknown word 'Foo'"),
+    _list("NCCL_PROTO", "LL256", "Unrecognized element token", "unknown word 'LL256'"),
     Tried(
         {"NCCL_ALGO": "NVLS", "NCCL_NVLS_ENABLE": "0"},
         "pair",
@@ -164,7 +164,7 @@ SETTINGS: tuple[Tried, ...] = (
         "one",
         "NCCL WARN",
         "Failed to initialize any NET plugin",
-        "leave NCCL no network",
+        "leave NCCL without a network",
         of={"2.21": "network IB not found"},
         ends="5",
     ),
@@ -175,22 +175,22 @@ SETTINGS: tuple[Tried, ...] = (
     _hca("=^mlx5_1", _NONE, "matches no device"),
     _hca("mlx5_0:2", _NONE),
     _hca("=mlx5_0:1,mlx5_1:1", r"Using \[0\]mlx5_0:1/IB \[1\]mlx5_1:1/IB \[RO\]"),
-    _hca("mlx5_0,^mlx5_1", r"Using \[0\]mlx5_0:1/IB \[RO\]", "matches other devices than it says"),
-    _hca("mlx5_0, mlx5_1", r"Using \[0\]mlx5_0:1/IB \[RO\]", "matches other devices than it says"),
-    _hca("mlx5_0 mlx5_1", _NONE, "matches no such device"),
-    _hca("mlx5_*", _NONE, "matches no such device"),
-    _hca("'mlx5_0'", _NONE, "is taken with what surrounds it"),
+    _hca("mlx5_0,^mlx5_1", r"Using \[0\]mlx5_0:1/IB \[RO\]", "matches unintended devices"),
+    _hca("mlx5_0, mlx5_1", r"Using \[0\]mlx5_0:1/IB \[RO\]", "matches unintended devices"),
+    _hca("mlx5_0 mlx5_1", _NONE, "matches no device"),
+    _hca("mlx5_*", _NONE, "matches no device"),
+    _hca("'mlx5_0'", _NONE, "includes the surrounding characters"),
     _hca("MLX5_0", _NONE),
     _hca("m", r"Using \[0\]mlx5_0:1/IB .*\[8\]"),
     _ifname("eth", "Using eth0:10"),
     _ifname("=lo", "Using lo:127"),
     _ifname("^lo", "Using eth0:10"),
     _ifname("=et", _NO_INTERFACE),
-    _ifname("et*", _NO_INTERFACE, "matches no such device"),
+    _ifname("et*", _NO_INTERFACE, "matches no device"),
     _ifname("=^lo", _NO_INTERFACE, "matches no device"),
     _ifname("^eth,lo", _NO_INTERFACE),
-    _ifname("lo,^eth0", "Using lo:127", "matches other devices than it says"),
-    _ifname("eth0 lo", _NO_INTERFACE, "matches no such device"),
+    _ifname("lo,^eth0", "Using lo:127", "matches unintended devices"),
+    _ifname("eth0 lo", _NO_INTERFACE, "matches no device"),
     _ifname("10.77.0.1", _NO_INTERFACE, "matches no interface"),
     _ifname("e", "Using eth0:10", "is ignored"),
     _ifname("ETH0", _NO_INTERFACE),
@@ -198,13 +198,13 @@ SETTINGS: tuple[Tried, ...] = (
     Tried({"NCCL_SOCKET_FAMILY": "af_inet6"}, "one", _BOOTSTRAP, "Using eth0:10", "is ignored"),
     Tried({"NCCL_SOCKET_FAMILY": "AF_INET6"}, "one", _BOOTSTRAP, "Using eth0:fe80"),
     Tried({"NCCL_DEBUG": "info"}, "one", "NCCL INFO NET", "NET"),
-    Tried({"NCCL_DEBUG": "foo"}, "one", "NCCL", "", "is no level"),
+    Tried({"NCCL_DEBUG": "foo"}, "one", "NCCL", "", "is not a log level"),
     Tried(
         {"NCCL_DEBUG": "ATTN"},
         "one",
         "NCCL version",
         "",
-        "is no level",
+        "is not a log level",
         of={"2.32": "NCCL version"},
         doctor_of={"2.32": _NOTHING},
     ),
@@ -228,7 +228,7 @@ SETTINGS: tuple[Tried, ...] = (
         "two",
         "NCCL (WARN|ATTN) NET/Socket",
         "setting NCCL_NSOCKS_PERTHREAD to 4",
-        "ask for 128 sockets",
+        "request 128 sockets",
         base={"NCCL_NET": "Socket"},
     ),
     Tried(

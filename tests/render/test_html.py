@@ -68,7 +68,7 @@ def of(situation: str) -> Page:
 
 def test_the_one_who_hangs_the_job_is_named_with_what_it_did_and_where_the_others_wait():
     read = of("hang/nccl2-rank-absent-by-the-recorder").text
-    assert re.search(r"✗ Unhealthy\s+Rank 2 .* never entered all_reduce 3", read)
+    assert re.search(r"✗ Unhealthy\s+Rank 2 .* never entered all_reduce #3", read)
     assert "Cause: rank 2 on node0" in read
     assert re.search(r"rank 2✗ DD610Left all_reduce 2 .*\n.*Was at data.py:33 in fetch", read)
     assert len(re.findall(r"In all_reduce 3 of allreduce .* since 3.30 s, for 10.00 s", read)) == 3

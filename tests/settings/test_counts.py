@@ -92,11 +92,11 @@ def test_a_script_whose_counts_fit_gives_nothing(script: str):
 
 
 def asked(ranks: int, gpus: int) -> str:
-    return f"{ranks} ranks start on each node, and {gpus} GPUs of it are asked for"
+    return f"{ranks} ranks start on each node, but the job requests {gpus} GPUs per node"
 
 
 def started(torchruns: int, does: str, nnodes: int) -> str:
-    return f"{torchruns} torchruns start, and --nnodes={nnodes} {does} {nnodes}"
+    return f"{torchruns} torchruns start, but --nnodes={nnodes} {does} {nnodes}"
 
 
 TWO = FOUR.replace("4", "2", 1)
@@ -107,7 +107,7 @@ ERRORS = {
     "fewer nodes than the job": (FOUR + "srun torchrun --nnodes=2 --nproc-per-node=8 x.py\n", started(4, "takes", 2)),
     "torchrun without srun": (
         TWO + "torchrun --nnodes=4 --nproc-per-node=8 x.py\n",
-        "torchrun waits for 4 nodes, and the job has 2",
+        "torchrun waits for 4 nodes, but the job has 2",
     ),
     "more ranks than GPUs": (
         "#!/bin/bash\n#SBATCH -N 1 --gres=gpu:4\ntorchrun --standalone --nproc-per-node=8 x.py\n",

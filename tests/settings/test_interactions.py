@@ -51,7 +51,7 @@ def test_settings_that_go_together_are_left_alone(env):
 @pytest.mark.parametrize(
     ("env", "says", "nccl", "fails"),
     [
-        ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "leave NCCL no network", (), True),
+        ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "leave NCCL without a network", (), True),
         ({"NCCL_ALGO": "Tree"}, "leaves AllGather and Broadcast without an algorithm", (), None),
         ({"NCCL_ALGO": "Tree"}, "leaves AllGather and Broadcast without an algorithm", (2, 24, 3), True),
         (
@@ -60,11 +60,11 @@ def test_settings_that_go_together_are_left_alone(env):
             (),
             True,
         ),
-        ({"NCCL_PROTO": "^LL,LL128,Simple"}, "leaves NCCL no protocol", (), True),
+        ({"NCCL_PROTO": "^LL,LL128,Simple"}, "leaves NCCL without a protocol", (), True),
         ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "4"}, "contradict each other", (), False),
-        ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "ask for 128 sockets", (), False),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "cannot both be had", (2, 29), None),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "cannot both be had", (2, 30), True),
+        ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "request 128 sockets", (), False),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "exclude each other", (2, 29), None),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "exclude each other", (2, 30), True),
     ],
     ids=str,
 )
@@ -96,12 +96,12 @@ def test_an_older_algorithm_list_counts_for_all_reduce_alone():
 @pytest.mark.parametrize(
     ("name", "value", "nccl", "says"),
     [
-        ("NCCL_IB_TIMEOUT", "0", (), "is out of range: it takes 1 to 31"),
-        ("NCCL_IB_TIMEOUT", "40", (), "is out of range: it takes 1 to 31"),
+        ("NCCL_IB_TIMEOUT", "0", (), "is out of range (1 to 31)"),
+        ("NCCL_IB_TIMEOUT", "40", (), "is out of range (1 to 31)"),
         ("NCCL_IB_TIMEOUT", "5", (), "waits 0.13 ms for an answer"),
-        ("NCCL_MAX_NCHANNELS", "48", (2, 24, 3), "is out of range: it takes 1 to 32"),
-        ("NCCL_MAX_NCHANNELS", "80", (2, 25, 1), "is out of range: it takes 1 to 64"),
-        ("NCCL_MAX_NCHANNELS", "80", (), "is out of range: it takes 1 to 64"),
+        ("NCCL_MAX_NCHANNELS", "48", (2, 24, 3), "is out of range (1 to 32)"),
+        ("NCCL_MAX_NCHANNELS", "80", (2, 25, 1), "is out of range (1 to 64)"),
+        ("NCCL_MAX_NCHANNELS", "80", (), "is out of range (1 to 64)"),
     ],
 )
 def test_a_number_out_of_range_is_told_as_the_release_has_it(name, value, nccl, says):

@@ -83,7 +83,7 @@ def test_strtoll_reads_as_the_c_library_does(text):
 def test_values_that_do_not_do_what_they_say():
     cases = [
         ("NCCL_IB_DISABLE", "true", "is read as 0, so nothing is disabled"),
-        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so it is switched off"),
+        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so the feature is off"),
         ("NCCL_IB_DISABLE", '"1"', "is read as 0, so nothing is disabled"),
         ("NCCL_BUFFSIZE", "4M", "is read as 4"),
         ("NCCL_IB_TC", "0106", "is read as 70"),
@@ -91,18 +91,18 @@ def test_values_that_do_not_do_what_they_say():
         ("NCCL_P2P_DISABLE", "2", "does not disable P2P"),
         ("NCCL_P2P_LEVEL", "sys", "is ignored"),
         ("NCCL_NET_GDR_LEVEL", "PHB ", "is ignored"),
-        ("NCCL_DEBUG", "DEBUG", "is no level, so NCCL logs nothing"),
-        ("NCCL_DEBUG_SUBSYS", "INIT,NETWORK", "asks for no subsystem with 'NETWORK'"),
+        ("NCCL_DEBUG", "DEBUG", "is not a log level, so NCCL logs nothing"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NETWORK", "names an unknown subsystem: 'NETWORK'"),
         ("NCCL_DEBUG_FILE", "/l/n.%h.%r.log", "keeps %r in the file name"),
         ("NCCL_DEBUG_FILE", "~/n.%p.log", "keeps its ~"),
         ("NCCL_SOCKET_FAMILY", "ipv4", "is ignored"),
         ("NCCL_SOCKET_IFNAME", "e", "is ignored"),
         ("NCCL_SOCKET_IFNAME", "=^eth0", "matches no device"),
-        ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "matches other devices than it says"),
-        ("NCCL_SOCKET_IFNAME", "eth*", "matches no such device"),
-        ("NCCL_SOCKET_IFNAME", '"eth0"', "is taken with what surrounds it"),
-        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches other devices than it says"),  # mlx5_0 alone, as NCCL says
-        ("NCCL_IB_HCA", "mlx5_0 mlx5_1", "matches no such device"),
+        ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "matches unintended devices"),
+        ("NCCL_SOCKET_IFNAME", "eth*", "matches no device"),
+        ("NCCL_SOCKET_IFNAME", '"eth0"', "includes the surrounding characters"),
+        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches unintended devices"),  # mlx5_0 alone, as NCCL says
+        ("NCCL_IB_HCA", "mlx5_0 mlx5_1", "matches no device"),
         ("TORCH_FR_BUFFER_SIZE", "2k", "is read as 2"),
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "10min", "is read as 10"),
         ("USE_LIBUV", "true", "counts as off"),
@@ -172,7 +172,7 @@ def test_values_that_mean_what_they_say():
     ("name", "value", "older", "since_2_32"),
     [
         ("NCCL_NVLS_ENABLE", "off", None, "is ignored"),  # 2 is the default: it stays on
-        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so it is switched off", None),
+        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so the feature is off", None),
         ("NCCL_IB_DISABLE", "true", "is read as 0, so nothing is disabled", "is ignored"),
         ("NCCL_IB_DISABLE", "off", None, None),
         ("NCCL_BUFFSIZE", "4MB", "is read as 4", "is read as 4"),

@@ -122,7 +122,7 @@ def test_roce_that_is_forbidden_is_information_and_on_one_node_nothing():
 def test_level_that_forbids_gpudirect_is_to_be_unset():
     recording = with_fact(load("infiniband-without-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"})
     (finding,) = judge(recording)
-    assert "NCCL_NET_GDR_LEVEL=LOC forbids it" in finding.detail
+    assert "NCCL_NET_GDR_LEVEL=LOC disables it" in finding.detail
     assert finding.remedies[0].settings[0].action == "unset"
 
 

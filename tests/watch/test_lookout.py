@@ -249,7 +249,7 @@ def outcome_of(*ranks: LiveRankFact) -> Outcome:
 SLOW_JOBS = {
     "a first batch of five minutes": (
         [*waiting(0, 1), rank(2, WAITS_FOR_DATA, children=(worker(0.5),))],
-        "Rank 2 (pid 102) waits for data at train.py:40 (a worker of its data loader is at data.py:12)",
+        "Rank 2 (pid 102) waits for data at train.py:40 (its data loader worker is at data.py:12)",
     ),
     "a save of ten minutes": (
         [rank(0, SAVES, SAVES[:2], cpu=0.3), *waiting(1, 2, name="barrier")],

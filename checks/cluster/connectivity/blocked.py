@@ -40,7 +40,7 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         can dial and cannot be dialled.
     Why: The port of the rendezvous is open, so torchrun starts everywhere; then the workers hang in silence, and
         healthy nodes name their own ranks.
-    Remedy: A firewall rule for the ephemeral ports between these nodes, or an ip_local_port_range within what is open.
+    Remedy: Open the ephemeral ports between these nodes, or set ip_local_port_range to ports that are already open.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """

@@ -24,8 +24,7 @@ from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
 _WAYS = {way.name: way for way in WAYS}
 _AGREE = in_code(
-    "Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
-    " ShardedGradScaler does",
+    "All-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's ShardedGradScaler does",
     cost="one all-reduce of a single number per step",
     undo="remove the call",
     untried=CHANGES_TRAINING,
@@ -99,12 +98,12 @@ def gradient_of_a_mode_wrong(recording: Recording) -> Iterator[Draft]:
         where = f"on rank {worst.rank} after step {worst.off.step} in the mode {worst.mode}"
         yield finding(
             rank_culprits(recording, DdpModes, _blamed(recording, off)),
-            capital(f"with {_switches(modes)} the gradient on {who} is wrong: {held}"),
+            capital(f"with {_switches(modes)}, the gradient on {who} is wrong: {held}"),
             gradient.evidence(f"gradient of {gradient.parameter} {where}"),
             *_without(modes),
             *of_stock_ddp(recording, "ddp_modes"),
             confidence=Confidence.LIKELY,
-            detail=f"Wrong: {', '.join(names)} of the doctor's own model; none of your code took part.",
+            detail=f"Wrong in ddp-doctor's own model: {', '.join(names)}. Your code was not involved.",
         )
 
 
@@ -137,7 +136,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
         first, who = failed[min(failed)], ranks_at(recording, failed)
         yield likely(
             () if everyone else rank_culprits(recording, DdpModes, sorted(failed)),
-            capital(f"with {_WAYS[name].switch} DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
+            capital(f"with {_WAYS[name].switch}, DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
             Evidence(text=f"rank {min(failed)}: {first}"),
             *_without([name]),
             *of_stock_ddp(recording, "ddp_modes"),
@@ -158,15 +157,15 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
         names = sorted({parameter for name in modes for parameter in differ[name]})
         yield likely(
             NOBODY,
-            f"With {_switches(modes)} gradients differ between ranks: the replicas will drift apart",
+            f"With {_switches(modes)}, gradients differ between ranks: replicas drift apart",
             Evidence(
                 text="gradients whose bits differ between ranks",
                 value=len(names),
                 expected=0,
-                expected_from="DDP hands one reduced bucket to all ranks",
+                expected_from="DDP gives all ranks the same reduced bucket",
             ),
             *_without(modes),
-            detail=f"They are {name_list(names)} of the doctor's own model; each is right within rounding.",
+            detail=f"They are {name_list(names)} of ddp-doctor's own model. Each is right within rounding.",
         )
 
 
@@ -230,7 +229,7 @@ def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], wrong:
     elif infinite and by_what.get(True):
         what = "no rank skips the step"
     else:
-        what = f"the GradScaler on {ranks_at(recording, wrong)} then holds another scale than it must"
+        what = f"the GradScaler on {ranks_at(recording, wrong)} then has a wrong scale"
     return likely(
         rank_culprits(recording, DdpModes, wrong if len(wrong) * 2 < len(steps) else ()),
         f"{capital(why)}, and {what}",
@@ -240,7 +239,7 @@ def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], wrong:
         ),
         _AGREE,
         *of_stock_ddp(recording, "ddp_modes"),
-        detail="The model is the doctor's own: none of your code took part.",
+        detail="The model is ddp-doctor's own. Your code was not involved.",
     )
 
 

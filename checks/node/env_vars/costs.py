@@ -62,7 +62,7 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD124", "old-cure-left-on", Consequence.COST)
 def old_cure_left_on(node: InForce) -> Iterator[Draft]:
-    """A setting that gives a fast path up, as one does to find out what is wrong.
+    """A debugging setting that disables a fast path is still set.
 
     Finds: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
         channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be meant. Silent

@@ -26,10 +26,10 @@ FREE_MEMORY = by_operator(
 
 @rule("DD305", "gpu-memory-in-use", Consequence.RISK, GpusFact)
 def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
-    """A GPU of the job in whose memory somebody else's data lie before it starts.
+    """A GPU already has memory in use before the job starts.
 
-    Finds: More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information where
-        only a desktop draws. GPUs in MIG mode, whose other slices are others' right, do not count.
+    Finds: Reports a GPU with more than 1 GiB or 10% of its memory in use. Severity is error at 90% and info if only a
+        desktop uses it. GPUs in MIG mode are skipped.
     Why: The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
     Remedy: End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more comes
         back with a reset of the GPU.

@@ -62,16 +62,15 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     )
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
-        f"GPUs on {hosts_of(recording, hosts)} hang"
-        f" {'with and without direct copies' if disproved else 'in direct copies (P2P)'}"
-        f" between them: {pairs}",
+        f"GPUs on {hosts_of(recording, hosts)} stall"
+        f" {'with and without' if disproved else 'in'} direct copies (P2P): {pairs}",
         (*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
         *_nearer_level(fact, found),
         *(() if disproved else exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
         *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
         confidence=Confidence.LIKELY,
-        detail="The ranks hang even with NCCL_P2P_DISABLE=1, so the path between the GPUs is probably not the cause."
+        detail="The ranks stall even with NCCL_P2P_DISABLE=1, so the path between the GPUs is probably not the cause."
         if disproved
         else (
             "Every rank entered the step and none left it, and NCCL's log shows P2P between"

@@ -46,8 +46,8 @@ def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
         return
     yield Spot(
         layer,
-        f"BatchNorm with {max(sizes)} samples on each rank, and nothing synchronises its statistics",
-        remedy="Convert the model to SyncBatchNorm before it is wrapped",
+        f"BatchNorm uses only {max(sizes)} samples per rank, without synchronized statistics",
+        remedy="Convert the model to SyncBatchNorm before wrapping it",
         write=("model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",),
         cost="two small collectives per BatchNorm layer and step",
     )
@@ -72,8 +72,8 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
         if any(option.constant is False for option in options):
             yield Spot(
                 wrap,
-                "Each rank keeps its own BatchNorm statistics, and so evaluates with other numbers than the rest",
-                remedy="Let DDP share the buffers (broadcast_buffers=True), or convert the model to SyncBatchNorm",
+                "Each rank keeps its own BatchNorm statistics, so ranks evaluate differently",
+                remedy="Set broadcast_buffers=True, or convert the model to SyncBatchNorm",
             )
 
 

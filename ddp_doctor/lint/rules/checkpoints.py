@@ -58,14 +58,14 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
         if training.surely_ddp(save.argument(0, "obj")):
             yield Spot(
                 save,
-                "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
+                "The checkpoint contains the DDP wrapper: loading it needs a process group and the same classes",
                 remedy=_save_the_inner_model(*save.node.args[:1]),
             )
         for part in save.argument(0, "obj").calls():
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
-                    "The state of the DDP wrapper is saved: all its keys begin with module.",
+                    "The checkpoint contains the DDP wrapper's state: all keys start with module.",
                     remedy=_save_the_inner_model(part.node.func),
                 )
 
@@ -74,7 +74,7 @@ def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
     """What to save, with the wrapper's name as the script writes it: of ``ddp`` or of ``ddp.state_dict``."""
     is_dotted = isinstance(wrapper, ast.Name | ast.Attribute)
     name = written(wrapper).removesuffix(".state_dict") if wrapper and is_dotted else "model"
-    return f"Save the model inside of the wrapper: {name}.module.state_dict()"
+    return f"Save the model inside the wrapper: {name}.module.state_dict()"
 
 
 @lint_rule("DDL130", "checkpoint-saved-on-every-rank", Consequence.RISK)
@@ -99,7 +99,7 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 "Every rank writes this checkpoint to the same path",
-                remedy="Save on rank 0 alone",
+                remedy="Save only on rank 0",
                 write=("if dist.get_rank() == 0:",),
             )
 
@@ -125,8 +125,8 @@ def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
         if call.lacks(1, "map_location") and id(call) in loaded and not placed:
             yield Spot(
                 call,
-                "Every rank loads this checkpoint to the GPU that it was saved from",
-                remedy="Give torch.load a map_location: the CPU, or the rank's own GPU",
+                "Every rank loads this checkpoint to the GPU from which it was saved",
+                remedy="Set map_location in torch.load to the CPU or the rank's own GPU",
                 write=('torch.load(path, map_location="cpu")',),
             )
 
@@ -152,7 +152,7 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
         if id(call) in sharded:
             yield Spot(
                 call,
-                "Each rank loads a file of its own into FSDP: this works only with as many ranks as wrote the files",
+                "Each rank loads its own file into FSDP: this requires the same number of ranks as when saving",
                 remedy="Save and load with torch.distributed.checkpoint, which reshards",
                 write=("torch.distributed.checkpoint.load(state, checkpoint_id=folder)",),
                 severity=Severity.WARNING,
@@ -208,8 +208,8 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
         for save in islice(early, 1):
             yield Spot(
                 load,
-                f"Ranks load what rank 0 saves in line {save.node.lineno} without waiting until it is written",
-                remedy="Put a barrier between the two, outside of the condition",
+                f"Ranks load the file that rank 0 saves in line {save.node.lineno} without waiting for it",
+                remedy="Add a barrier between saving and loading, outside of the condition",
                 write=("dist.barrier()",),
                 cost="one barrier per checkpoint",
             )

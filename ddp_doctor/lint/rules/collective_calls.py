@@ -71,9 +71,9 @@ def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
 def _spot(handler: ast.ExceptHandler, missed: Call) -> Spot:
     return Spot(
         handler,
-        f"A rank that fails goes on from here, and misses the {described(missed)} in line {missed.node.lineno}: the"
-        " others wait in it",
-        remedy="Raise again, so that all ranks are started again from the last checkpoint",
+        f"A failing rank continues here and skips the {described(missed)} in line"
+        f" {missed.node.lineno}: other ranks hang",
+        remedy="Raise the exception again, so that all ranks restart from the last checkpoint",
         write=("raise",),
     )
 
@@ -149,8 +149,8 @@ def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
             name = call.name.rpartition(".")[2]
             yield Spot(
                 call,
-                f"{name} returns None: its result is in what it was given",
-                remedy=f"Call {name} on a line of its own, and use the tensor that it was given",
+                f"{name} returns None: its result is in its argument",
+                remedy=f"Call {name} on its own line, and use the tensor passed to it",
             )
 
 

@@ -85,7 +85,7 @@ def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
 def _hard_coded(call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
     gpu = fixed_gpu(device)
     if gpu is not None and sure:
-        yield Spot(call, f"Every rank takes {gpu}", remedy="Take the GPU whose number is LOCAL_RANK", write=_OWN_GPU)
+        yield Spot(call, f"Every rank uses {gpu}", remedy="Use the GPU with number LOCAL_RANK", write=_OWN_GPU)
 
 
 @lint_rule("DDL105", "global-rank-as-device", Consequence.RISK)
@@ -108,7 +108,7 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
         if is_surely_global(index_in(device)):
             yield Spot(
                 call,
-                "The GPU is chosen by the global rank: the second node has no GPU of that number",
+                "The GPU is chosen by the global rank: the second node has no GPU with that number",
                 remedy="Choose the GPU by LOCAL_RANK",
                 write=(_LOCAL_RANK,),
             )
@@ -153,9 +153,9 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
             if not target or device_text(target) == "cuda":
                 yield Spot(
                     move,
-                    "The model goes to the current GPU, which is GPU 0 in every process: nothing chose another",
-                    detail="Nothing in this script calls torch.cuda.set_device.",
-                    remedy="Call torch.cuda.set_device with the GPU whose number is LOCAL_RANK",
+                    "The model moves to the current GPU, which is GPU 0 in every process",
+                    detail="This script never calls torch.cuda.set_device.",
+                    remedy="Call torch.cuda.set_device with LOCAL_RANK",
                     write=_OWN_GPU,
                 )
 
@@ -195,7 +195,7 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 f"torch.cuda.set_device comes too late: line {first.node.lineno} has used the current GPU, GPU 0",
-                remedy="Choose the GPU before anything uses CUDA",
+                remedy="Choose the GPU before any use of CUDA",
             )
 
 
@@ -222,8 +222,8 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
         if len(ids) > 1 or _is_range(wrap.argument(1, "device_ids")):
             yield Spot(
                 wrap,
-                "device_ids names several GPUs, but a DDP process drives one",
-                remedy="Start one process for each GPU with torchrun, and name the process's own GPU",
+                "device_ids has several GPUs, but a DDP process uses one",
+                remedy="Start one process per GPU with torchrun, and pass the process's own GPU",
                 write=(_LOCAL_RANK,),
             )
         elif ids:
@@ -234,8 +234,8 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
                 if _surely_differ(ids[0], other):
                     yield Spot(
                         wrap,
-                        f"device_ids says {ids[0].text}, but {what} says {other.text}",
-                        remedy="Name one GPU everywhere, the one of LOCAL_RANK",
+                        f"device_ids has {ids[0].text}, but {what} has {other.text}",
+                        remedy="Use one GPU everywhere, with number LOCAL_RANK",
                         write=(_LOCAL_RANK,),
                     )
 
@@ -280,7 +280,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
         if gpu:
             yield Spot(
                 starts[0],
-                f"gloo synchronises a model that line {gpu[0].node.lineno} puts on a GPU",
+                f"gloo synchronizes a model that line {gpu[0].node.lineno} moves to a GPU",
                 remedy="Use NCCL between GPUs",
                 write=('dist.init_process_group("nccl")',),
             )

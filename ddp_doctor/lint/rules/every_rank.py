@@ -44,8 +44,8 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             call,
-            f"Every rank downloads {call.name.rpartition('.')[2]} to the same place",
-            remedy="Download before the job, or on rank 0 with a barrier behind it, and open it with download=False",
+            f"Every rank downloads {call.name.rpartition('.')[2]} to the same path",
+            remedy="Download before the job, or on rank 0 followed by a barrier, and open it with download=False",
         )
 
 
@@ -67,8 +67,8 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             call,
-            f"Every rank opens a log of its own with {'wandb.init' if call.name == 'wandb.init' else 'SummaryWriter'}",
-            remedy="Open it on rank 0 alone",
+            f"Every rank opens its own log with {'wandb.init' if call.name == 'wandb.init' else 'SummaryWriter'}",
+            remedy="Open it only on rank 0",
         )
 
 
@@ -115,9 +115,9 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
         if around and not any(_may_call_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
-                f"The loss comes from {written(around[0].node.func)}(), not from the DDP wrapper: "
-                "its gradients are not synchronised between ranks",
-                remedy=f"Call the wrapper itself, {_wrapper(script, around[0])}(...), not the module inside of it",
+                f"The loss comes from {written(around[0].node.func)}(), not from the DDP"
+                " wrapper: gradients are not synchronized",
+                remedy=f"Call the wrapper itself, {_wrapper(script, around[0])}(...), not the module inside it",
             )
 
 

@@ -46,8 +46,8 @@ def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
             if later and not again and not training.exclude_each_other(optimizer, later[0]):
                 yield Spot(
                     optimizer,
-                    f"fully_shard in line {later[0].node.lineno} replaces the parameters that this optimizer is given",
-                    remedy="Make the optimizer after fully_shard",
+                    f"fully_shard in line {later[0].node.lineno} replaces the parameters of this optimizer",
+                    remedy="Create the optimizer after fully_shard",
                 )
 
 
@@ -91,8 +91,8 @@ def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
         ):
             yield Spot(
                 call,
-                "A model of fully_shard has no no_sync(): this raises AttributeError",
-                remedy="Call set_requires_gradient_sync before the forward, False but for the last pass",
+                "A fully_shard model has no no_sync(): this raises AttributeError",
+                remedy="Call set_requires_gradient_sync before the forward, with False except for the last pass",
                 write=("model.set_requires_gradient_sync(is_last)",),
             )
 
@@ -114,8 +114,8 @@ def shards_clipped_apart(script: Script) -> Iterator[Spot]:
         if any(is_result(call.parts[0], _shards) for call in takes):
             yield Spot(
                 clip,
-                "Each rank clips by the norm of its own shards: FSDP has a clip_grad_norm_ of its own",
-                remedy="Call it on the model, on all ranks",
+                "Each rank clips by the norm of its own shards: FSDP has its own clip_grad_norm_",
+                remedy="Call the model's clip_grad_norm_ on all ranks",
                 write=("model.clip_grad_norm_(max_norm)",),
             )
 

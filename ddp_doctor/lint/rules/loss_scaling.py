@@ -52,15 +52,15 @@ def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
                 if _autocast_type(context) == "float16":
                     yield Spot(
                         context,
-                        "float16 autocast without a loss scaler: small gradients become zero",
-                        remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
+                        "float16 autocast has no loss scaler: small gradients become zero",
+                        remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 if the GPU supports it",
                         write=('scaler = torch.amp.GradScaler("cuda")',),
                     )
             half = _cast_to_half(part) if training.is_forward(script, part) else None
             if half is not None:
                 yield Spot(
                     half,
-                    "A float16 model without a loss scaler: small gradients become zero, and small updates too",
+                    "The float16 model has no loss scaler: small gradients and updates become zero",
                     remedy="Keep the weights in float32 and use autocast with GradScaler, or use bfloat16",
                 )
 
@@ -82,8 +82,8 @@ def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
         if call.is_enabled and not call.has_stars:
             yield Spot(
                 call,
-                "A loss scaler for bfloat16, which has the range of float32 and needs none",
-                remedy="Leave the scaler out, or make it with enabled=False",
+                "The loss scaler is unnecessary: bfloat16 has the range of float32",
+                remedy="Remove the scaler, or create it with enabled=False",
             )
 
 
@@ -103,8 +103,8 @@ def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
         if steps and not is_updated and not _is_passed_to_unknown(script, scaler):
             yield Spot(
                 steps[0],
-                "This scaler steps, and update() is never called: the second step fails",
-                remedy="Call scaler.update() behind scaler.step()",
+                "This scaler steps without update(): the second step fails",
+                remedy="Call scaler.update() after scaler.step()",
                 write=("scaler.update()",),
             )
 
@@ -135,7 +135,7 @@ def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
         if not any(before.precedes(call) and call.precedes(clip) for call in script.methods("unscale_")):
             yield Spot(
                 clip,
-                "These gradients are clipped while they are still multiplied by the loss scale",
+                "Gradients are clipped while still multiplied by the loss scale",
                 remedy="Unscale them first",
                 write=("scaler.unscale_(optimizer)",),
             )
@@ -161,10 +161,10 @@ def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
                 continue  # a run of its own
             yield Spot(
                 scaler,
-                "A new loss scaler in every step: its scale never adapts"
+                "The loss scaler is created in every step: its scale never adapts"
                 if is_every_step
-                else "A new loss scaler in every epoch: each looks for its scale anew, and skips steps",
-                remedy="Make the scaler once, before the loop",
+                else "The loss scaler is created in every epoch: it searches its scale again and skips steps",
+                remedy="Create the scaler once, before the loop",
                 severity=None if is_every_step else Severity.INFO,
             )
 
@@ -192,8 +192,8 @@ def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
             if len(stepped) > 1 and is_same_turn and first.node is not second.node:
                 yield Spot(
                     second,
-                    f"This scaler is updated twice in one step: line {first.node.lineno} has done it already",
-                    remedy="Update it once, behind the last optimizer's step, or give each optimizer a scaler",
+                    f"This scaler is updated twice in one step, also in line {first.node.lineno}",
+                    remedy="Update it once, after the last optimizer's step, or use one scaler per optimizer",
                 )
                 break
 

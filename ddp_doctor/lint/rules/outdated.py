@@ -31,12 +31,12 @@ def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
         return
     for name in ("autocast", "GradScaler"):
         for call in islice(script.named(f"torch.cuda.amp.{name}"), 1):
-            yield Spot(call, f"torch.cuda.amp.{name} is deprecated", remedy=f'Write torch.amp.{name}("cuda", ...)')
+            yield Spot(call, f"torch.cuda.amp.{name} is deprecated", remedy=f'Use torch.amp.{name}("cuda", ...)')
     for node in script.tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "torch.cuda.amp":
             imported = {alias.name for alias in node.names}
             for name in [name for name in ("custom_fwd", "custom_bwd") if name in imported]:
-                remedy = f'Write torch.amp.{name}(device_type="cuda")'
+                remedy = f'Use torch.amp.{name}(device_type="cuda")'
                 yield Spot(node, f"torch.cuda.amp.{name} is deprecated", remedy=remedy)
 
 
@@ -73,14 +73,14 @@ def _names_launcher(call: Call) -> bool:
 #: The public names of each, and from which torch on they are there. Source: torch/distributed/distributed_c10d.py of
 #: torch 2.13 and 2.15: both warn of the two collectives; 2.13 does not of _set_pg_timeout, and has no set_timeout.
 _PRIVATE = {
-    "_set_pg_timeout": (("set_timeout",), "set_timeout, which torch has since 2.14"),
+    "_set_pg_timeout": (("set_timeout",), "set_timeout, available since torch 2.14"),
     "_all_gather_base": (
         ("all_gather_single", "all_gather_into_tensor"),
-        "all_gather_single, which torch 2.13 has, or all_gather_into_tensor with an older one",
+        "all_gather_single since torch 2.13, or all_gather_into_tensor before",
     ),
     "_reduce_scatter_base": (
         ("reduce_scatter_single", "reduce_scatter_tensor"),
-        "reduce_scatter_single, which torch 2.13 has, or reduce_scatter_tensor with an older one",
+        "reduce_scatter_single since torch 2.13, or reduce_scatter_tensor before",
     ),
 }
 
@@ -109,4 +109,4 @@ def private_call_deprecated(script: Script) -> Iterator[Spot]:
         ):
             continue
         for call in calls:
-            yield Spot(call, f"{name} is private, and deprecated", remedy=f"Call torch.distributed.{instead}")
+            yield Spot(call, f"{name} is private and deprecated", remedy=f"Call torch.distributed.{instead}")

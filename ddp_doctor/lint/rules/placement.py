@@ -50,8 +50,8 @@ def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
         if target and _is_loss(call) and training.forwards_in(script, output) and _is_untouched_batch(target):
             yield Spot(
                 call,
-                f"The target of this loss, {target.text}, is still in host memory, but the output is on the GPU",
-                remedy="Move the target, and keep what .to() returns",
+                f"The target of this loss, {target.text}, is in host memory, but the output is on the GPU",
+                remedy="Move the target, and keep the result of .to()",
                 write=("target = target.to(device, non_blocking=True)",),
             )
 
@@ -79,13 +79,13 @@ def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
         pinned = call.argument(training.PIN_MEMORY, "pin_memory")
         title, option = "", ""
         if not workers or workers.constant == 0:
-            title, option = "This loader reads its batches in the training process: the GPU waits", "num_workers"
+            title, option = "This loader reads batches in the training process: the GPU waits", "num_workers"
         elif not pinned or pinned.constant is False:
-            title = "The batches of this loader are not pinned: the CPU waits while they are copied to the GPU"
+            title = "Batches of this loader are not pinned: the CPU waits for copies to the GPU"
             option = "pin_memory=True"
         if option:
             yield Spot(
-                call, title, remedy=f"Give the loader {option}", cost="host memory and CPU cores for the workers"
+                call, title, remedy=f"Set {option} in the loader", cost="host memory and CPU cores for the workers"
             )
 
 
@@ -98,9 +98,9 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
         if any(map(_is_untouched_batch, call.arguments)):
             yield Spot(
                 call,
-                "This batch is still in host memory, but the model is on the GPU",
-                detail="DDP moves its inputs only where it is given device_ids.",
-                remedy="Move the batch, and keep what .to() returns",
+                "This batch is in host memory, but the model is on the GPU",
+                detail="DDP moves its inputs only if device_ids is set.",
+                remedy="Move the batch, and keep the result of .to()",
                 write=("images = images.to(device, non_blocking=True)",),
             )
 
@@ -238,7 +238,7 @@ def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
             continue
         if not made.isdisjoint(option for source in assignment.owner.sources() for option in source.objects()):
             line = moves[0].node.lineno
-            yield _spot(assignment.value, f"This layer is put into the model after line {line} moved it to the GPU")
+            yield _spot(assignment.value, f"This layer is added after line {line} moved the model to the GPU")
 
 
 def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
@@ -253,7 +253,7 @@ def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
         if any(_is_among(part, _receivers(moves)) for part in parts):
             moves = [*script.methods("to", "cuda", "to_empty")]
             for part in (each for each in parts if not _is_among(each, _receivers(moves))):
-                yield _spot(part, "This part of the model stays in host memory, but others are moved to the GPU")
+                yield _spot(part, "This part of the model stays in host memory, but other parts move to the GPU")
         if not parts:
             yield from _moved_alone(script, whole)
 
@@ -271,7 +271,7 @@ def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:
     moves = script.methods("to", "cuda")
     inner = [move for move in moves if move.receiver.kind == "attribute" and move.receiver.owner is whole]
     if len({move.receiver.attribute for move in inner}) == 1 and moves_to_device(inner[0]):
-        yield _spot(inner[0], "Only this part of the model is moved to the GPU: the rest stays in host memory")
+        yield _spot(inner[0], "Only this part of the model moves to the GPU: the rest stays in host memory")
 
 
 def _has_parameters(script: Script, value: Value) -> bool:
@@ -318,7 +318,7 @@ def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:
             appended = [call.args for call in script.methods("append") if call.receiver is value]
             layers = [*value.sources(), *(given for args in appended for given in args)]
             if uses and not any(use.is_in_init for use in uses) and any(map(_is_layer, layers)):
-                yield _spot(value, "These layers stand in a plain list: neither .to() nor DDP knows them")
+                yield _spot(value, "These layers are in a plain list: .to() and DDP ignore them")
         elif _is_on_cpu(value) and not _is_number(value):
             is_moved = any(use.is_rebound or use.is_moved for use in uses)
             if not is_moved and any(use.is_operand for use in uses):

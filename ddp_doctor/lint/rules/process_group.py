@@ -61,9 +61,9 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
         if is_device_count(size) and (asks_the_group or GLOBAL_RANKS & environment(rank)):
             yield Spot(
                 call,
-                "The world size is the number of this node's GPUs, but the rank counts over the whole job",
-                detail="Right on a single node with one rank per GPU; on several nodes ranks reach beyond that size.",
-                remedy="Take the size of the job: WORLD_SIZE of torchrun, or torch.distributed.get_world_size()",
+                "The world size is the number of this node's GPUs, but the rank counts over the entire job",
+                detail="Correct on a single node with one rank per GPU. On several nodes, ranks exceed that size.",
+                remedy="Use the size of the job: torchrun's WORLD_SIZE, or torch.distributed.get_world_size()",
             )
 
 
@@ -88,9 +88,9 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
         what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
         yield Spot(
             call,
-            f"{what} is given LOCAL_RANK as rank, but needs the rank in the whole job",
-            detail="Right on one node; on several nodes each number occurs once on every node.",
-            remedy="Leave rank out, or take RANK",
+            f"{what} gets LOCAL_RANK as rank, but needs the rank in the entire job",
+            detail="Correct on one node. On several nodes, each number occurs once per node.",
+            remedy="Remove rank, or use RANK",
         )
 
 
@@ -132,8 +132,8 @@ def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
         if any(assignment.root == call.root and assignment.order < call.order for call in groups):
             yield Spot(
                 assignment.node,
-                f"{assignment.name} is overwritten: the ranks no longer find the store that torchrun opened",
-                remedy=f'Delete the line, or write os.environ.setdefault("{assignment.name}", ...)',
+                f"{assignment.name} is overwritten: ranks no longer find torchrun's store",
+                remedy=f'Delete the line, or use os.environ.setdefault("{assignment.name}", ...)',
             )
 
 
@@ -174,11 +174,14 @@ _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issu
 Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
 _WHY: Mapping[Way, str] = {
     "surely": "torch.cuda.set_device does not change that, and the first operation fails",
-    "by what is not known": "Right where both are the same number; else the first operation fails",
-    "by the launcher": "Right where ranks are numbered node by node, as many on each as a process sees GPUs;"
-    " else the first operation fails",
-    "by the processes of a node": "Right where each node has as many processes as a process sees GPUs;"
-    " else the first operation fails",
+    "by what is not known": "Correct if both numbers are equal; otherwise, the first operation fails",
+    "by the launcher": (
+        "Correct if ranks are numbered node by node, with as many per node as a"
+        " process sees GPUs; otherwise, the first operation fails"
+    ),
+    "by the processes of a node": (
+        "Correct if each node has as many processes as a process sees GPUs; otherwise, the first operation fails"
+    ),
 }
 
 
@@ -253,7 +256,7 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
         group,
         f"torch 2.15 binds this group to GPU number {by}, {but}",
         detail=f"{_WHY[way]}: {_REFUSAL}.",
-        remedy="Give init_process_group the same GPU as device_id (torch 2.3 and newer)",
+        remedy="Pass the same GPU to init_process_group as device_id (torch 2.3 and newer)",
         write=(
             f'device = torch.device("cuda", {text})' if is_index else f"device = torch.device({text})",
             "torch.cuda.set_device(device)",

@@ -29,12 +29,12 @@ from ddp_doctor.model.choices import Consequence
 
 #: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
 _CALLED = {
-    "zero": "Only rank 0 calls this {} (condition in line {}): it waits for the other ranks until the time-out",
-    "others": "Only ranks other than 0 call this {} (condition in line {}): they wait for rank 0 until the time-out",
+    "zero": "Only rank 0 calls this {} (condition in line {}): it hangs until the timeout",
+    "others": "Only ranks other than 0 call this {} (condition in line {}): they hang until the timeout",
 }
 _LEFT = {
-    "zero": "Rank 0 leaves here and misses the {} in line {}: the other ranks wait for it",
-    "others": "Ranks other than 0 leave here and miss the {} in line {}: rank 0 waits for them",
+    "zero": "Rank 0 leaves here and skips the {} in line {}: other ranks wait for it",
+    "others": "Ranks other than 0 leave here and skip the {} in line {}: rank 0 waits for them",
 }
 
 
@@ -89,7 +89,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                 yield Spot(
                     leave.node,
                     _LEFT[who].format(described(missed), missed.node.lineno),
-                    remedy="Let all ranks decide alike: broadcast the decision from rank 0, then leave together",
+                    remedy="Broadcast the decision from rank 0, then leave on all ranks",
                 )
 
 
@@ -192,12 +192,12 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
         for condition in call.conditions:
             why = None if condition.early else _why_local(script, condition.test, call.order)
             if why is not None and not _is_in_both_branches(script, call, condition):
-                title = f"Whether a rank runs this {described(call)} depends on {why}: others may wait for it"
+                title = f"A rank runs this {described(call)} depending on {why}: other ranks may wait for it"
                 yield _spot(call, title)
         for loop in call.loops:
             why = _why_local(script, loop.test, call.order) if loop.test else None
             if why is not None:
-                title = f"A rank leaves this loop by {why}, and misses the {described(call)} in line {call.node.lineno}"
+                title = f"A rank leaves this loop by {why}, and skips the {described(call)} in line {call.node.lineno}"
                 yield _spot(loop.test, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
@@ -206,7 +206,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
                 continue
             missed = next((call for call in collectives(script) if _misses(leave, condition, call)), None)
             if missed is not None:
-                title = f"A rank may leave here because of {why}, and miss the {described(missed)} in line"
+                title = f"A rank may leave here because of {why}, and skip the {described(missed)} in line"
                 yield _spot(leave.node, f"{title} {missed.node.lineno}")
 
 
@@ -222,7 +222,7 @@ def _spot(at: Value | ast.AST, title: str) -> Spot:
     return Spot(
         at,
         title,
-        remedy="Let the ranks agree first: all-reduce the flag, and decide by the result",
+        remedy="All-reduce the flag first, and decide by the result",
         write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
         cost="one small all-reduce per step",
     )

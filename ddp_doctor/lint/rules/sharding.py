@@ -66,8 +66,8 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
         if is_shuffled or is_named or _is_trained_on(script, call):
             yield Spot(
                 call,
-                "This DataLoader gives every rank the whole data set",
-                remedy="Hand it a DistributedSampler instead of shuffle, and call set_epoch in every epoch",
+                "This DataLoader gives every rank the entire data set",
+                remedy="Pass a DistributedSampler instead of shuffle, and call set_epoch in every epoch",
                 write=("sampler = DistributedSampler(dataset)", "loader = DataLoader(dataset, sampler=sampler)"),
             )
 
@@ -87,8 +87,8 @@ def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
         if is_shuffled and is_result(sampler, lambda made: made.name.endswith("Sampler")):
             yield Spot(
                 call,
-                "shuffle=True is given together with a sampler: this DataLoader raises ValueError",
-                remedy="Leave shuffle out; DistributedSampler shuffles by itself",
+                "shuffle=True is set together with a sampler: this DataLoader raises ValueError",
+                remedy="Remove shuffle; DistributedSampler shuffles by itself",
             )
 
 
@@ -119,8 +119,8 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
         if not training.is_for_evaluation(script, call):
             yield Spot(
                 call,
-                "This DistributedSampler is never told the epoch: every epoch has the same order",
-                remedy="Call set_epoch at the beginning of every epoch",
+                "This DistributedSampler never gets the epoch: every epoch has the same order",
+                remedy="Call set_epoch at the start of every epoch",
                 write=("sampler.set_epoch(epoch)",),
             )
 
@@ -281,8 +281,8 @@ def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
         if not _may_be_even(script, share, loop, divisors):
             yield Spot(
                 share,
-                "The shares of the ranks differ in length: in the last step some wait for others that have ended",
-                remedy="Use a DistributedSampler, or cut the data to a multiple of the number of ranks first",
+                "Ranks have shares of different length: in the last step, some ranks wait for finished ranks",
+                remedy="Use a DistributedSampler, or first cut the data to a multiple of the number of ranks",
                 write=("data = data[: len(data) // world_size * world_size]",),
             )
 

@@ -39,7 +39,7 @@ _READ_AT_START = (
 
 #: Names beyond these are nobody's misspelling, and none of them is gone.
 _FAMILIES = ("NCCL_", "TORCH", "GLOO_", "PET_")
-_TIMEOUT = "the time-out of the group: init_process_group(timeout=timedelta(minutes=30))"
+_TIMEOUT = "the group's timeout: init_process_group(timeout=timedelta(minutes=30))"
 
 
 @lint_rule("DDL108", "process-group-missing", Consequence.FAILS)
@@ -61,8 +61,8 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
         if wrap.root == 0 and wrap.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh"):
             yield Spot(
                 wrap,
-                "The model is wrapped in DDP, and nothing in this script starts a process group",
-                remedy="Call init_process_group before the model is wrapped",
+                "The model is wrapped in DDP, but this script starts no process group",
+                remedy="Call init_process_group before wrapping the model",
                 write=('torch.distributed.init_process_group("nccl")',),
             )
 
@@ -82,8 +82,8 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
         if late and len(late) == len(starts):
             yield Spot(
                 late[0],
-                f"The process group is started after line {wrap.node.lineno} wrapped the model",
-                remedy="Start the group before the model is wrapped",
+                f"The process group starts after line {wrap.node.lineno} wrapped the model",
+                remedy="Start the group before wrapping the model",
             )
 
 
@@ -107,7 +107,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
     if starts and script.wraps and not ends and not from_elsewhere and starts[0].root == 0:
         yield Spot(
             starts[0],
-            "The process group that is started here is never destroyed",
+            "This process group is never destroyed",
             remedy="End the script with torch.distributed.destroy_process_group()",
         )
 
@@ -133,7 +133,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         if any(node.attr == "local_rank" and isinstance(node.ctx, ast.Load) for node in attributes):
             yield Spot(
                 call,
-                "The local rank is expected as an argument, but torchrun does not pass it",
+                "The script expects the local rank as an argument, but torchrun does not pass it",
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
@@ -166,15 +166,15 @@ def _problem_of_name(name: str) -> tuple[str, str | None, Severity | None]:
     from ddp_doctor.settings.table import never_read, variables
 
     if never := never_read().get(name):
-        return f"Nothing reads {name}; probably meant: {never.meant}", never.instead, None
+        return f"{name} has no effect; the name suggests {never.meant}", never.instead, None
     known = variables().get(name)
     if known is None:
         meant = nearest(name) if is_unknown(name) else None
         if meant is None and "TIMEOUT" in name and is_unknown(name):
-            return f"Nothing that is known reads {name}: it changes no time-out", _TIMEOUT, None
-        return f"Nothing reads {name}: the name is {meant}" if meant else "", meant, None
+            return f"{name} has no effect: no known library reads it, so no timeout changes", _TIMEOUT, None
+        return f"{name} has no effect: typo for {meant}" if meant else "", meant, None
     if is_gone(known):
-        return f"Nothing reads {name} any more: NCCL {known.last} was the last to do so", known.replaced_by, None
+        return f"{name} has no effect: removed after NCCL {known.last}", known.replaced_by, None
     if known.status == "deprecated" and known.replaced_by:
         return f"{name} is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
     return "", None, None
@@ -219,9 +219,9 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
             line = reader.node.lineno
             yield Spot(
                 setting.node,
-                f"{setting.name} is set too late in torch 2.15: NCCL has read it in line {line}"
+                f"{setting.name} is set too late in torch 2.15: NCCL reads it in line {line}"
                 if may_come_later
-                else f"{setting.name} is set too late: it was read in line {line}",
+                else f"{setting.name} is set too late: it is read in line {line}",
                 remedy=f"Set it before line {line}",
                 severity=Severity.INFO if may_come_later else None,
             )
@@ -275,7 +275,7 @@ def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
         whose = TORCH if module == TORCH else f"Python's own {module}"
         yield Spot(
             _import_of(script, module),
-            f"{file} in this folder is imported in place of {whose}: torch cannot be imported",
+            f"{file} in this directory shadows {whose}: torch cannot be imported",
             remedy=f"Rename {file}",
             cost="every import of that file must change",
         )

@@ -43,8 +43,8 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
         if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(call, steps, clears)):
             yield Spot(
                 call,
-                "Every accumulated backward pass reduces the gradients over all ranks, though only the last one has to",
-                remedy="Run all but the last pass, forward and backward, inside of model.no_sync()",
+                "Every accumulated backward pass reduces gradients over all ranks, but only the last must",
+                remedy="Run all passes except the last, forward and backward, inside model.no_sync()",
                 write=("with model.no_sync() if not last else contextlib.nullcontext():",),
             )
 
@@ -65,8 +65,8 @@ def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
             if all(context not in forward.place.withs for forward in forwards):
                 yield Spot(
                     context,
-                    f"no_sync() does nothing here: the forward in line {forwards[0].node.lineno} ran outside of it",
-                    remedy="Move the forward into the context as well",
+                    f"no_sync() has no effect: the forward in line {forwards[0].node.lineno} is outside of it",
+                    remedy="Also move the forward into the context",
                 )
 
 
@@ -95,8 +95,8 @@ def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     for context in unsynchronised:
         yield Spot(
             context,
-            "The optimizer steps on gradients of this rank alone: the last backward is inside of no_sync() too",
-            remedy="Run the last backward before the step outside of no_sync()",
+            "The optimizer uses gradients of this rank only: the last backward is also inside no_sync()",
+            remedy="Run the last backward before the step outside no_sync()",
         )
 
 
@@ -164,8 +164,8 @@ def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
             reported.add(id(pass_of.loops[-1].node))
             yield Spot(
                 call,
-                "The host waits here for the GPU in every step",
-                remedy="Add up on the GPU with detach(), and read the number every hundred steps",
+                "The host waits for the GPU here in every step",
+                remedy="Accumulate on the GPU with detach(), and read the number every hundred steps",
             )
 
 

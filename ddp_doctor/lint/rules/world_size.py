@@ -70,8 +70,8 @@ def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
         if all(training.surely_ddp(forward.callee) for forward in forwards):
             yield Spot(
                 division,
-                "The loss is divided by the number of ranks, though DDP takes the mean over the ranks already",
-                remedy="Leave the division out: DDP divides the gradients by the number of ranks",
+                "The loss is divided by the number of ranks, but DDP already averages over ranks",
+                remedy="Remove the division; DDP divides the gradients by the number of ranks",
             )
 
 
@@ -98,9 +98,7 @@ def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
         parameters = next((each for each in calls if each.method in ("parameters", "named_parameters")), None)
         if parameters and training.surely_ddp(parameters.receiver.wrapper):
             yield Spot(
-                call,
-                "These gradients are all-reduced a second time: DDP has done it already",
-                remedy="Leave this all_reduce out",
+                call, "These gradients are all-reduced twice: DDP already does it", remedy="Remove this all_reduce"
             )
 
 
@@ -127,7 +125,7 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
         if division is not None and call.args and _adds_up(script, call, _loader_with_sampler_of(script, call.args[0])):
             yield Spot(
                 division,
-                "A sum over this rank's part of the data is divided by the size of the whole data set",
+                "A sum over this rank's part of the data is divided by the size of the entire data set",
                 remedy="All-reduce the sum and the count before dividing",
                 write=("dist.all_reduce(correct)",),
                 cost="one small all-reduce per evaluation",
@@ -154,7 +152,7 @@ def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
         if at := _multiplication_by_world_size(rate, _DEEPEST):
             yield Spot(
                 at,
-                "The learning rate is multiplied by the number of ranks, though the batch size is divided by it",
+                "The learning rate is multiplied by the number of ranks, but the batch size is divided by it",
                 remedy="Scale the learning rate or divide the batch size, not both",
                 confidence=Confidence.POSSIBLE,
             )

@@ -50,9 +50,9 @@ def data_parallel_used(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             call,
-            "torch.nn.DataParallel in a job of several processes: each of them drives all GPUs"
+            "torch.nn.DataParallel uses all GPUs in each process of the job"
             if script.is_distributed
-            else "torch.nn.DataParallel: one process drives all GPUs, one Python thread at a time",
+            else "torch.nn.DataParallel uses all GPUs from one process, with one Python thread at a time",
             remedy="Wrap the model in torch.nn.parallel.DistributedDataParallel and start the script with torchrun",
             cost="" if script.is_distributed else _COST,
             severity=None if trains else Severity.INFO,
@@ -94,8 +94,8 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
             if wrap.precedes(call) and not may_have_been_moved:
                 yield Spot(
                     call,
-                    f"The model is moved by .{call.method}() after line {wrap.node.lineno} wrapped it in DDP",
-                    remedy="Move the model before it is wrapped",
+                    f".{call.method}() moves the model after line {wrap.node.lineno} wrapped it in DDP",
+                    remedy="Move the model before wrapping it",
                 )
 
 
@@ -115,7 +115,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 f"The model is converted to SyncBatchNorm after line {wrap.node.lineno} wrapped it in DDP",
-                remedy="Convert the model before it is wrapped",
+                remedy="Convert the model before wrapping it",
             )
 
 
@@ -147,10 +147,10 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             wrap,
-            "find_unused_parameters=True, though the forward of this model has no branch: the search finds nothing"
+            "find_unused_parameters=True is unnecessary: the forward of this model has no branch"
             if visible
-            else "find_unused_parameters=True searches the graph in every step; only unused parameters need that",
-            remedy="Leave find_unused_parameters out, and see whether a step complains",
+            else "find_unused_parameters=True searches the graph in every step, which only unused parameters need",
+            remedy="Remove find_unused_parameters, and check whether a step fails",
             severity=None if visible else Severity.INFO,
             confidence=Confidence.LIKELY if visible else Confidence.POSSIBLE,
         )
@@ -182,12 +182,12 @@ def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
             for layer in modules.never_used(script, module):
                 yield _unused(layer, f"No forward uses this layer of {module.definition.name}: the second step fails")
             for layer in modules.sometimes_used(script, module):
-                title = f"Only some steps reach this layer of {module.definition.name}: a step without it fails"
+                title = f"Only some steps use this layer of {module.definition.name}: a step without it fails"
                 yield _unused(layer, title, Severity.WARNING)
 
 
 def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
-    remedy = "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
+    remedy = "Set find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
     cost = "a graph traversal after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
 
@@ -229,11 +229,11 @@ def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
         return
     call = calls[0]
     if not call.has_stars and not call.given(4, "auto_wrap_policy") and _offloads(call):
-        yield _one_unit(call, "Give an auto_wrap_policy that makes a unit of each layer")
+        yield _one_unit(call, "Set an auto_wrap_policy that makes each layer a unit")
 
 
 def _one_unit(call: Call, remedy: str) -> Spot:
-    title = "FSDP offloads the whole model as one unit: each forward brings all of it to the GPU at once"
+    title = "FSDP offloads the entire model as one unit: each forward copies all of it to the GPU"
     return Spot(call, title, remedy=remedy)
 
 
@@ -255,17 +255,17 @@ _ARGUMENTS = frozenset(
         *("forward_sync_buffers", "lazy_bucket_allocation"),
     )
 )
-_OF_THE_GROUP = "Give it to init_process_group"
+_OF_THE_GROUP = "Pass it to init_process_group"
 _INSTEAD = {
     **dict.fromkeys(("backend", "init_method", "world_size", "rank", "store"), _OF_THE_GROUP),
     **dict.fromkeys(("timeout", "time_out", "group_timeout"), f"{_OF_THE_GROUP}: timeout=timedelta(minutes=30)"),
-    **dict.fromkeys(("device", "device_id", "devices", "gpu", "gpus", "gpu_ids", "local_rank"), "device_ids is meant"),
-    **dict.fromkeys(("group", "pg"), "process_group is meant"),
+    **dict.fromkeys(("device", "device_id", "devices", "gpu", "gpus", "gpu_ids", "local_rank"), "Use device_ids"),
+    **dict.fromkeys(("group", "pg"), "Use process_group"),
     **dict.fromkeys(
         ("sync_bn", "sync_batchnorm"), "Convert the model with SyncBatchNorm.convert_sync_batchnorm before"
     ),
     **dict.fromkeys(
-        ("accumulation_steps", "gradient_accumulation_steps"), "Run the passes before the last inside of no_sync()"
+        ("accumulation_steps", "gradient_accumulation_steps"), "Run the passes before the last inside no_sync()"
     ),
     **dict.fromkeys(
         ("auto_wrap_policy", "sharding_strategy", "cpu_offload", "sync_module_states", "use_orig_params"),
@@ -295,7 +295,7 @@ def argument_unknown_to_ddp(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 f"DistributedDataParallel has no argument {name}: it raises TypeError",
-                remedy=_INSTEAD.get(name) or (f"{near[0]} is meant" if near else "Leave it out"),
+                remedy=_INSTEAD.get(name) or (f"Use {near[0]}" if near else "Remove it"),
             )
 
 
@@ -339,8 +339,8 @@ def wrapped_twice(script: Script) -> Iterator[Spot]:
         if inner and "DistributedDataParallel" in (inner, name):
             yield Spot(
                 outer,
-                f"{name} is given a model that {inner} has wrapped already: both handle its gradients",
-                remedy="Wrap it in one of them: leave DistributedDataParallel out",
+                f"{name} wraps a model that {inner} already wraps: both handle its gradients",
+                remedy="Use only one wrapper: remove DistributedDataParallel",
             )
 
 

@@ -97,7 +97,7 @@ class Case:
         waiting, step = self.judgement.waiting, self.judgement.step
         if not waiting or step is None:
             return ()
-        text = f"{rank_list(waiting)}: in {step_words(step)} at {short(step.where)} without leaving it"
+        text = f"{rank_list(waiting)} waiting in {step_words(step)} at {short(step.where)}"
         waited_s = round(self.trial.waited_s, 1) or None  # a rank that is gone is judged at once
         return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
 
@@ -245,7 +245,7 @@ def process_words(rank: RankEvidence) -> str:
         return f"exited {rank.exited_at:.1f} s after the start"
     states = {"R": "running", "S": "sleeping", "D": "uninterruptible", "T": "stopped", "t": "traced", "Z": "dead"}
     wait = f" in {rank.wait_channel}" if rank.wait_channel and rank.wait_channel != "0" else ""
-    return f"process {states.get(rank.state or '', 'state unknown')}{wait}"
+    return f"process is {states.get(rank.state or '', 'in an unknown state')}{wait}"
 
 
 def link_remedies(

@@ -47,14 +47,14 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
             state = "" if not first.stack else "busy " if is_busy else "stuck "
             title = f"never entered {case.step_words}: {state}{stands(first)}"
             waits = case.who_waits
-        doing = "Its process is busy, not waiting" if is_busy else capital(process_words(first))
+        doing = "process is busy, not waiting" if is_busy else process_words(first)
         yield finding(
             case.culprits,
             f"{case.names} {title}",
             evidence,
-            HUNG_CODE if yours else remedy(f"Find out why it does not reach the collective: {stands(first)}"),
+            HUNG_CODE if yours else remedy(f"Find out what keeps it{' ' if first.stack else ': '}{stands(first)}"),
             confidence=case.confidence,
-            detail=f"{waits}{doing}.{case.proof_words}",
+            detail=f"{waits}Its {doing}.{case.proof_words}",
         )
 
 
