@@ -91,7 +91,7 @@ def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
             capital(reached(fact, preflight)),
             [
                 Evidence(
-                    text=f"{in_words(each.name, each.labels)}: {100 * share(each):.0f} %",
+                    text=f"{in_words(each.name, each.labels)}: {100 * share(each):.0f}%",
                     value=each.value,
                     unit=each.unit,
                     expected=each.median,
@@ -100,13 +100,13 @@ def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
                 for each in sorted(fact.compared, key=lambda each: (each.name, int(each.labels.get("bytes", 0))))
             ],
             by_operator(
-                "Measure again on these nodes without the job: where they still give as much, the job's ranks wait for"
-                " each other",
+                "Measure again on these nodes without the job; if they are as fast as"
+                " before, the job's ranks wait for each other",
                 "ddp-doctor run --level thorough",
                 cost="nodes unavailable until then",
             ),
-            detail="In a job a collective also waits for the computation of its peers: no fault of the network. "
-            "Small messages measure latency and are left out.",
+            detail="In a job, a collective also waits for its peers' computation, which is"
+            " not a network fault. Small messages measure latency and are skipped.",
             severity=Severity.INFO,
         )
 
@@ -124,14 +124,10 @@ def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft
     healthy = f"the {runs} healthy runs of its baseline" if known else "the run it is compared with"
     return make(
         who,
-        f"{{who}} is {100 * worst:.0f} % slower than {healthy}",
+        f"{{who}} is {100 * worst:.0f}% slower than {healthy}",
         [_evidence(each, len(others), recording) for each, *others in alike.values()],
-        by_operator(
-            "Look for what changed on it since: clocks and power limits, negotiated link speeds, other programs"
-        ),
-        detail=""
-        if known
-        else f"How much is noise is known from {FEWEST_RUNS} runs on (ddp-doctor fleet --write-baseline).",
+        by_operator("Check what changed on it since: clocks and power limits, negotiated link speeds, other programs"),
+        detail="" if known else f"The noise is known from {FEWEST_RUNS} runs on (ddp-doctor fleet --write-baseline).",
         severity=severity,
     )
 
@@ -150,8 +146,8 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
         where += f", GPU {each.gpu}"
     if others:
         where += f", the slowest of {others + 1} such"
-    usual = f", where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
-    margin = f"{100 * _loss(each):.0f} % slower{usual if each.runs >= FEWEST_RUNS else ''}"
+    usual = f", where {100 * noise(each.name, each.median, each.mad):.0f}% is noise"
+    margin = f"{100 * _loss(each):.0f}% slower{usual if each.runs >= FEWEST_RUNS else ''}"
     return Evidence(
         text=f"{in_words(each.name, each.labels)}{where}",
         value=each.value,
@@ -178,7 +174,7 @@ def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"Not as in {fact.file}: {name_list([each.name for each in fact.differ])}",
+        f"Changed since {fact.file}: {name_list([each.name for each in fact.differ])}",
         [
             Evidence(text=f"{each.name}: {each.before or 'not set'} before, {each.now or 'not set'} now")
             for each in fact.differ
@@ -231,10 +227,10 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
     share = efficiency(fact)
     yield _of_traces(
         fact,
-        f"{many} ranks do {share * many / few:.2g} times the work of {few}, a scaling efficiency of {share:.0%}:"
-        f" {_changed(fact, 1 if fact.now.ranks == many else -1)}",
+        f"{many} ranks do {share * many / few:.2g} times the work of {few} (scaling"
+        f" efficiency {share:.0%}): {_changed(fact, 1 if fact.now.ranks == many else -1)}",
         _severity(fact, 1 / share - 1),
-        "" if fact.before.samples and fact.now.samples else "Every rank is taken to have the same batch in both.",
+        "" if fact.before.samples and fact.now.samples else "Assumes the same batch on every rank in both.",
     )
 
 
@@ -255,8 +251,8 @@ def _changed(fact: TracesFact, sign: int = 1) -> str:
 
 
 def _of_traces(fact: TracesFact, title: str, severity: Severity, detail: str = "") -> Draft:
-    again = "Where machines are shared two runs of one job differ as well: trace both again to be sure."
-    few = f"With fewer than {FEWEST_STEPS} steps what is noise is not known." if _has_few_steps(fact) else ""
+    again = "On shared machines, two runs of one job also differ. Trace both again to be sure."
+    few = f"With fewer than {FEWEST_STEPS} steps, the noise is unknown." if _has_few_steps(fact) else ""
     problems = [f"{each.file}: {each.problem}." for each in (fact.before, fact.now) if each.problem]
     make = possible if few or problems else likely
     slower = max((fact.before, fact.now), key=lambda each: each.parts["step"].median_us)
@@ -265,16 +261,16 @@ def _of_traces(fact: TracesFact, title: str, severity: Severity, detail: str = "
         title,
         [
             Evidence(
-                text=each.part if each.part == "step" else f"{each.part}, of a step",
+                text=each.part if each.part == "step" else f"{each.part}, per step",
                 value=each.now / 1e6,
                 unit="s",
                 expected=each.before / 1e6,
-                expected_from=f"{fact.before.file}; {each.noise / 1e3:.3g} ms are noise",
+                expected_from=f"{fact.before.file}; noise {each.noise / 1e3:.3g} ms",
             )
             for each in changes(fact)
             if each.is_seen
         ],
-        remedy("See what makes it slow", f"ddp-doctor trace {quote(slower.file)}", scope="code"),
+        remedy("Find the cause in the trace", f"ddp-doctor trace {quote(slower.file)}", scope="code"),
         detail=" ".join(filter(None, (detail, few, *problems, again))),
         severity=severity,
     )

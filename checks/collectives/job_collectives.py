@@ -136,7 +136,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
         return
     job, blamed, says = replayed.job, replayed.job.blamed, replayed.job.says
     sides = grouped((called, rank) for rank, called in replayed.differing.items())
-    does, cure = "made calls that do not meet the others'", "the condition or the order by which these calls differ"
+    does, cure = "made mismatched calls", "the condition or the order that makes these calls differ"
     if sides:
         most = max(sides.values(), key=len)
         called = "; ".join(f"{rank_list(ranks)} called {shape}" for shape, ranks in sides.items())
@@ -144,10 +144,10 @@ def hangs(recording: Recording) -> Iterator[Draft]:
         if set(blamed) & {*most} or not set(blamed) <= replayed.differing.keys():  # of another hang in the same job
             blamed = ()
     else:
-        happens = f"the replay hangs where the job hung: {replayed.where(replayed.waits)}"
+        happens = f"the replay hangs at the same place as the job: {replayed.where(replayed.waits)}"
         if blamed and replayed.waits.keys().isdisjoint(blamed):
-            does, cure = "never came", "where it stood, by its stack or last output, and for a condition on the rank"
-            says += " Whether it left the call out or stood still in its own code, no recorder tells."
+            does, cure = "never entered", "its position in its stack or last output, and a condition on the rank"
+            says += " The recorders do not show whether it skipped the call or stalled in its own code."
     who = f"{capital(rank_list(blamed))} {does}; " if blamed else ""
     again = f"ddp-doctor run --collectives-of {shlex.quote(job.path)} --only {JOB_COLLECTIVES}"
     yield finding(
@@ -179,9 +179,9 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     job, facts = replayed.job, replayed.facts.values()
     groups = len({call.group for calls in job.ranks for call in calls})
     title = (
-        f"The job's {job.count} collectives of {groups} group{'s' * (groups != 1)} ran through in"
-        f" {max(fact.seconds for fact in facts):.2g} s; a rank gave {max(fact.moved_bytes for fact in facts):,} bytes"
-        " at most"
+        f"The job's {job.count} collectives of {groups} group{'s' * (groups != 1)} finished"
+        f" in {max(fact.seconds for fact in facts):.2g} s; a rank sent at most"
+        f" {max(fact.moved_bytes for fact in facts):,} bytes"
     )
     detail = ""
     if replayed.waited:
@@ -208,7 +208,7 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     replayed = _replayed(recording)
     if replayed is not None and replayed.hangs and not replayed.hangs_as_the_job:
         where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
-        title = f"The job's collectives hang here: {replayed.where(replayed.waits)}; {where}"
+        title = f"The job's collectives also hang here: {replayed.where(replayed.waits)}; {where}"
         yield likely(NOBODY, title, replayed.evidence)
 
 

@@ -76,14 +76,14 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
             continue
         odd = [rank for rank, _ in parted] or idle
         model = next(iter(_facts(recording).values())).model
-        title, place = f"Nothing of {model} is compiled on {ranks_at(recording, odd)}, as it is on the others", ""
+        title, place = f"No part of {model} is compiled on {ranks_at(recording, odd)}, unlike on other ranks", ""
         evidence = [f"step {number}, rank {rank}: no graph" for rank in idle]
         for rank, step in reversed(parted):
             assert step.parting is not None
             calls, peer = (step.parting.here, step.parting.there), step.parting.peer
             here, there = (f"{call.module}{at(call.where)}" if call else "nothing more" for call in calls)
             who = f"{capital(ranks_at(recording, odd))} {'compiles' if len(odd) == 1 else 'compile'}"
-            title = f"{who} other graphs of {model} than rank {peer}: {here} where rank {peer} has {there}"
+            title = f"{who} other graphs of {model} than rank {peer}: {here}, but rank {peer} has {there}"
             place = next((call.where for call in calls if call and call.where), "")
             evidence.insert(0, f"step {number}, rank {rank}: {here}; rank {peer}: {there}")
         same_sizes = len({step.batch for _, step in steps}) == 1
@@ -92,12 +92,12 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
             title,
             (Evidence(text=text) for text in evidence[:LINES_OF_EVIDENCE]),
             in_model_code(
-                "Let all ranks take the same path through forward, with the same configuration; do what one rank alone"
-                " does (printing, logging) outside of it",
+                "Take the same path through forward on all ranks, with the same"
+                " configuration; do work of a single rank (printing, logging) outside of it",
                 reference="compile/programming_model.graph_breaks_index.html",
             ),
-            detail="The others wait in their next collective while a rank compiles what they do not."
-            + ("" if same_sizes else " The batches of the ranks have other sizes, which may be why."),
+            detail="Other ranks wait in their next collective while a rank compiles different code."
+            + ("" if same_sizes else " The ranks' batches have different sizes, which may be the cause."),
         )
         return
 
@@ -132,8 +132,9 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     where = step.compiled[0].where
     yield proved(
         (*_culprits(recording, ranks), *code("" if resized else where)),
-        f"{capital(ranks_at(recording, ranks))} {'compiles' if len(ranks) == 1 else 'compile'}"
-        f" {step.compiled[0].function}{at(where)} again in step {number}, and the others do not:"
+        f"{capital(ranks_at(recording, ranks))}"
+        f" {'recompiles' if len(ranks) == 1 else 'recompile'}"
+        f" {step.compiled[0].function}{at(where)} in step {number}, other ranks do not:"
         f" {why or 'a branch that was not taken before'}",
         tuple(
             Evidence(
@@ -144,19 +145,21 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
             for rank, step in of_step
         )[:LINES_OF_EVIDENCE],
         in_model_code(
-            "Give all batches the same size (drop_last=True in the loader), or mark the size that changes before the"
-            " first forward: torch._dynamo.mark_dynamic(batch, 0)"
+            (
+                "Use batches of one size (drop_last=True in the loader), or mark the changing"
+                " size before the first forward: torch._dynamo.mark_dynamic(batch, 0)"
+            )
             if resized
-            else "Keep what changes from step to step out of forward, or make a tensor of it",
+            else "Keep values that change between steps out of forward, or make them tensors",
             reference=_DYNAMIC,
         ),
         in_model_code(
-            "Or let all ranks compile when one has to: torch.compiler.set_enable_guard_collectives(True)",
+            "Compile on all ranks when one must: torch.compiler.set_enable_guard_collectives(True)",
             cost="one collective per call of the compiled code; requires torch 2.8 or newer",
             reference="generated/torch.compiler.set_enable_guard_collectives.html",
         ),
-        detail="The others wait for it in their next collective while it compiles, and past the group's time-out the"
-        " job ends.",
+        detail="Other ranks wait in their next collective while it compiles, and the job"
+        " ends after the group's timeout.",
     )
 
 
@@ -177,17 +180,17 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
     last = again[-1][0][1].compiled[0]
     yield proved(
         code(last.where),
-        f"Every rank compiles {last.function}{at(last.where)} again in each of {len(again)} steps: "
+        f"Every rank recompiles {last.function}{at(last.where)} in each of {len(again)} steps: "
         + (last.reason or "another branch each time"),
         tuple(
             Evidence(text=f"step {steps[0][1].step}: {steps[0][1].compiled[0].reason or 'not compiled before'}")
             for steps in again
         ),
         in_model_code(
-            "Keep what changes from step to step out of forward, make a tensor of it, or mark its size dynamic",
+            "Keep values that change between steps out of forward, make them tensors, or mark their size dynamic",
             reference="compile/programming_model.recompilation.html",
         ),
-        detail="After eight compilations of one function torch goes on without compiling it.",
+        detail="After eight compilations of one function, torch continues without compiling it.",
     )
 
 
@@ -214,7 +217,7 @@ def breaks(recording: Recording) -> Iterator[Draft]:
         f"torch.compile breaks the graph of {model} at {', '.join(shown)}{and_more(len(places) - len(shown))}",
         tuple(Evidence(text=f"{short(where)}: {reason}") for where, reason in places.items())[:LINES_OF_EVIDENCE],
         in_model_code(
-            "Move what stands there out of forward, if the step should be faster",
+            "Move that code out of forward for a faster step",
             reference="compile/programming_model.graph_breaks_index.html",
         ),
     )
@@ -242,7 +245,7 @@ def raises(recording: Recording) -> Iterator[Draft]:
             f" {ranks_at(recording, ranks)}",
             Evidence(text=f"rank {ranks[0]}: {kind}: {message}"),
             in_model_code(
-                "Mend what the exception says, or leave the function out: torch.compiler.disable",
+                "Fix the cause that the exception reports, or exclude the function: torch.compiler.disable",
                 reference="generated/torch.compiler.disable.html",
             ),
             detail=message,

@@ -194,7 +194,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
         f"{backend_name(recording.backend)} uses {name_list(given_out)}, which other nodes"
-        f" cannot reach; {name_list(reached)} is reachable",
+        f" cannot reach (reachable: {name_list(reached)})",
         dials_seen(recording, wrong),
         *offered,
         detail="The network works, but the backend chose the wrong address.",

@@ -104,7 +104,7 @@ def _title(recording: Recording, cause: Cause) -> str:
         "gone": f"{its} {up}, but ddp-doctor exited (killed, crashed, or gave up)",
         "store": f"ddp-doctor answers, but no longer serves other nodes over {_endpoint(recording)}",
         "beats": f"ddp-doctor answers on the direct connection, but not over {_endpoint(recording)}",
-        "dark": f"{missing} (host down, cable out, or dead switch port)",
+        "dark": f"{missing}: host down, cable out or dead switch port",
     }[cause.how]
     return f"Contact with {head}{hosts(recording, cause.silent)} was lost{_since(cause)}: {state}"
 

@@ -22,7 +22,7 @@ _VERBS: dict[How, tuple[str, str]] = {
     "failed": ("fails", "fail"),
     "wrong": ("sums wrongly", "sum wrongly"),
     "slow": ("is slow", "are slow"),
-    "lost": ("falls silent", "fall silent"),
+    "lost": ("stops responding", "stop responding"),
 }
 _DID: dict[How, str] = {"hung": "hung", "failed": "failed", "wrong": "summed wrongly", "slow": "slow", "lost": "silent"}
 
@@ -42,9 +42,9 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
         name, others = hosts(recording, bad.nodes), hosts(recording, bad.partners)
         yield likely(
             [node_culprit(recording, bad.nodes[0])],
-            f"{name} fell silent while it was tested {f'with {others}' if others else 'alone'}",
-            Evidence(text=f"{name} answered no more, and took part in no later test"),
-            by_administrator(f"See on its console or BMC whether {name} runs"),
+            f"{name} stopped responding while it was tested {f'with {others}' if others else 'alone'}",
+            Evidence(text=f"{name} did not respond, and took part in no later test"),
+            by_administrator(f"Check on its console or BMC whether {name} runs"),
             nodes=bad.nodes,
         )
     for how, some in grouped((bad.how, bad) for bad in isolated(recording).alone).items():
@@ -72,7 +72,7 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
         partners = f"{min(len(node.partners) for node in some)} other nodes"
         met = f"with each of {partners}"
         if not always:
-            met, told = f"now and then, with {partners}", f": {_counted(some[0])}" if count == 1 else ""
+            met, told = f"intermittently, with {partners}", f": {_counted(some[0])}" if count == 1 else ""
         title = f"{{who}} {_verb(how, count)} {met}, which pass without {without}{told}"
         look_at = "memory, GPUs and network interface" if how == "wrong" else _NETWORK
         confidence = Confidence.PROVED if always else Confidence.LIKELY
@@ -96,8 +96,8 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
         yield _of_nodes(
             recording,
             some,
-            f"{{who}} {_verb('slow', len(some))} with every other node tested, which are fast without it: "
-            f"{100 * worst:.0f} % of the usual rate",
+            f"{{who}} {_verb('slow', len(some))} with every other node tested, which are fast"
+            f" without it: {100 * worst:.0f}% of the usual rate",
             "link speeds, clocks and power limits, other programs",
             severity=severity,
         )
@@ -130,7 +130,7 @@ def _of_nodes(
         title,
         evidence,
         by_administrator(
-            f"Leave {who.names} out of the job (--bad-nodes FILE writes the list), and look at its {look_at}",
+            f"Exclude {who.names} from the job (--bad-nodes FILE writes the list), and check its {look_at}",
             *commands,
             cost="fewer nodes in the job",
         ),
@@ -162,7 +162,7 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
             f"{{who}} {_verb(bad.how, 2)} together, and both pass with others",
             Evidence(text=f"{_counted(bad)}{_of_usual(bad.share)}{_said(bad.reason)}"),
             by_administrator(
-                "Look at the path between the two from both ends: routes, firewall, switch ports",
+                "Check the path between the two from both ends: routes, firewall, switch ports",
                 scope="cluster",
                 cost="exclude one of the two nodes until then",
             ),
@@ -190,7 +190,7 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
                 f"{_of_usual(bad.share)}"
             ),
             by_administrator(
-                f"Look at the uplinks of {bad.leaf}: cables, ports, routes, rates",
+                f"Check the uplinks of {bad.leaf}: cables, ports, routes, rates",
                 scope="cluster",
                 cost="exclude its nodes until then, or run the job on it alone",
             ),
@@ -216,18 +216,18 @@ def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
     count, passes = len(found.nodes), f"groups of up to {found.passing}" if found.passing > 2 else "no more than pairs"
     evidence = [_evidence(recording, found)]
     if found.alike:
-        evidence.append(Evidence(text=f"other groups of {count} nodes that fail likewise: {found.alike}"))
+        evidence.append(Evidence(text=f"other groups of {count} nodes that also fail: {found.alike}"))
     yield likely(
         NOBODY,
         f"{count} nodes {_verb(found.how, count)} together, while no pair of them does: {passes} pass",
         evidence,
         by_administrator(
-            "Look for what has a limit that so many nodes reach: open files and processes, connections through a "
-            "firewall, neighbour tables, multicast groups of switches",
+            "Check limits that so many nodes reach: open files and processes, connections"
+            " through a firewall, neighbor tables, multicast groups of switches",
             "ulimit -n; sysctl net.ipv4.neigh.default.gc_thresh3 net.netfilter.nf_conntrack_max",
             scope="cluster",
         ),
-        detail=_shared(recording, found.nodes) or "These nodes have nothing that the others have not.",
+        detail=_shared(recording, found.nodes) or "These nodes have no trait that other nodes do not have.",
     )
 
 
@@ -252,10 +252,10 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
     title = f"{len(left)} groups of {names} fail" if len(left) > 1 else _what(recording, left[0])
     yield (possible if stopped else likely)(
         NOBODY,
-        f"{title}; who is to blame is not settled{_said(stopped)}",
+        f"{title}; the faulty node is unknown{_said(stopped)}",
         [_evidence(recording, each) for each in left[:LINES_OF_EVIDENCE]],
         by_operator(
-            "Test again, each group several times and with more time; with --topology where switches may be at fault",
+            "Test again, each group several times and with more time, and with --topology if switches may be at fault",
             f"ddp-doctor run --isolate --repeat 5 --budget {max(10 * recording.options.budget_s, 600):.0f}",
             cost="nodes unavailable until then",
         ),
@@ -285,12 +285,12 @@ def _counted(bad: Fault) -> str:
     if bad.failed == bad.tests:
         return said
     low, high = wilson(bad.failed, bad.tests)
-    return f"{said} ({100 * bad.failed / bad.tests:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+    return f"{said} ({100 * bad.failed / bad.tests:.0f}%, 95% interval {100 * low:.0f} to {100 * high:.0f}%)"
 
 
 def _of_usual(share: float | None) -> str:
     """``, 31 % of the usual rate``; nothing where no rate is the fault."""
-    return "" if share is None else f", {100 * share:.0f} % of the usual rate"
+    return "" if share is None else f", {100 * share:.0f}% of the usual rate"
 
 
 def _said(reason: str) -> str:
@@ -301,4 +301,4 @@ def _said(reason: str) -> str:
 def _shared(recording: Recording, nodes: Sequence[int]) -> str:
     """A sentence on what some nodes have, and no other."""
     traits = in_common(recording, nodes)
-    return f"These nodes alone have: {', '.join(traits)}." if traits else ""
+    return f"Only these nodes have: {', '.join(traits)}." if traits else ""

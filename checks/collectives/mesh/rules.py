@@ -28,8 +28,9 @@ from ddp_doctor.wording.ranks import capital, rank_culprits, rank_list, rank_of,
 from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 _ONE_MESH = in_code(
-    "Give all ranks the same axes in the same order: the same --mesh on every node, and in the job a call of"
-    " init_device_mesh that depends on no rank and on no variable of one node",
+    "Use the same axes in the same order on all ranks: the same --mesh on every node, and a"
+    " call of init_device_mesh in the job that depends on no rank and on no variable of one"
+    " node",
     references=(DOCS + "distributed.html#torch.distributed.device_mesh.init_device_mesh",),
 )
 
@@ -53,14 +54,14 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     odd = [rank_of(rank) for typed in others for rank in meshes[typed]]
     is_clear = len(odd) < len(meshes[usual])
     same_axes = all(sorted(typed.split(",")) == sorted(usual.split(",")) for typed in others)
-    what = "the groups of the mesh in another order" if same_axes else "another mesh"
+    what = "the groups of the mesh in a different order" if same_axes else "a different mesh"
     title = f"{capital(ranks_at(recording, odd))} would make {what}: {name_list(others)}, not {usual}"
     yield proved(
         rank_culprits(recording, MeshFact, odd) if is_clear else NOBODY,
         title if is_clear else f"The ranks would make different meshes: {' or '.join(meshes)}",
         [Evidence(text=f"{typed}: {ranks_at(recording, map(rank_of, ranks))}") for typed, ranks in meshes.items()],
         _ONE_MESH,
-        detail="The ranks would wait for each other for ever, so no group was made.",
+        detail="The ranks would hang, so no group was made.",
     )
 
 
@@ -89,7 +90,7 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
     )
     for (culprits, whose, _), groups in causes.items():
         axes, members = [*dict.fromkeys(axis for axis, _ in groups)], {rank for _, ranks in groups for rank in ranks}
-        names = f"axes {name_list(axes)} of the mesh give" if len(axes) > 1 else f"axis {axes[0]} of the mesh gives"
+        names = f"axes {name_list(axes)} of the mesh return" if len(axes) > 1 else f"axis {axes[0]} of the mesh returns"
         wrong = [(rank.rank, share) for group in groups for rank in faulty[group] for share in rank.wrong]
         yield proved(
             culprits,
@@ -195,11 +196,10 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
         told = likely if times else possible
         yield told(
             NOBODY,
-            f"The {heavy.name} axis {now.words}, and the {light.name} axis does not:"
-            f" put {heavy.name} inside, {mesh_typed(better)}",
+            f"The {heavy.name} axis {now.words}, but the {light.name} axis does not",
             [_evidence(recording, mesh, axis, reaches[axis]) for axis in (heavy, light)],
             in_code(
-                f"Make the mesh as {mesh_typed(better)}, in the job and in --mesh",
+                f"Create the mesh as {mesh_typed(better)}, in the job and in --mesh",
                 f"init_device_mesh(device, {tuple(axis.size for axis in better)},"
                 f" mesh_dim_names={tuple(axis.name for axis in better)})",
                 references=(DOCS + "distributed.html#torch.distributed.device_mesh.init_device_mesh",),
@@ -253,8 +253,8 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
             on = {rank: told[f"{rank % len(nodes)}", size, "0"] for rank in apart}
             yield likely(
                 NOBODY,
-                f"{program} numbers ranks by turns over the nodes, so that the {axis.name} axis crosses them:"
-                f" {rank_list(apart)} are on {len({*on.values()})} nodes",
+                f"{program} numbers ranks alternately over nodes, so the {axis.name} axis"
+                f" crosses them: {rank_list(apart)} are on {len({*on.values()})} nodes",
                 [
                     Evidence(text=f"{world.hostname(on[rank])}: rank {rank} of the job, {program} says")
                     for rank in apart[:LINES_OF_EVIDENCE]
@@ -262,7 +262,7 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
                 remedy(
                     "Number the ranks node by node", command, scope="job", untried="ddp-doctor starts its own ranks"
                 ),
-                detail="Numbered node by node these ranks are on one node.",
+                detail="Numbered node by node, these ranks are on one node.",
             )
             return
 

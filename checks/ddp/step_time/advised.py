@@ -84,11 +84,11 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
         return
     (best, gain, proof), model = found[0], recording.facts(StepTimeFact)[0].fact.model
     status, change = proof.status, words(best.advice)
-    title = f"Nothing that the trace advises makes a step{rounds.of(model)} shorter"
+    title = f"No advice of the trace makes a step{rounds.of(model)} shorter"
     if status == "proved":
         title = f"{change[0].upper()}{change[1:]} a step{rounds.of(model)} is {_shorter(gain)}"
     elif status == "not_tried":
-        title = f"Whether a step{rounds.of(model)} is shorter {change} the rounds do not tell"
+        title = f"The rounds do not show whether a step{rounds.of(model)} is shorter {change}"
     yield finding(
         NOBODY,
         title,
@@ -102,7 +102,7 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
         *(_remedy(each.advice, proof) for each, _, proof in found),
         confidence=Confidence.POSSIBLE if status == "not_tried" else Confidence.PROVED,
         severity=of_lost_share(gain) if status == "proved" and gain >= WARNING_SHARE else Severity.INFO,
-        detail="Each change was tried alone. A step here is forward and backward, without loading and the optimizer.",
+        detail="Each change was tested alone. A step here is forward and backward, without loading and the optimizer.",
     )
 
 
@@ -117,7 +117,7 @@ def _remedy(advice: TraceAdvice, proof: Proof) -> Remedy:
     name, before = advice.setting, had(advice)
     take = "" if advice.value is None else _argument(name, advice.value)
     return Remedy(
-        summary=f"DistributedDataParallel(..., {take})" if take else f"Leave {name} out of DDP's arguments",
+        summary=f"DistributedDataParallel(..., {take})" if take else f"Remove {name} from DDP's arguments",
         scope="code",
         cost=COST[name],
         undo=f"remove {name}" if before is None else _argument(name, before),

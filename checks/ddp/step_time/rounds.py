@@ -41,7 +41,7 @@ BUCKET_GAIN = 0.05
 PREDICTED_WITHIN = 1.35
 
 
-_COMPUTED = "the number is worked out of measured times; no trial tells what it does to a training"
+_COMPUTED = "the number follows from measured times; no trial shows its effect on training"
 _DDP_NOTES = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
@@ -78,10 +78,10 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
     wanted_s = (1 / AIM_SHARE - 1) * exposed_s
     if not totals.fact.model:  # the run does not show how much the user's own model computes
         more = in_code(
-            f"Let each rank compute for {ms(wanted_s / (totals.fact.gradient_bytes / MIB))} or more for each MiB of"
-            f" gradients between two synchronisations, so that at most {AIM_SHARE:.0%} of the time is waiting. Take a"
-            " larger batch, or accumulate gradients over several steps inside model.no_sync(). If the job does so"
-            " already, change nothing",
+            f"Compute {ms(wanted_s / (totals.fact.gradient_bytes / MIB))} or more per MiB of"
+            f" gradients between two synchronizations, so that at most {AIM_SHARE:.0%} of the"
+            " time is waiting: use a larger batch, or accumulate gradients over several steps"
+            " inside model.no_sync(), unless the job already does",
             cost="a larger batch and fewer updates; learning rate and schedule may need tuning",
             undo="restore the previous batch, and synchronize in every step",
             untried=_COMPUTED,
@@ -91,8 +91,9 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
     times = max(ceil(wanted_s / computing_s), 2)
     share = exposed_s / (exposed_s + times * computing_s)
     accumulate = in_code(
-        f"Accumulate gradients: with one synchronisation in {times} steps, waiting is {share:.0%} of"
-        " the time. Run the others inside model.no_sync(), forward and backward, and step the optimiser once",
+        f"Accumulate gradients: with one synchronization in {times} steps, waiting is"
+        f" {share:.0%} of the time; run the other steps inside model.no_sync(), forward and"
+        " backward, and step the optimizer once",
         cost=f"a batch {times} times as large and {times} times fewer updates; learning rate"
         " and schedule may need tuning",
         undo="update and synchronize in every step",
@@ -100,8 +101,8 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
         references=(_DDP_NOTES,),
     )
     larger_batch = in_code(
-        f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
-        " are, and computing grows",
+        f"Use a batch {times} times as large per rank if memory allows; gradients keep their"
+        " size while computing grows",
         cost="memory, and the same training change as gradient accumulation",
         undo="restore the previous batch",
         untried=_COMPUTED,
@@ -110,8 +111,7 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
 
 
 FEWER_RANKS = remedy(
-    "Start fewer ranks (try those of one node first), or change what each of them computes between two"
-    " synchronisations",
+    "Start fewer ranks (first try ranks of one node), or change the work of each rank between two synchronizations",
     scope="job",
     cost="fewer samples per step if the batch per rank stays the same",
     undo="start the previous number of ranks",

@@ -43,8 +43,8 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"{exposed / median(totals.step):.0%} of a step{rounds.of(totals.fact.model)} is waiting: communication"
-        f" takes {totals.ratio:.1f} times as long as computing",
+        f"{exposed / median(totals.step):.0%} of a step{rounds.of(totals.fact.model)} is"
+        f" waiting: communication takes {totals.ratio:.1f} times as long as computing",
         _evidence_of_waiting(totals),
         *rounds.more_computing(totals, exposed, computing),
         detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
@@ -60,14 +60,14 @@ def _severity_of_waiting(totals: Summary, times: float) -> Severity:
 
 
 def _whose(totals: Summary) -> str:
-    return f"Your model {totals.fact.model}" if totals.fact.model else "The doctor's small model"
+    return f"Your model {totals.fact.model}" if totals.fact.model else "ddp-doctor's small model"
 
 
 def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
     kinds = (
-        ("forward and backward without synchronisation", totals.computing),
+        ("forward and backward without synchronization", totals.computing),
         ("the same in DistributedDataParallel", totals.step),
-        ("the all-reduces of its buckets alone", totals.communicate),
+        ("only the all-reduces of its buckets", totals.communicate),
     )
     return tuple(
         Evidence(text=f"{what}, {len(times)} rounds, {rounds.limits(times)}", value=median(times), unit="s")
@@ -93,11 +93,11 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"One rank alone would be {median(totals.step) / median(alone):.2g} times faster than these"
-        f" {totals.fact.ranks} ranks",
+        f"A single rank is {median(totals.step) / median(alone):.2g} times faster than these {totals.fact.ranks} ranks",
         _evidence_of_waiting(totals),
         rounds.FEWER_RANKS,
-        detail=f"{_whose(totals)}: {rounds.spread(alone)} against {rounds.spread(totals.step)} for the same samples.",
+        detail=f"{_whose(totals)}: {rounds.spread(alone)} instead of"
+        f" {rounds.spread(totals.step)} for the same samples.",
         severity=_severity_of_waiting(totals, median(totals.step) / median(alone)),
     )
 
@@ -105,7 +105,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
 _FEWEST_RANKS = 3
 _FEWEST_TIMINGS = 6
 _INSPECT = remedy(
-    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and temperature",
+    "Check other programs on the node, the CPUs of the rank, clocks and temperature",
     "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
     "lscpu --extended",
 )
@@ -151,8 +151,8 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     yield likely(
         rank_culprits(recording, StepTimeFact, slow),
         f"{capital(ranks_at(recording, slow))} {'takes' if len(slow) == 1 else 'take'}"
-        f" {typical:.1f} times as long as the others for the same work"
-        f"{rounds.of(by_rank[worst].fact.model)}",
+        f" {typical:.1f} times as long as other ranks for the same"
+        f" work{rounds.of(by_rank[worst].fact.model)}",
         (
             Evidence(
                 text=f"forward and backward on {rank_at(recording, rank)}, {len(others[rank])} looks,"
@@ -160,7 +160,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
                 value=median(timings[rank]),
                 unit="s",
                 expected=median(others[rank]),
-                expected_from="the median of the other ranks, which did the same work at the same time",
+                expected_from="median of the other ranks, for the same work at the same time",
             )
             for rank in slow[:4]
         ),
@@ -187,13 +187,13 @@ def _with_slow_gpu(recording: Recording) -> set[int]:
 
 
 def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
-    waited = "In DDP every rank waits for the slowest one, in every step."
+    waited = "In DDP, every rank waits for the slowest rank in every step."
     if slow[0].fact.model:
-        waited += " All had the same batch; what the model does on this rank only (logging, checks) counts too."
+        waited += " All had the same batch. Work of the model on this rank only (logging, checks) also counts."
     if not disturbed:
         return waited
     share = min(rank.fact.on_cpu_share or 0.0 for rank in slow)
-    return f"It had a processor {share:.0%} of the time: something else ran there. {waited}"
+    return f"It had a CPU {share:.0%} of the time, because another program ran there. {waited}"
 
 
 def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
@@ -240,7 +240,7 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
     if gain < rounds.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
         return
     fact = recording.facts(StepTimeFact)[0].fact
-    whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"
+    whose = f"your model {fact.model}" if fact.model else "ddp-doctor's model"
     yield finding(
         NOBODY,
         f"Buckets of {best.cap_mib:g} MiB make a step{rounds.of(fact.model)} {gain:.0%} shorter than the"
@@ -281,6 +281,6 @@ def _remedy(default: BucketTrial, best: BucketTrial, fact: StepTimeFact) -> Reme
             status="proved" if fact.model else "not_tried",
             before=rounds.spread(default.step_s),
             after=rounds.spread(best.step_s),
-            reason=None if fact.model else "it was measured with the doctor's model, not with yours",
+            reason=None if fact.model else "it was measured with ddp-doctor's model, not with yours",
         ),
     )

@@ -19,7 +19,7 @@ from ddp_doctor.wording.nodes import by_cause, node_names, of_nodes
 
 _SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
 _INSTEAD = {
-    "net": "NCCL then takes its own InfiniBand or plain sockets",
+    "net": "NCCL then uses its own InfiniBand or plain sockets",
     "tuner": "NCCL then chooses algorithms by its own model",
     "profiler": "NCCL then profiles nothing",
 }
@@ -41,8 +41,8 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
         name, variable = printable(plugin.asked), plugin.setting or ""
         yield likely(
             of_nodes(recording, group),
-            f"NCCL on {{who}} does not find the plug-in {name} that {variable} names",
-            Evidence(text=f"no {name} where dlopen looks", expected_from=_SOURCE),
+            f"NCCL on {{who}} cannot find plug-in {name} from {variable}",
+            Evidence(text=f"no {name} in the search path of dlopen", expected_from=_SOURCE),
             *map(in_folder, plugin.elsewhere[:1]),
             Remedy(
                 summary=f"Unset {variable} in the job's environment",
@@ -51,7 +51,7 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
                 undo=f"restore {variable}",
                 proof=Proof(reason="nothing to measure: the plug-in it names is missing"),
             ),
-            detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
+            detail=f"{_INSTEAD[plugin.kind]}, and reports it only at log level INFO.",
             severity=_severity(recording, plugin),
         )
 
@@ -86,11 +86,11 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}",
             Evidence(text=f"ldd {plugin.path}{brought}: {lost} not found", expected_from=_SOURCE),
             by_installation(
-                f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
+                f"Install {lost}, or add its directory to LD_LIBRARY_PATH",
                 cost="changes the environment of every job on the node",
                 undo="remove it",
             ),
-            detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
+            detail=f"{_INSTEAD[plugin.kind]}, and reports it only at log level INFO.",
             severity=_severity(recording, plugin),
         )
 
@@ -109,10 +109,8 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
         yield likely(
             of_nodes(recording, group),
-            f'No NCCL plug-in on {{who}} provides the network named in NCCL_NET="{printable(name)}"',
-            Evidence(
-                text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
-            ),
+            f'No NCCL plug-in on {{who}} provides the network of NCCL_NET="{printable(name)}"',
+            Evidence(text="no loadable network plug-in", expected_from="NCCL src/plugin/net.cc, ncclNetInit"),
             *([in_folder(elsewhere)] if elsewhere else []),
             nccl.by_setting(
                 "Unset NCCL_NET in the job's environment",
@@ -120,7 +118,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
                 cost="NCCL chooses the plug-in itself",
                 undo="restore NCCL_NET",
             ),
-            detail="NCCL takes no other network instead: the job fails where its ranks connect.",
+            detail="NCCL uses no other network instead, so the job fails when its ranks connect.",
         ).model_copy(update={"reproduced_by": meeting(recording, [node.node for node in group])})
 
 
@@ -171,10 +169,10 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
         have = "has" if len(group) == 1 else "each have"
         yield likely(
             of_nodes(recording, group),
-            f"{{who}} {have} {devices} EFA devices that NCCL cannot use without a plug-in",
-            Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README"),
+            f"{{who}} {have} {devices} EFA devices, but no plug-in for NCCL",
+            Evidence(text="no loadable network plug-in", expected_from="aws/aws-ofi-nccl README"),
             in_folder(folder) if folder else _INSTALL,
-            detail="The nodes then talk over plain sockets, at a fraction of the rate.",
+            detail="The nodes then use plain sockets, at a fraction of the rate.",
             severity=Severity.ERROR if recording.several_nodes else Severity.INFO,
         )
 
@@ -213,8 +211,8 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     fewer = min(having, without, key=len)
     yield likely(
         of_nodes(recording, fewer) if len(having) != len(without) else NOBODY,
-        f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
-        f" {node_names(recording, without)}",
+        f"NCCL finds a network plug-in on {node_names(recording, having)}, but no loadable"
+        f" one on {node_names(recording, without)}",
         Evidence(
             text=f"{path} on {node_names(recording, having)} only", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         ),
@@ -224,5 +222,5 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
             cost="without a plug-in, NCCL uses its own InfiniBand or sockets: no EFA, no SHARP",
             undo="restore the previous lines",
         ),
-        detail="Nodes that choose different networks fail or hang where they connect.",
+        detail="Nodes with different networks fail or hang when they connect.",
     )

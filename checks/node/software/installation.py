@@ -43,9 +43,9 @@ def cuda_build(driver: str) -> Remedy:
     """A torch built with the newest CUDA that the driver runs."""
     index = wheel_index(release(driver))
     if index is None:
-        return driver_upgrade(f"Upgrade the driver: {driver} is too old for every CUDA build of torch")
+        return driver_upgrade(f"Upgrade the driver; {driver} is too old for every CUDA build of torch")
     source = f"torch --index-url https://download.pytorch.org/whl/{index}"
-    return reinstall(f"Install a torch built with a CUDA that driver {driver} runs ({index})", source)
+    return reinstall(f"Install a torch built for a CUDA that driver {driver} supports ({index})", source)
 
 
 def driver_upgrade(summary: str) -> Remedy:
@@ -57,7 +57,7 @@ def nccl_package(torch_cuda: str | None, version: str | None) -> Remedy:
     """The NCCL package for torch's CUDA, in the version that torch pins where it pins one."""
     major = (release(torch_cuda or "") or (12,))[0]
     package = f"nvidia-nccl-cu{major}" + (f"=={version}" if version else "")
-    return reinstall(f"Reinstall {package}; keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
+    return reinstall(f"Reinstall {package}, and keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
 
 
 def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
@@ -89,13 +89,13 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/get-started/locally
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
-        text = f"torch/version.py names no CUDA, beside {gpus} GPU devices"
+        text = f"torch/version.py has no CUDA, but there are {gpus} GPU devices"
         yield proved(
             of_nodes(recording, group),
-            f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle",
+            f"torch {version} on {{who}} is a CPU build, so GPUs stay idle",
             Evidence(text=text, expected_from=f"driver {driver}"),
             cuda_build(driver),
-            detail="If the CPU is meant, use --backend gloo.",
+            detail="Use --backend gloo for a job on CPUs.",
         )
 
 
@@ -123,9 +123,9 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"driver {driver}", expected_from=versions.DRIVER_SOURCE),
             driver_upgrade(f"Upgrade the driver to {least} or newer"),
             cuda_build(driver),
-            detail=f"{bridge} makes up for it on data-centre GPUs."
+            detail=f"{bridge} compensates for it on data center GPUs."
             if bridge
-            else "torch finds no GPU there, so no rank can use one.",
+            else "torch finds no GPU there, so no rank can use a GPU.",
             severity=Severity.INFO if bridge else None,
         )
 
@@ -151,14 +151,14 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
         yield proved(
             of_nodes(recording, group),
-            f"torch on {{who}} cannot be used: {problem}"
+            f"torch on {{who}} is unusable: {problem}"
             if severity is Severity.ERROR
             else f"Two versions of torch are mixed on {{who}}: {problem}",
             Evidence(text=problem, expected_from="importing torch"),
-            reinstall("Reinstall torch here, or run the doctor with the job's Python", "torch"),
+            reinstall("Reinstall torch here, or run ddp-doctor with the job's Python", "torch"),
             detail="Every rank fails at import torch."
             if severity is Severity.ERROR
-            else "Ranks fail where one version meets the other.",
+            else "Ranks fail when code of both versions meets.",
             severity=severity,
         )
 
@@ -195,7 +195,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
             f"{old.what} on {{who}} is too old: {old.why}",
             Evidence(text=old.what, expected_from=old.source),
             reinstall("Upgrade it"),
-            detail="Newer releases of torch and the doctor are not tested with it.",
+            detail="Newer releases of torch and ddp-doctor are not tested with it.",
             severity=old.severity,
         )
 
@@ -212,12 +212,12 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
     See: torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
-        text = f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo"
+        text = f"{folder} searches entry points torch.distributed.backends, but no package has one named gloo"
         yield proved(
             of_nodes(recording, group),
-            "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing",
+            "torch on {who} finds neither gloo nor NCCL: its package metadata is missing",
             Evidence(text=text, expected_from="torch/distributed/distributed_c10d.py"),
-            reinstall("Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"),
+            reinstall("Install torch with pip, or copy its torch-*.dist-info directory next to it", "torch"),
             detail='Ranks fail in init_process_group with "Unknown c10d backend type".',
         )
 
@@ -244,7 +244,7 @@ def _hidden_in(ctx: Context, folder: str, by: str) -> Iterator[HiddenModule]:
         yield HiddenModule.model_validate({"module": module, "file": posixpath.join(folder, file), "by": by})
 
 
-_FOUND_BY = "the order in which Python searches for modules"
+_FOUND_BY = "Python's module search order"
 
 
 @rule("DD211", "module-hidden-by-pythonpath", Consequence.FAILS, Software)
@@ -267,13 +267,13 @@ def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
             _evidence(hidden),
             in_code(f"Rename {_files(hidden)}"),
             remedy(
-                f"Or take {name_list(list(dict.fromkeys(folders)))} out of PYTHONPATH",
+                f"Remove {name_list(list(dict.fromkeys(folders)))} from PYTHONPATH",
                 scope="job",
                 cost="other files there are no longer found",
                 undo="restore the directory",
                 untried="ddp-doctor does not know what else the job needs from it",
             ),
-            detail="torchrun and every rank fail at import torch. The installed torch is not to blame.",
+            detail="torchrun and every rank fail at import torch. The installed torch is not at fault.",
         )
 
 
@@ -292,10 +292,11 @@ def module_hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
     for hidden, group in by_cause(of_the_job(recording), _by("working directory")).items():
         yield likely(
             _culprits(recording, group, hidden),
-            f"{_title(hidden)} on {node_names(recording, group)} by scripts in that folder and by python -m",
+            f"{_title(hidden)} on {node_names(recording, group)} by scripts in that directory and by python -m",
             _evidence(hidden),
             in_code(f"Rename {_files(hidden)}"),
-            detail="Such a job fails at import torch. A script in another folder, started without -m, is not affected.",
+            detail="Such a job fails at import torch. A script in another directory, started"
+            " without -m, is not affected.",
         )
 
 

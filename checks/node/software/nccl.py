@@ -31,13 +31,13 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
         by = group[0].fact.nccl_brought_by
-        text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
+        text = f"{library} has version {loaded}" + (f", brought by {by}" if by else "")
         yield proved(
             of_nodes(recording, group),
-            f"torch would load NCCL {loaded} on {{who}}, but was built with {needed}",
+            f"torch on {{who}} loads NCCL {loaded}, but was built with {needed}",
             Evidence(text=text, expected_from=f"torch's package metadata pins {needed}"),
             _without(by) if by else installation.nccl_package(cuda, needed),
-            detail="An older NCCL lacks what torch calls; a newer one was never tested with this torch.",
+            detail="An older NCCL lacks functions that torch calls. A newer NCCL was never tested with this torch.",
             severity=versions.nccl_mismatch(release(loaded), release(needed)),
         )
 
@@ -45,7 +45,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
 def _without(brought_by: str) -> Remedy:
     name, _, entry = brought_by.partition("=")
     return remedy(
-        f"Take {printable(entry)} out of {name}, so torch loads its own NCCL",
+        f"Remove {printable(entry)} from {name}, so that torch loads its own NCCL",
         scope="job",
         undo=f"restore it in {name}",
         untried="ddp-doctor does not know what else the job needs from it",
@@ -70,7 +70,7 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
                 f"NCCL {nccl} on {{who}} {issue.effect}",
                 Evidence(text=f"NCCL {nccl} with torch {torch}", expected_from=issue.source),
                 *installation.ways_around(issue),
-                detail=f"A known fault of {affected}; not every job meets it.",
+                detail=f"A known fault of {affected}. Not every job triggers it.",
             )
 
 
@@ -114,7 +114,7 @@ def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
         fact = group[0].fact
         own = _own_package(cuda)
         wrong = [name for name in packages if name != own]
-        written = f"the file is {there}'s" if there else "the file is of neither's size"
+        written = f"the file is {there}'s" if there else "the file has the size of neither"
         names = " and ".join(packages)
         pinned = own + (f"=={fact.nccl_required_by_torch}" if fact.nccl_required_by_torch else "")
         yield finding(
@@ -170,9 +170,9 @@ def nccl_copy_without_effect(recording: Recording) -> Iterator[Draft]:
         instead = f"{loaded} is loaded" if loaded else "NCCL is built into torch"
         yield proved(
             of_nodes(recording, group),
-            f"torch on {{who}} does not load the libnccl that {printable(by)} names",
+            f"torch on {{who}} does not load the libnccl of {printable(by)}",
             Evidence(
-                text=f"{printable(file)} lies there, and {printable(instead)}", expected_from="ldd of libtorch_cuda.so"
+                text=f"{printable(file)} is there, but {printable(instead)}", expected_from="ldd of libtorch_cuda.so"
             ),
             detail="The RPATH of torch's own libraries comes before LD_LIBRARY_PATH.",
         )

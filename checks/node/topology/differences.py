@@ -111,14 +111,14 @@ def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
         pairs = wording.pair_names([used.gpus for _, used, _ in group])
         yield likely(
             (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
-            f"NCCL_P2P_LEVEL={level} makes NCCL copy directly between GPUs of {hosts} that are farther apart"
-            f" than NCCL's default limit: {pairs}",
+            f"NCCL_P2P_LEVEL={level} extends P2P on {hosts} beyond NCCL's default limit: {pairs}",
             (
-                Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
+                Evidence(text=f"{'-'.join(used.gpus)} is {code}; NCCL's log: {used.transports[0].via}")
                 for _, used, code in group[: wording.MOST_PAIRS]
             ),
             UNSET_LEVEL,
-            detail="It works here. On other machines of the same kind such copies may be slow, or hang.",
+            detail="NCCL copies directly between these GPUs, and it works here. On other"
+            " machines of the same type, such copies may be slow or hang.",
             reproduced_by=between(recording, group[0][1].ranks),
         )
 
@@ -155,12 +155,12 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
     hosts = max(log.hosts, default=1)
     if hosts > recording.nnodes:
-        return f"NCCL takes the ranks for {hosts} hosts; the run has {recording.nnodes}", wording.UNSET_HOST_ID
+        return f"NCCL sees the ranks as {hosts} hosts, but the run has {recording.nnodes}", wording.UNSET_HOST_ID
     if numbers in log.refused or numbers[::-1] in log.refused:
-        return "NCCL was told by NVML that P2P is off between them", wording.SHOW_CHOICE
+        return "NVML reports to NCCL that P2P is off between them", wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:
         return "NCCL_HOSTID is set, which decides what is one host", wording.UNSET_HOST_ID
-    return "nothing that was recorded explains it", wording.SHOW_CHOICE
+    return "the recording does not show the reason", wording.SHOW_CHOICE
 
 
 def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]) -> Iterator[Draft]:
@@ -185,8 +185,8 @@ def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[
             (_evidence(difference) for difference in group[: wording.MOST_PAIRS]),
             first.remedy,
             confidence=Confidence.LIKELY,
-            detail=f"What speaks for {wording.NAMES[should.kind]}: {should.why}. Why NCCL goes another way:"
-            f" {first.reason}." + wording.price(first.expected.rate_gb_per_s, first.instead()),
+            detail=f"Expected {wording.NAMES[should.kind]}: {should.why}. Why NCCL uses another path: {first.reason}."
+            + wording.price(first.expected.rate_gb_per_s, first.instead()),
             severity=of_detour(first.expected.rate_gb_per_s, first.instead()),
         )
 
@@ -274,12 +274,15 @@ def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[
             apart = [f"their host names differ ({name_list(names)})"] if len(names) > 1 else []
             # Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it.
             devices = {node.fact.shm_device for node in recording.facts(Host) if node.node in here} - {None}
-            apart += ["each has a /dev/shm of its own"] if len(devices) > 1 else []
+            apart += ["each has its own /dev/shm"] if len(devices) > 1 else []
             why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
             yield likely(
                 of_nodes(recording, group),
                 "{who} are containers of one machine, but NCCL connects their GPUs over the network",
-                (Evidence(check="interfaces", text="they have one boot id"), *wording.crossings_seen(recording, found)),
+                (
+                    Evidence(check="interfaces", text="they have the same boot id"),
+                    *wording.crossings_seen(recording, found),
+                ),
                 wording.ONE_HOST_ID,
-                detail=f"NCCL takes them for different hosts: {why}.",
+                detail=f"NCCL treats them as different hosts: {why}.",
             )

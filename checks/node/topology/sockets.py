@@ -56,12 +56,13 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
         held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
         yield likely(
             (node_culprit(recording, place.seen.node),),
-            f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
-            f" than a third of what its slowest link should carry ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
+            f"All-reduce on {host(recording, place.seen.node)} reaches"
+            f" {measured.busbw_gb_per_s:.3g} GB/s, less than a third of its slowest link"
+            f" ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
             _bus_bandwidth(measured, slowest.rate_gb_per_s, f"NCCL's own constants for {pair}, {slowest.code}"),
             *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
             remedy(
-                "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
+                "Check PCIe width and generation under load, NVLink errors, and ACS on the bridges",
                 "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv",
                 "nvidia-smi -q -d CLOCK,PERFORMANCE   # both while the job runs",
                 "nvidia-smi nvlink -e",
@@ -69,7 +70,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
                 untried="no test is known for it",
                 references=(nccl.TROUBLE,),
             ),
-            detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
+            detail=f"NCCL uses {wording.NAMES[slowest.choice.kind]} there, and the GPUs were idle.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
 
@@ -127,10 +128,10 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
     for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
-        reason = "NCCL's log does not say why it passed them over"
+        reason = "NCCL's log does not show why it skipped them"
         if log.no_verbs_library or log.no_ib_device:
             says = "that it could not open libibverbs.so" if log.no_verbs_library else '"NET/IB : No device found"'
-            reason = f"NCCL's log says {says}"
+            reason = f"NCCL's log shows {says}"
         chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
@@ -143,8 +144,7 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
         ports = rdma[nodes[0]].chosen()
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL uses TCP (NET/Socket) on {hosts(recording, nodes)},"
-            f" though RDMA ports are active there: {_names(ports)}",
+            f"NCCL uses TCP (NET/Socket) on {hosts(recording, nodes)}, although RDMA ports are active",
             (
                 Evidence(
                     check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_printed_rates(ports)}"
@@ -152,7 +152,7 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
                 *wording.crossings_seen(recording, group),
             ),
             wording.SHOW_NETWORK,
-            detail=f"Nothing that is recorded forbids RDMA. {reason}.",
+            detail=f"No recorded setting disables RDMA. {reason}.",
             severity=severity_of_tcp(recording, nodes[0]),
         )
 
@@ -237,23 +237,24 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     if not nodes or len(nodes) < len(slow):
         return
     least = min(slow.values())
-    (threads, sockets), why = SOCKETS, "one connection is bound by one core"
+    (threads, sockets), why = SOCKETS, "one core limits one connection"
     yield possible(
         NOBODY,
-        f"NCCL uses a single TCP connection on {hosts(recording, nodes)}:"
-        f" all-reduce reaches {best.busbw_gb_per_s:.3g} GB/s, the interface carries {least:.3g} GB/s",
+        f"NCCL uses a single TCP connection on {hosts(recording, nodes)}: all-reduce reaches"
+        f" {best.busbw_gb_per_s:.3g} of {least:.3g} GB/s",
         (
-            _bus_bandwidth(best, least, "the speed of the interface that NCCL takes"),
+            _bus_bandwidth(best, least, "speed of NCCL's interface"),
             Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
         nccl.by_setting(
-            "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
+            "Measure the job with more connections and with the current number on the same"
+            " nodes, and keep the faster one",
             Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
             Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), why=why),
             cost=f"{threads} threads per connection; less CPU time for ranks and data loaders",
         ),
-        detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tried.",
+        detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tested.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )
 

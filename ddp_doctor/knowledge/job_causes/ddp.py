@@ -123,10 +123,10 @@ CAUSES = {
     ),
     "DDJ170": code_cause(
         name="collective-mismatch",
-        title="Ranks called different collectives, or with different tensors or models"
-        "[: rank {rank} called {op}][ of {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}]"
-        "[: rank {this} has {count} parameters, rank {other} {other_count}]"
-        "[: a parameter of {sizes} on rank {rank}][: {bytes} bytes met {other_bytes}]",
+        title="Ranks have mismatched collectives or models[: rank {rank} called {op}][ of"
+        " {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}][: rank {this} has"
+        " {count} parameters, rank {other} {other_count}][: a parameter of {sizes} on"
+        " rank {rank}][: {bytes} bytes instead of {other_bytes}]",
         finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
         why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
