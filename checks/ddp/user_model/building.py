@@ -339,7 +339,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             in_model_code("Fix the cause that the exception reports")
             if is_sharded
             else in_model_code(
-                "Fix the cause that the exception reports; DDP supports one forward and one backward at a time"
+                "Fix the cause that the exception reports (DDP supports one forward and backward at a time)"
             ),
             detail=f"Each rank's own forward and backward passed. {way.capitalize()}, the"
             f" error is: {messages[0][:300]}",
