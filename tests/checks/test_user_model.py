@@ -275,9 +275,9 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
     [
         ("nowhere:make", "found no module 'tests.models.nowhere'"),
         ("planted:nothing", "planted.py has no function 'nothing'"),
-        ("planted:wraped", "has no function 'wraped', but 'wrapped'"),
+        ("planted:wraped", "has no function 'wraped'; did you mean 'wrapped'?"),
         ("planted:A_MODEL", "is a model; name a callable that returns one"),
-        ("planted:NO_CALLABLE", "is a int, not a callable"),
+        ("planted:NO_CALLABLE", "is of type int; name a callable"),
         ("planted:needs_an_argument", "missing a required argument: 'width'"),
         ("planted:gives_a_number", "returns type int"),
         ("planted:batch_is_text", "returns type str without a tensor"),

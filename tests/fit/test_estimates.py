@@ -171,9 +171,9 @@ def test_bfloat16_takes_half():
         ("tests.models.unfit:lazy", "LazyLinear has no size yet"),
         ("tests.models.unfit:no_samples", "returns an empty batch"),
         ("tests.models.unfit:no_optimizer", "optimizer.parameters. returns type int; it must return an optimizer"),
-        pytest.param("hf:nope", "no configuration 'nope'", marks=NEEDS_TRANSFORMERS),
-        pytest.param("hf:llama,layers=3", "has no 'layers'", marks=NEEDS_TRANSFORMERS),
-        pytest.param("hf:no/such/config.json", "cannot be read", marks=NEEDS_TRANSFORMERS),
+        pytest.param("hf:nope", "unknown model of transformers 'nope'", marks=NEEDS_TRANSFORMERS),
+        pytest.param("hf:llama,layers=3", "unknown setting of llama 'layers'", marks=NEEDS_TRANSFORMERS),
+        pytest.param("hf:no/such/config.json", "cannot read the configuration", marks=NEEDS_TRANSFORMERS),
     ],
 )
 def test_what_cannot_be_estimated_is_said_in_a_sentence(name: str, said: str):

@@ -148,7 +148,7 @@ def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
     starts[0] = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit(3)"), os.environ, (0,))
     seen, _ = ended(starts)
 
-    assert seen.not_started == {0: f"{sys.executable} ended with exit code 3 and no message"}
+    assert seen.not_started == {0: f"{sys.executable} exited with exit code 3 and no message"}
     assert not seen.timed_out
     wait_until(lambda: not alive(tmp_path))
 

@@ -136,7 +136,7 @@ def _config(spec: str) -> Any:
         try:
             values: Any = json_object(Path(name).read_bytes())
         except (OSError, NotJson) as error:
-            raise Misuse(f"cannot read the configuration {quoted(name)}: {error}") from None
+            raise Misuse(f"cannot read the configuration {quoted(name)}: {getattr(error, 'strerror', error)}") from None
         name = values.pop("model_type", "")
     else:
         values = {}

@@ -155,7 +155,7 @@ def find(name: str) -> Callable[[], Any]:
     if isinstance(found, torch.nn.Module):
         raise Misuse(f"{name} is a model; name a callable that returns one")
     if not callable(found):
-        raise Misuse(f"{name} is a {type(found).__name__}; name a callable that returns a model")
+        raise Misuse(f"{name} is of type {type(found).__name__}; name a callable that returns a model")
     if problem := not_taken(found):
         raise Misuse(f"{name} is called without arguments, but is {problem}")
     factory: Callable[[], Any] = found
