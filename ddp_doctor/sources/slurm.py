@@ -41,7 +41,7 @@ def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
     done = run_command(words, env, _PATIENCE_S)
     rows = [found for line in done.stdout.splitlines() if (found := _ROW.fullmatch(line.strip()))]
     if "Invalid job id" in done.stderr or (done.ok and not rows):
-        raise ValueError(f"SLURM does not know job {job_id}, or no longer does")
+        raise ValueError(f"SLURM does not have job {job_id}, or no longer has a record of it")
     running = [row for row in rows if row["state"] in ("RUNNING", "COMPLETING", "SUSPENDED")]
     if len(running) > 1:
         raise ValueError(
