@@ -109,7 +109,7 @@ def test_the_single_file_of_another_python_says_which_one_it_needs(capsys: pytes
         single_file_start.main("0.1.0-1", "Python 3.9 on riscv64", ".cpython-39-riscv64-linux-gnu.so", 23)
 
     assert leaving.value.code == 2
-    assert "ddp-doctor: this file is made for Python 3.9 on riscv64, and " in capsys.readouterr().err
+    assert "ddp-doctor: this file requires Python 3.9 on riscv64, but " in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +199,9 @@ def test_without_room_anywhere_a_sentence_says_where_it_looked(pyz: Path, home: 
 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        r"ddp-doctor: no folder for its \d+ MB of packages: \S+/\.cache/ddp-doctor: No space left on device;"
-        r" \S+/tmp: No such file or directory; /var/tmp: No space left on device; /dev/shm: No space left on device\."
-        r" Name one with room: TMPDIR=/some/folder\n",
+        r"ddp-doctor: no directory has room for \d+ MB of packages: \S+/\.cache/ddp-doctor: No space left on device;"
+        r" \S+/tmp: No such file or directory; /var/tmp: No space left on device; /dev/shm: No space left on device;"
+        r" set TMPDIR to one that has\n",
         done.stderr,
     )
 

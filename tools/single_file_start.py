@@ -31,13 +31,13 @@ def main(release: str, made_for: str, suffix: str, megabytes: int) -> None:
     """
     if suffix not in EXTENSION_SUFFIXES:
         here = f"Python {sys.version_info[0]}.{sys.version_info[1]} ({EXTENSION_SUFFIXES[0]})"
-        _refuse(f"this file is made for {made_for}, and {sys.executable} is {here}")
+        _refuse(f"this file requires {made_for}, but {sys.executable} is {here}")
     problems: list[str] = []
     folder = _kept(release, problems)
     passing = None if folder else _passing(problems)
     if not folder and not passing:
         where = "; ".join(problems)
-        _refuse(f"no folder for its {megabytes} MB of packages: {where}. Name one with room: TMPDIR=/some/folder")
+        _refuse(f"no directory has room for {megabytes} MB of packages: {where}; set TMPDIR to one that has")
     sys.path[0] = folder or passing or ""  # in the place of the file itself
     from ddp_doctor.__main__ import main as run
 
