@@ -1,6 +1,6 @@
 """The memory that a rank needs under each strategy, and what fits.
 
-net:make on 8 ranks, AdamW, fp32, batch of 4, against 80 GiB (--memory):
+net:make on 8 ranks, AdamW, fp32, batch of 4, compared with 80 GiB (--memory):
  strategy         check-           peak     of  fits      sent  batch
                   pointing               memory      per step  up to
  ddp              no           95.1 GiB   137%  no    25.1 GiB      -
@@ -32,10 +32,10 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
     if fact is None:
         return
     batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
-    against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "an unknown memory size"
+    against = f"{size(report.memory_bytes)} ({report.memory_of})" if report.memory_bytes else "an unknown memory size"
     caption = (
         f"{one_line(fact.model)} on {fact.ranks} rank{'s' if fact.ranks > 1 else ''},"
-        f" {one_line(fact.optimizer)}, {fact.precision}, {batch}, against {against}:"
+        f" {one_line(fact.optimizer)}, {fact.precision}, {batch}, compared with {against}:"
     )
     measured = any(each.measured_bytes is not None for each in report.estimates)
     rows = [(*_row(each, report.memory_bytes), *(_measured(each) if measured else ())) for each in report.estimates]

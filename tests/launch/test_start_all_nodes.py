@@ -158,7 +158,7 @@ def test_sruns_words_about_a_node_are_understood(line, found, tools):
 
 def test_hosts_are_started_over_ssh_and_this_one_without(tools, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/nowhere/ddp-doctor"])
-    env = {**tools, "NCCL_DEBUG": "INFO", "HOME": "/root"}
+    env = {**tools, "NCCL_DEBUG": "INFO", "HOME": "/root", "DDP_DOCTOR_KEEP": "0"}
     found = started(Asked(hosts=("admin@node7", HERE)), env, "--level", "quick")
     other, here = found.starts
 
@@ -173,6 +173,7 @@ def test_hosts_are_started_over_ssh_and_this_one_without(tools, monkeypatch):
     assert other.argv[-2] == "admin@node7"
     assert shlex.join([*at, "0"]) in other.argv[-1]
     assert "HOME" not in other.argv[-1]
+    assert "DDP_DOCTOR_KEEP=0" in other.argv[-1]
 
 
 def test_the_script_was_started_by_its_name_it_is_started_by_it_elsewhere(tools, monkeypatch, tmp_path):
