@@ -179,12 +179,12 @@ def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
         why = f"nothing came back from {rank_list(silent)}" if facts else _why(by_id.get(JOB_COLLECTIVES))
     elif stops:
         rank, fact = min(stops.items())
-        why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
+        why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was up'}"
     elif job.left_out:
         names = [f"{name} ({count})" for name, count in sorted(job.left_out.items())]
         why = f"not run: {first_names(names, _MOST_NAMED)}"
     elif job.unknown:
-        why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
+        why = f"{job.source} do not show the calls of {rank_list(job.unknown)}, so they were assumed"
     if why:
         yield NotAsAsked(f"--collectives-of {job.path}", JOB_COLLECTIVES, why)
 

@@ -50,7 +50,7 @@ class Evidence:
         self.variables = dict(self._chosen(task)) if self.folder else {}
 
     def _made(self, name: str) -> Path | None:
-        self.problem = "there is no folder that is this user's alone"
+        self.problem = "no directory is private to this user"
         for base in own_bases(state_folder(self._env)):
             above = base / "watch"
             if not private_folder(base) or not private_folder(above) or not (folder := private_folder(above / name)):

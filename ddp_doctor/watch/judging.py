@@ -202,7 +202,7 @@ def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tu
     from ddp_doctor.model.choices import UsageError
     from ddp_doctor.views.live_jobs import live_jobs, unreached
 
-    alone, how = ", seen on this node alone", Watching(env=env)
+    alone, how = ", seen only on this node", Watching(env=env)
     if not in_step:
         outcome = attach(pids, how=how)
         return outcome, alone if any(job.is_elsewhere for job in live_jobs(outcome.recording)) else ""

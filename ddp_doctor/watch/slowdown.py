@@ -92,13 +92,13 @@ class Slowdown:
         counted, by = source.value
         said = f"{when}: {_rates(fall, counted)}, {by}"
         if last := self._paces[source].last_rank():
-            of = " of those on this node" if source is Source.GLOO and self._gloo.world_size > len(self._pids) else ""
-            return f"{said}; rank {last.rank} came last{of} in {last.times} of {last.looks} looks at ranks that waited"
+            of = " on this node" if source is Source.GLOO and self._gloo.world_size > len(self._pids) else ""
+            return f"{said}; rank {last.rank} was last{of} in {last.times} of {last.looks} samples of waiting ranks"
         return said if self._speaks else ""
 
 
 def _rates(fall: Fall, counted: str) -> str:
-    """``from 4.1 to 1.3 steps a second``."""
+    """``from 4.1 to 1.3 steps per second``."""
     scale, per = 1.0, "second"
     if counted == "bytes":
         scale, counted = next((size, name) for size, name in _UNITS.items() if fall.before >= size or size == 1.0)
@@ -106,7 +106,7 @@ def _rates(fall: Fall, counted: str) -> str:
         scale, per = 1 / 60, "minute"
     rates = (fall.before / scale, fall.after / scale)
     before, after = (f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates)
-    return f"from {before} to {after} {counted} a {per}"
+    return f"from {before} to {after} {counted} per {per}"
 
 
 def _clock(at_s: float) -> str:

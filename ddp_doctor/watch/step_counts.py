@@ -39,11 +39,11 @@ _LEAST_RISES = 3
 class Source(Enum):
     """What counts the steps, the best first: what it counts, and how that is told."""
 
-    GLOO = ("bytes", "by what gloo sends between its ranks")
-    RAS = ("collectives", "by NCCL RAS")
-    RECORDER = ("collectives", "by torch's flight recorder")
-    STEPS = ("steps", "by its output")
-    LINES = ("lines", "by the lines of its output")
+    GLOO = ("bytes", "measured by gloo's traffic between its ranks")
+    RAS = ("collectives", "measured by NCCL RAS")
+    RECORDER = ("collectives", "measured by torch's flight recorder")
+    STEPS = ("steps", "measured by its output")
+    LINES = ("lines", "measured by the lines of its output")
 
 
 class _Thread(NamedTuple):

@@ -144,7 +144,7 @@ def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, 
     report = judged(job, ranks.facts(replayed, job))
 
     assert (report.verdict.value, report.findings) == ("unsure", ())
-    assert "the dumps tell nothing of ranks 1, 3, whose calls were assumed" in report.summary
+    assert "the dumps do not show the calls of ranks 1, 3, so they were assumed" in report.summary
 
 
 @pytest.mark.ranks
@@ -212,7 +212,7 @@ def test_what_torch_refuses_makes_the_run_unsure(ranks: Ranks):
     ("more", "says"),
     [
         ({"left_out": {"send 0->1": 2}}, "not run: send 0->1 (2)"),
-        ({"unknown": [3]}, "the dumps tell nothing of rank 3, whose calls were assumed"),
+        ({"unknown": [3]}, "the dumps do not show the calls of rank 3, so they were assumed"),
     ],
 )
 def test_what_was_not_recorded_or_not_run_is_never_healthy(more, says):

@@ -96,8 +96,8 @@ def test_switches_are_frames_and_frames_within_frames():
 
 def test_numa_nodes_are_titled_and_what_is_not_told_is_said():
     assert {"NUMA node 0", "NUMA node 1"} <= set(texts(drawn("classic-two-socket.txt")))
-    assert "NUMA node not told" in texts(drawn("wsl2-blank-affinities.txt"))
-    assert any("not told which" in text for text in texts(drawn("nvswitch-eight-gpus-raw.txt")))
+    assert "unknown NUMA node" in texts(drawn("wsl2-blank-affinities.txt"))
+    assert any("unknown host bridges" in text for text in texts(drawn("nvswitch-eight-gpus-raw.txt")))
 
 
 def test_gpus_of_a_container_with_one_list_of_cpus_are_kept_apart_by_their_paths():

@@ -313,7 +313,7 @@ def looked(monkeypatch, tmp_path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("node", "said"),
-    [(None, f"why. {CANNOT_TELL}"), (0, f"why, seen on this node alone (srun is not on PATH). {CANNOT_TELL}"), (1, "")],
+    [(None, f"why. {CANNOT_TELL}"), (0, f"why, seen only on this node (srun is not on PATH). {CANNOT_TELL}"), (1, "")],
 )
 def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(looked, node, said):
     judging.judge_what_runs([os.getpid()], {}, looked.append, "why", node=node)

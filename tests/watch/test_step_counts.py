@@ -161,19 +161,19 @@ class Told:
             Source.STEPS,
             Fall(134, 4.12, 1.31),
             None,
-            "became slower at 02:14: from 4.1 to 1.3 steps a second, by its output",
+            "became slower at 02:14: from 4.1 to 1.3 steps per second, measured by its output",
         ),
         (
             Source.GLOO,
             Fall(134, 5e6, 1.8e6),
             LastRank(5, 9, 10),
-            "became slower at 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 {}",
+            "became slower at 02:14: from 5 to 1.8 MB per second, {}; rank 5 was last in 9 of 10 {}",
         ),
         (
             Source.RAS,
             Fall(134, 0.1, 0.05, 800),
             None,
-            "was slower from 02:14 to 13:20: from 6 to 3 collectives a minute, by NCCL RAS",
+            "was slower from 02:14 to 13:20: from 6 to 3 collectives per minute, measured by NCCL RAS",
         ),
         (Source.STEPS, Fall(134, 4, 1, 200), None, ""),  # soon over
         (Source.LINES, Fall(134, 100, 3), None, ""),  # of 100 lines a second most are of another kind
@@ -181,7 +181,7 @@ class Told:
 )
 def test_a_fall_is_told_with_its_time_both_rates_and_what_tells_them(monkeypatch, source, fall, last, told):
     assert Told(monkeypatch).has(source, 40, fall, last).slowdown.whole() == told.format(
-        source.value[1], "looks at ranks that waited"
+        source.value[1], "samples of waiting ranks"
     )
 
 

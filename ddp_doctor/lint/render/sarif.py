@@ -93,6 +93,6 @@ def _uri(path: str) -> str:
 def _notification(unread: Unread) -> Json:
     return {
         "level": "error",
-        "message": {"text": f"could not be looked at: {unread.reason}"},
+        "message": {"text": f"could not be checked: {unread.reason}"},
         "locations": [_location(unread.path, {"startLine": max(unread.line, 1)})],
     }

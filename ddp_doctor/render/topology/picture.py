@@ -17,7 +17,7 @@ from ddp_doctor.render.topology.layout import MARGIN, Rect, lay_out
 from ddp_doctor.render.topology.tree import Fabric, machine_of
 
 #: By their number; 0 is not known.
-_BRIDGES = {0: "host bridges, not told which", 1: "host bridge"}
+_BRIDGES = {0: "unknown host bridges", 1: "host bridge"}
 #: More faulty pairs than this are listed below the picture instead of being drawn.
 _MOST_PAIRS = 6
 _MOST_TITLES = 4

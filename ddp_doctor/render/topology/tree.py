@@ -163,7 +163,7 @@ def _box_titles(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) ->
     if any(link_codes.crosses_sockets(pcie_code(matrix, a, b) or "X") for a, b in combinations(gpus, 2)):
         shown.append("SYS within")
     if not by_key or not numa or numa == _NONE:
-        title = "One socket, by its CPUs" if by_key else "NUMA node not told"
+        title = "One socket, by its CPUs" if by_key else "unknown NUMA node"
     else:
         title = f"NUMA {'node' if numa.isdecimal() else 'nodes'} {numa}"
     return title, ", ".join(shown)
