@@ -48,7 +48,7 @@ def test_a_slower_node_is_named_with_the_margin(baseline, speed, severity):
     [finding] = held(baseline, speed)
 
     assert (finding.code, finding.severity) == ("DD830", severity)
-    assert finding.title == f"n is {100 - 100 * speed:.0f} % slower than the 10 healthy runs of its baseline"
+    assert finding.title == f"n is {100 - 100 * speed:.0f}% slower than the 10 healthy runs of its baseline"
     assert [culprit.node for culprit in finding.culprits] == ["n"]
     assert all("is noise" in (each.expected_from or "") for each in finding.evidence)
 
@@ -61,7 +61,7 @@ def test_one_slow_gpu_of_a_healthy_node_is_named_and_all_eight_in_a_line_for_eac
     [finding] = held(baseline, 1.0, measurements=run["measurements"])
 
     assert [(culprit.kind, culprit.node, culprit.gpu) for culprit in finding.culprits] == [("gpu", "n", 3)]
-    assert finding.title.startswith("GPU 3 of n is 40 % slower")
+    assert finding.title.startswith("GPU 3 of n is 40% slower")
     assert all(each.text.endswith("on n, GPU 3") for each in finding.evidence)
     [of_all] = held(baseline, 0.6)
     assert sum(each.text.endswith("the slowest of 8 such") for each in of_all.evidence) == len(finding.evidence)
@@ -75,7 +75,7 @@ def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_
     assert (finding.severity, finding.confidence.value) == (Severity.INFO, "possible")
     report = compare(earlier, later).report
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
-    assert report.summary.startswith("Unsure: n is 50 % slower than the run it is compared with; how much")
+    assert report.summary.startswith("Unsure: n is 50% slower than the run it is compared with; how much")
     assert held(earlier, 0.97) == ()
     assert compare(earlier, later).report.exit_code == 0
 
@@ -157,7 +157,7 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
     assert (as_fast.report.exit_code, as_fast.report.findings) == (0, ())
     assert slower.report.exit_code == 3
     assert slower.report.summary == (
-        "Unsure: The run is 36 % slower than the run it is compared with; how much of that is noise is unknown."
+        "Unsure: The run is 36% slower than the run it is compared with; how much of that is noise is unknown."
         f" Not as in {fast}: NCCL."
     )
     assert others.report.exit_code == 2
@@ -187,7 +187,7 @@ def test_numbers_of_nccl_tests_are_held_against_a_run_over_nccl_and_not_over_glo
 
     over_nccl, over_gloo = (compare(measured, str(tmp_path / name)).report for name in ("nccl", "gloo"))
 
-    assert over_nccl.summary.startswith("Unsure: n is 40 % slower")
+    assert over_nccl.summary.startswith("Unsure: n is 40% slower")
     assert over_gloo.summary.startswith(f"Error: cannot compare '{tmp_path}/gloo': {measured} is of other hardware")
 
 
@@ -218,8 +218,8 @@ def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_s
         " in all-reduces of 2 sizes, 8 to 16 MiB"
     )
     assert [(each.text, each.value, each.expected) for each in finding.evidence] == [
-        ("all-reduce of 8 MiB: 75 %", 150e9, 200e9),
-        ("all-reduce of 16 MiB: 60 %", 150e9, 250e9),
+        ("all-reduce of 8 MiB: 75%", 150e9, 200e9),
+        ("all-reduce of 16 MiB: 60%", 150e9, 250e9),
     ]
     assert outcome.report.exit_code == 3
     left_out = (outcome.recording.readings[1].fact or {})["left_out"]
@@ -253,7 +253,7 @@ def test_a_preflight_after_the_job_and_one_of_other_gpus_are_answered_as_before(
     [slower, _] = compare(job, before).report.findings
     other = compare(before, nccl_tests(tmp_path, "a100", 50.0, "NVIDIA A100")).report
 
-    assert slower.title == "n1 is 50 % slower than the run it is compared with"
+    assert slower.title == "n1 is 50% slower than the run it is compared with"
     assert (other.exit_code, "of other hardware" in other.summary) == (2, True)
 
 
@@ -282,7 +282,7 @@ def test_a_network_that_is_slower_between_all_nodes_is_blamed_on_none_of_them():
     [finding] = app.judge(recording.model_copy(update={"readings": (all_slow,)})).report.findings
 
     assert finding.culprits == ()
-    assert finding.title.startswith("The network between all nodes is 50 % slower")
+    assert finding.title.startswith("The network between all nodes is 50% slower")
 
 
 def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_the_same(baseline):
@@ -292,7 +292,7 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
     report = compare(baseline, str(Path(baseline).with_name("later"))).report
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 2)
     assert "of other hardware: GPUs 8 NVIDIA A100 here, 8 NVIDIA H100" in report.summary
-    assert (finding.code, finding.title) == ("DD831", f"Not as in {baseline}: driver and GPUs")
+    assert (finding.code, finding.title) == ("DD831", f"Differs from {baseline}: driver and GPUs")
     [of_run] = [
         reading
         for reading in with_baseline(judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)).recording.readings

@@ -74,20 +74,20 @@ def test_of_two_steps_nobody_knows_what_is_noise(tmp_path):
     [finding] = beside(job(tmp_path / "a", count=3), job(tmp_path / "b", count=3, length=1300.0)).report.findings
 
     assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
-    assert "With fewer than 3 steps what is noise is not known." in finding.detail
+    assert "With fewer than 3 steps, the noise is unknown." in finding.detail
 
 
 def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficiency(tmp_path):
     one, four = job(tmp_path / "a"), job(tmp_path / "b", ranks=4, length=1250.0)
     forth, back = found(beside(one, four)), found(beside(four, one))
 
-    assert forth == back == {"DD833": "4 ranks do 1.6 times the work of 2, a scaling efficiency of 80%: host +0.25 ms"}
+    assert forth == back == {"DD833": "4 ranks do 1.6 times the work of 2 (scaling efficiency 80%): host +0.25 ms"}
 
 
 def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_compared(tmp_path):
     outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
 
-    assert "a scaling efficiency of 50%" in found(outcome)["DD833"]
+    assert "(scaling efficiency 50%)" in found(outcome)["DD833"]
     assert "the new step is scaled by 2 to the same number of samples" in table(outcome)
 
 

@@ -47,9 +47,9 @@ def test_groups_are_those_that_torch_makes():
 @pytest.mark.parametrize(
     ("mesh", "title"),
     [
-        ("shard=4,dp=2", "The shard axis crosses nodes, and the dp axis does not: put shard inside, dp=2,shard=4"),
-        ("TP=2,dp=4", "The TP axis crosses nodes, and the dp axis does not: put TP inside, dp=4,TP=2"),
-        ("tp=2,x=2,dp=2", "The tp axis crosses nodes, and the dp axis does not: put tp inside, dp=2,x=2,tp=2"),
+        ("shard=4,dp=2", "The shard axis crosses nodes, but the dp axis does not"),
+        ("TP=2,dp=4", "The TP axis crosses nodes, but the dp axis does not"),
+        ("tp=2,x=2,dp=2", "The tp axis crosses nodes, but the dp axis does not"),
     ],
 )
 def test_the_axis_that_sends_more_belongs_inside(mesh: str, title: str):

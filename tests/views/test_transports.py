@@ -40,7 +40,7 @@ def with_fact(recording: Recording, check: str, **changes: Any) -> Recording:
 def test_unused_nvlink_of_ranks_that_nccl_takes_for_two_hosts_is_put_down_to_that():
     recording = with_log(load("nvlink-over-shared-memory"), lambda log: log.replace("nNodes 1", "nNodes 2"))
     (finding,) = judge(recording)
-    assert "takes the ranks for 2 hosts; the run has 1" in finding.detail
+    assert "sees the ranks as 2 hosts, but the run has 1" in finding.detail
     assert finding.confidence.value == "likely"
 
 
@@ -147,8 +147,8 @@ def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
 @pytest.mark.parametrize(
     ("devices", "names", "why"),
     [
-        ((51, 67), ("node0", "node1"), "their host names differ (node0 and node1) and each has a /dev/shm"),
-        ((51, 67), ("node0", "node0"), "different hosts: each has a /dev/shm of its own."),
+        ((51, 67), ("node0", "node1"), "their host names differ (node0 and node1) and each has its own /dev/shm"),
+        ((51, 67), ("node0", "node0"), "different hosts: each has its own /dev/shm."),
         ((51, 51), ("node0", "node1"), "different hosts: their host names differ (node0 and node1)."),
         ((51, 51), ("node0", "node0"), "as far as they were read, are the same."),
     ],
