@@ -256,7 +256,7 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
     record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
-        raise Unreadable("a record of another trial or of other ranks")
+        raise Unreadable("the record belongs to another trial or to other ranks")
     return part.model_copy(update={"readings": readings(part.readings, node, world)})
 
 

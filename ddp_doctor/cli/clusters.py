@@ -44,8 +44,8 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="Baseline, report or recording of run, logs report of nccl-tests or NCCL Inspector, or traces (a file"
-            " or a directory of ranks).",
+            help="A baseline, a report or recording (also from nccl-tests with `logs --json`), or a trace file or"
+            " directory.",
         ),
     ],
     later: Annotated[

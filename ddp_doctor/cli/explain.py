@@ -357,7 +357,7 @@ def _found(text: str) -> str:
         return ""
     found = list({entry.text: entry for entry in reversed(found)}.values())[::-1]  # errors may share a page
     found.sort(key=lambda entry: entry.kind == "variable")
-    end = "`ddp-doctor explain` with a code or a quoted text from this list prints its page."
+    end = "`ddp-doctor explain TEXT` explains an entry of this list, by its code or by its text in quotes."
     return "\n".join([f"Best matches for {_shown(text)!r}", *(f"    {entry.shown}" for entry in found), end, ""])
 
 

@@ -299,7 +299,7 @@ def summary(
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
-            why = f"{_worst(diagnosis, Severity.ERROR)}; this is possible, but not proved"
+            why = f"possible but not proved: {_worst(diagnosis, Severity.ERROR)}"
         differ: tuple[str, ...] = ()
         if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
             why, differ = f"{slower.title}; how much of that is noise is unknown", _differ(diagnosis)
@@ -356,7 +356,8 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
 def _worst(diagnosis: Diagnosis, severity: Severity) -> str:
     """Return the title of the first finding, and how many more are as severe."""
     others = sum(finding.severity is severity for finding in diagnosis.findings) - 1
-    return f"{diagnosis.findings[0].title.rstrip('.')}{f' (and {others} more)' if others else ''}"
+    more = f" (and {others} more finding{'s' if others > 1 else ''})" if others else ""
+    return f"{diagnosis.findings[0].title.rstrip('.')}{more}"
 
 
 def _reached(recording: Recording) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def _of_yaml(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
         dash, key, value = match[1], match[2], (match[3] or "").strip("'\"")
         topology = value if key == "topology" else topology
         if key is not None and not topology:
-            raise _odd(number, line, "is not the expected start of topology.yaml: - topology: NAME")
+            raise _odd(number, line, "is not a valid first line of topology.yaml; expected `- topology: NAME`")
         if dash:
             yield entry
             entry = _Entry(number, topology, {})

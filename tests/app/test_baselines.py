@@ -98,7 +98,7 @@ def test_what_differs_from_the_run_before_is_said_where_nothing_is_slower(baseli
         assert [each.text for each in finding.evidence] == [said]
         report = compare(earlier, str(Path(baseline).with_name("later"))).report
         assert (report.verdict, report.exit_code) == (Verdict.HEALTHY, 0)
-        assert report.summary.endswith(f" Not as in {earlier}: {next(iter(traits))}.")
+        assert report.summary.endswith(f" Differs from {earlier}: {next(iter(traits))}.")
 
 
 def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
@@ -158,7 +158,7 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
     assert slower.report.exit_code == 3
     assert slower.report.summary == (
         "Unsure: The run is 36% slower than the run it is compared with; how much of that is noise is unknown."
-        f" Not as in {fast}: NCCL."
+        f" Differs from {fast}: NCCL."
     )
     assert others.report.exit_code == 2
     assert "GPUs 2 NVIDIA A100 here, 2 NVIDIA H100 there" in others.report.summary

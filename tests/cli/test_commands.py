@@ -108,7 +108,7 @@ def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
             False,
             "has 4 files that may be recordings (a.json, b.json, c.json.gz, ...); name one",
         ),
-        (None, False, "name a recording, or give --last"),
+        (None, False, "missing recording: add its path, or --last"),
         (("a.json",), True, "name a recording, or give --last"),
         (None, True, "no recording is kept yet"),
     ],

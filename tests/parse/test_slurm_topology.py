@@ -92,7 +92,7 @@ def test_the_lowest_switches_blocks_or_racks_are_the_leaves(text, leaves):
         ("\x1b[31mred: n1", "is not a name of a switch"),
         ("ClusterName=c\nNodeName=n1", "line 1: 'ClusterName=c' is not SwitchName=LEAF"),
         ("SwitchName=a Nodes=n1\nInclude more.conf", "line 2: 'Include more.conf' is not SwitchName=LEAF"),
-        ("---\nkind: Pod\n", "line 2: 'kind: Pod' is not the expected start of topology.yaml"),
+        ("---\nkind: Pod\n", "line 2: 'kind: Pod' is not a valid first line of topology.yaml"),
         (
             "- topology: a\n  tree:\n    switches:\n    - switch: s\n      nodes:\n      - n1\n",
             "line 6: '- n1' does not match",

@@ -114,7 +114,7 @@ def test_few_words_are_the_cause_and_the_verdict():
 @pytest.mark.parametrize(
     ("ranks", "signs", "verdict", "code", "words"),
     [
-        ((rank(0, signal=None),), (), "healthy", 0, "No failure found in 1 file."),
+        ((rank(0, signal=None),), (), "unsure", 3, "The end of the job is unknown"),
         ((rank(0), rank(1)), (time_out(range(2)),), "unsure", 3, "Failed, cause not proven: "),
         ((rank(0), rank(1)), (raised(1),), "unhealthy", 1, "Failed: Rank 1 "),
     ],

@@ -106,8 +106,8 @@ def test_the_strategy_that_was_asked_for_decides():
 
     assert (no.exit_code, codes(no)) == (1, ["DD871"])
     assert "Use ZeRO-3, which needs 58.7 GiB" in no.findings[0].remedies[0].summary
-    assert (yes.exit_code, yes.advice) == (0, "ZeRO-3 fits with 58.7 GiB of 80 GiB")
-    assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing fits with 49.5 GiB of 80 GiB"
+    assert (yes.exit_code, yes.advice) == (0, "ZeRO-3 needs 58.7 GiB of 80 GiB")
+    assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing needs 49.5 GiB of 80 GiB"
 
 
 def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():

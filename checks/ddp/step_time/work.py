@@ -203,7 +203,7 @@ def yours(ctx: RankContext) -> Work:
         given, unused = probe.ready(loaded)
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}), see user_model"
+            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); the check user_model reports why"
         ) from None
     if not given:
         raise Skip(f"not measured: {ctx.model} does not return make_batch, so the inputs are unknown")

@@ -270,7 +270,7 @@ def small_collectives(recording: Recording) -> Iterator[Draft]:
     for found in told(recording, "DDT126"):
         number = found.usual.count(small_calls)
         yield found.draft(
-            f"{number:.0f} small collectives in each step",
+            f"Each step runs {number:.0f} small collectives",
             Evidence(text="collectives below 64 KiB besides gradient buckets, per step", value=number),
             found.time("in them, or idle while their results are read", in_small_calls),
             remedies=(

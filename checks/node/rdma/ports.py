@@ -142,7 +142,7 @@ def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             described,
-            "the link runs below its speed",
+            "the link runs below its maximum speed",
             look_at_link(described, "link runs at a lower speed"),
             detail="NCCL's rings run at the speed of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),

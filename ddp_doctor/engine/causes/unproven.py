@@ -109,7 +109,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
 
 
 def _named(output: Output, ranks: Sequence[RankSeen], local: Sequence[ProcessSeen]) -> str:
-    return capital(" and ".join(filter(None, (places(output, [rank.rank for rank in ranks]), local_places(local)))))
+    return " and ".join(filter(None, (places(output, [rank.rank for rank in ranks]), local_places(local))))
 
 
 def _command_signal(sign: SignSeen) -> str | None:

@@ -398,7 +398,7 @@ CAUSES = {
         },
     ),
     "DDJ210": scheduler_cause(
-        name="interrupted",
+        name="interrupted-by-user",
         title="The job was interrupted with Ctrl-C (SIGINT)",
         finds="The launcher or a rank received SIGINT.",
         why="A person or a script interrupted the job. It did not fail.",

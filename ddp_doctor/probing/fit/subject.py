@@ -183,7 +183,7 @@ def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
     named = {id(item) for item in given}
     found = [module for module in modules if id(module) in named or isinstance(module, classes)]
     if given and not found:
-        raise Misuse("the model does not contain any given unit; expected modules of the model, or their classes")
+        raise Misuse("the model contains none of the given units to shard; expected modules of the model, or their classes")
     return [module for module in found if module is not model]
 
 
