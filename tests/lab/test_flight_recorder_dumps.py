@@ -60,5 +60,5 @@ def test_the_culprit_is_named_from_either_form_and_no_innocent_where_dumps_are_d
 def test_a_pickle_says_where_the_culprit_called_its_last_collective(hung: Path):
     (found,) = verdicts(read(sorted((hung / "missing-4").glob("nccl_trace_rank_*"))))
 
-    assert "Rank 3 made its last collective at " in found.detail
+    assert "Rank 3 called its last collective at " in found.detail
     assert "/tests/job_logs/make_dumps.py:" in found.detail

@@ -66,7 +66,7 @@ def test_200_collectives_of_four_groups_come_through(dumps: Made, tmp_path: Path
 
     (finding,) = report["findings"]
     assert (code, finding["code"]) == (0, "DD652"), report["summary"]
-    assert f"The job's {4 * ROUNDS} collectives of 4 groups ran through" in finding["title"]
+    assert f"The job's {4 * ROUNDS} collectives of 4 groups finished" in finding["title"]
     run = reproduced(script)
     assert (run.returncode, run.stdout.count("is through")) == (0, RANKS), run.stderr[-2000:]
 

@@ -42,7 +42,7 @@ def test_an_inner_axis_that_crosses_the_slow_network_is_told_to_go_inside(slow: 
 
     assert (exits, codes(report)) == ({1}, ["DD645"])
     [finding] = report["findings"]
-    assert finding["title"] == "The shard axis crosses nodes, and the dp axis does not: put shard inside, dp=2,shard=2"
+    assert finding["title"] == "The shard axis crosses nodes, but the dp axis does not"
     assert (finding["confidence"], finding["culprits"]) == ("likely", [])
 
 

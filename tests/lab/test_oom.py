@@ -48,4 +48,4 @@ def test_a_rank_killed_for_lack_of_memory_is_named_with_that_cause(small_group):
 
     assert finding["code"] == "DD612"
     assert finding["culprits"][0]["rank"] == 1
-    assert "lack of memory (OOM, SIGKILL)" in finding["title"]
+    assert "out of memory (OOM, SIGKILL)" in finding["title"]

@@ -14,7 +14,7 @@ from tests.lab.slurm import Job, Slurm, why_no_slurm
 
 pytestmark = pytest.mark.lab
 
-LOST = "ddp-doctor DD304: GPU 3 on {}: lost, it has fallen off the bus or does not answer"
+LOST = "ddp-doctor DD304: GPU 3 on {}: lost, it fell off the bus or does not respond"
 NOTHING = "#!/bin/sh\nexit 0\n"
 PROLOG = "prolog.d/50-ddp-doctor.sh"
 HEALTHCHECK = "ddp-doctor-healthcheck.sh"
@@ -164,7 +164,7 @@ def test_granted_gpus_that_the_driver_does_not_serve_drain_the_node(slurm):
     install(slurm, "slurm-prolog", TELL_SLURM)
     slurm.plant_gpus(slurm["node1"], "mismatch")
     assert slurm.run("srun", "-w", "node1", "--gres=gpu:8", "hostname").returncode != 0
-    assert slurm.reason("node1").startswith("ddp-doctor DD301: The GPUs of node1 cannot be used")
+    assert slurm.reason("node1").startswith("ddp-doctor DD301: GPUs of node1 are unusable")
 
 
 def test_a_prolog_that_is_unsure_drains_nothing_and_the_job_runs(slurm):

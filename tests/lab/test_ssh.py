@@ -66,7 +66,7 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert finding["code"] == "DD781"
     assert [(one["rank"], one["node"]) for one in finding["culprits"] if one["kind"] == "rank"] == [(1, "node1")]
-    assert "rank 1 alone has a hook on head.weight" in finding["title"]
+    assert "only rank 1 has a hook on head.weight" in finding["title"]
     assert re.search(r"bucket +size +parameters", done.stdout)
 
 

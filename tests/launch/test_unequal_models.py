@@ -50,7 +50,7 @@ def test_of_two_ranks_with_two_models_none_is_blamed(play: Play):
 
     assert scenario.codes == ["DD740"]
     assert scenario.culprits == []
-    assert "is not the same on rank 1 as on rank 0" in scenario.title
+    assert "differs between rank 1 and rank 0" in scenario.title
 
 
 def wraps_it_all_the_same(ctx):

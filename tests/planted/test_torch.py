@@ -160,7 +160,7 @@ FAULTS = (
     Fault(
         "the same GPU twice",
         "DD311",
-        'CUDA_VISIBLE_DEVICES="0,0"; CUDA stops at its entry "0"',
+        'CUDA_VISIBLE_DEVICES="0,0"; CUDA stops at entry "0"',
         (("setting", "CUDA_VISIBLE_DEVICES"), ("node", "planted-0")),
         of=_env(0, CUDA_VISIBLE_DEVICES="0,0"),
     ),
@@ -213,7 +213,7 @@ FAULTS = (
     Fault(
         "NCCL_IB_HCA names no adapter on one node",
         "DD571",
-        "NCCL_IB_HCA=mlx5_99 matches none of the RDMA ports that are up on planted-1",
+        "NCCL_IB_HCA=mlx5_99 matches no active RDMA port on planted-1",
         (("setting", "NCCL_IB_HCA"),),
         _TWO,
         of=_env(1, NCCL_IB_HCA="mlx5_99"),
