@@ -84,7 +84,7 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
         (("results", 0, "level"), "info"),
         (("results", 0, "locations", 0, "physicalLocation", "region", "startLine"), 0),
         (("results", 0, "locations", 0, "physicalLocation", "artifactLocation", "uri"), "a b.py"),
-        (("results", 0, "colour"), "red"),
+        (("results", 0, "color"), "red"),
     ],
 )
 def test_the_schema_of_sarif_would_refuse_what_is_wrong(tmp_path: Path, place: tuple[Any, ...], value: object):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 #: GitHub shows the picture alone: what it would load from elsewhere does not come.
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-#: Ground, letters, and the eight colours of a terminal, dark enough for a white ground.
+#: Ground, letters, and the eight colors of a terminal, dark enough for a white ground.
 _LIGHT = (
     (255, 255, 255),
     (36, 41, 47),

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from ddp_doctor import __version__
 
 ROOT = Path(__file__).parent.parent
-#: rich colours code and renders Markdown with them. The doctor does neither, and they would be a third of the file.
+#: rich colors code and renders Markdown with them. The doctor does neither, and they would be a third of the file.
 #: py-spy is a program beside Python, and no package that a file can bring.
 LEFT_OUT = frozenset({"pygments", "markdown-it-py", "mdurl", "py-spy"})
 #: The same content gives the same bytes.
@@ -72,7 +72,7 @@ def _needed(requires: Iterable[str] | None) -> set[str]:
 
 
 def _of_package(name: str) -> dict[str, bytes]:
-    """The files of an installed package, with its licence."""
+    """The files of an installed package, with its license."""
     wanted = [
         file
         for file in metadata.files(name) or ()

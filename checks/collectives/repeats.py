@@ -82,7 +82,7 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     Finds: The median rate of the last third of the repeats below that of the first by 15 % and more over NCCL, by half
         and more over gloo, which shares the cores, and by more than both scatter. Of fewer than fifteen repeats that
         passed nothing is judged.
-    Why: GPUs that get hot, a link that drops more and more, or a neighbour: a job would slow down the same way.
+    Why: GPUs that get hot, a link that drops more and more, or a neighbor: a job would slow down the same way.
     Remedy: Look at clocks, temperatures, counters of links and other programs, at the start and again at the end.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
     """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Multiplied = FactAt[SameProductsFact]
 
-#: So many at least, and for so long at least, unless the time is over (judgement). Meta's tests beside jobs are as
+#: So many at least, and for so long at least, unless the time is over (judgment). Meta's tests beside jobs are as
 #: short, and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
 #: Products of all pairs between two looks at the clock.

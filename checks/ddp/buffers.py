@@ -117,7 +117,7 @@ def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
     """Finds: After a forward, BatchNorm's running mean or variance on a rank, or what it gave for its batch, is not
         that of the rank's batch; or SyncBatchNorm's is not that of all ranks' batches together.
     Why: Without SyncBatchNorm no network is involved: the rank's GPU or its torch computes wrongly, and so will every
-        layer of the model. SyncBatchNorm is used where a rank's batch is too small to normalise with; without its
+        layer of the model. SyncBatchNorm is used where a rank's batch is too small to normalize with; without its
         exchange the model trains on noise, and the replicas drift apart.
     Remedy: None of your own code runs in this check: repeat it without this rank's GPU; with NCCL, with
         NCCL_PROTO=Simple; and look for code that replaces parts of torch.
@@ -174,7 +174,7 @@ def stamped_model(ctx: RankContext) -> Any:
 
         def forward(self, batch: Any) -> Any:
             given = self.norm(batch)
-            self.normalised = given.detach()
+            self.normalized = given.detach()
             return given.sum() + self.weight.sum() + self.bias.sum()
 
     stamp, model = ctx.group_rank + 1, Stamped()
@@ -219,7 +219,7 @@ def measure(ctx: RankContext, model: Any) -> Buffers:
 
 
 def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[OffState, ...]]:
-    """What is off in a DDP-wrapped model whose ``norm`` synchronises: fields of its fact."""
+    """What is off in a DDP-wrapped model whose ``norm`` synchronizes: fields of its fact."""
     _forward(ctx, model, "SyncBatchNorm")
     module, own, every = model.module, batch(ctx.group_rank), batch(*range(ctx.world_size))
     alone = not _norm_off(module, running(own)), not _normalised_off(module, own, own)
@@ -266,11 +266,11 @@ def _norm_off(module: Any, expected: dict[str, Any]) -> tuple[OffState, ...]:
 
 
 def _normalised_off(module: Any, own: Any, of: Any) -> tuple[OffState, ...]:
-    """What the norm gave for this rank's batch in the last forward, where it normalises with the mean and deviation of
+    """What the norm gave for this rank's batch in the last forward, where it normalizes with the mean and deviation of
     ``of`` (torch's epsilon: 1e-5); its values are about 1.
     """
     expected = (own - of.mean(0)) / (of.var(0, unbiased=False) + 1e-5).sqrt()
-    off = _off("norm's output", module.normalised, expected, _TOLERANCE, _TOLERANCE)
+    off = _off("norm's output", module.normalized, expected, _TOLERANCE, _TOLERANCE)
     return (off,) if off else ()
 
 

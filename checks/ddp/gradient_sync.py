@@ -47,7 +47,7 @@ def off_in(recording: Recording, *phases: str) -> list[Off]:
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:
-    """Whether the accumulated gradient looks as if one of the two steps was not synchronised."""
+    """Whether the accumulated gradient looks as if one of the two steps was not synchronized."""
     parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the steps' gradients are once and twice the code
     return held.holds == "own" or bool(parts & {held.scale, *held.shares.values()})
 
@@ -134,7 +134,7 @@ def _ordinary(recording: Recording) -> list[Off]:
 @rule("DD703", "no-sync-still-synchronises", Consequence.WRONG, GradientSync)
 def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
-    Why: Gradient accumulation relies on it. If the ranks synchronise all the same, every micro-step pays for an
+    Why: Gradient accumulation relies on it. If the ranks synchronize all the same, every micro-step pays for an
         all-reduce; if only some do, they wait for each other for ever.
     Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -149,8 +149,8 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
 @rule("DD704", "step-after-no-sync-not-synchronised", Consequence.WRONG, GradientSync)
 def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
     """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
-        contributed, or is not synchronised at all.
-    Why: With gradient accumulation every optimiser step then differs between ranks, or loses micro-steps.
+        contributed, or is not synchronized at all.
+    Why: With gradient accumulation every optimizer step then differs between ranks, or loses micro-steps.
     Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """

@@ -221,6 +221,6 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
     if name in templates.OF_ROOT and (path := templates.others_may_change(single_file())):
         print_to_stderr(
             f"ddp-doctor: warning: root will run this script, but other users can change {quoted(path)}; install"
-            " ddp-doctor where only root can write (for example /opt/ddp-doctor) and print the script with that installation"
+            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"
         )
     return text

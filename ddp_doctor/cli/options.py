@@ -99,7 +99,8 @@ _HelpAllOption = Annotated[
     bool, typer.Option("--help-all", is_eager=True, callback=help_all, help="Show all options by task and exit.")
 ]
 NodeGpusOption = Annotated[
-    int | None, option(VERDICT, "N", "Fail if the node has fewer than N GPUs, including GPUs that the job cannot use.", min=0)
+    int | None,
+    option(VERDICT, "N", "Fail if the node has fewer than N GPUs, including those hidden from the job.", min=0),
 ]
 
 NprocOption = Annotated[

@@ -282,7 +282,7 @@ def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) 
     folder = folders.meeting_folder(env)
     if folder is None:
         print_to_stderr(
-            f"ddp-doctor: local rank {world.local_rank} found no private directory, which it needs to reach the agent; set TMPDIR to one"
+            f"ddp-doctor: local rank {world.local_rank} needs a private directory to reach the agent; set TMPDIR to one"
         )
         return ExitCode.UNSURE.value
     with outer_launcher.settings_shared(world, folder, env):

@@ -77,7 +77,7 @@ class RunOptions:
             completed=complete.collectives,
         ),
     ] = None
-    sizes: Annotated[str, option(COLLECTIVES, "FROM:TO:FACTOR", "Sizes of the collectives, for example 8:1G:4 for 8 bytes to 1 GiB in factors of 4.")] = ""
+    sizes: Annotated[str, option(COLLECTIVES, "FROM:TO:FACTOR", "Sizes of the collectives, for example 8:1G:4.")] = ""
     iters: Annotated[int | None, option(COLLECTIVES, "N", "Timed calls per size.", min=1)] = None
     warmup: Annotated[int | None, option(COLLECTIVES, "N", "Warm-up calls per size.", min=0)] = None
     min_busbw: Annotated[

@@ -13,7 +13,7 @@ AttemptOutcome = Literal[
     "unresolved",  # the endpoint's name has no address here
     "refused",  # the host answered that no process listens
     "timed_out",  # packets got no answer at all
-    "unreachable",  # this host has no way there: no route, no neighbour, no such address family
+    "unreachable",  # this host has no way there: no route, no neighbor, no such address family
     "held",  # on the endpoint's own host: another program listens on the port
     "mute",  # a server accepted the connection and never spoke
     "foreign",  # a server answered that is no ddp-doctor: another program, or another job's store
@@ -181,7 +181,7 @@ class PeerConnectivity(Frozen):
     outcome: Outcome
     errno: int | None = None
     error: str | None = None
-    connect_s: float | None = None  # until the peer had recognised us
+    connect_s: float | None = None  # until the peer had recognized us
     round_trips: int = 0
     round_trip_min_s: float | None = None
     round_trip_median_s: float | None = None

@@ -324,7 +324,7 @@ class Sample(Frozen):
     read_bytes_per_s: dict[str, float] = Field(
         default_factory=dict
     )  # of --data: "large files", "small pieces", "four workers"
-    exchanged_gb_per_s: dict[int, float] = Field(default_factory=dict)  # each way, by original rank of the neighbour
+    exchanged_gb_per_s: dict[int, float] = Field(default_factory=dict)  # each way, by original rank of the neighbor
 
 
 class StragglersFact(Fact):

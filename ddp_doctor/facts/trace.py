@@ -43,7 +43,7 @@ class TraceStep(Frozen):
     loading_us: float = 0.0  # nothing runs, and the main thread waits for its loader
     exposed_us: float = 0.0  # communication alone runs: waiting and transfer
     other_us: float = 0.0  # copies to and from the GPU alone
-    host_us: float = 0.0  # nothing of all that: Python, launches, synchronisation, pauses
+    host_us: float = 0.0  # nothing of all that: Python, launches, synchronization, pauses
     hidden_us: float = 0.0  # communication beside computing, which is counted there
     exposed: tuple[Interval, ...] = ()  # when communication alone ran; of more than a hundred the longest
     forward_us: float = 0.0  # of the host, all passes

@@ -2,7 +2,7 @@
 
 The order is that of torchtitan's meshes (torchtitan/distributed/parallel_dims.py: pp, dp_replicate, dp_shard, ep, cp,
 tp) and of Megatron's groups (megatron/core/parallel_state.py, order="tp-cp-ep-dp-pp", the innermost first): what is
-sent in every layer is inside, on neighbouring ranks, and what is sent once a step or between stages outside.
+sent in every layer is inside, on neighboring ranks, and what is sent once a step or between stages outside.
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ class Comparable:
 
 #: What healthy GPUs of one model differ by at most: knowledge/gpu/gpu_speed.py, SLOWER_SHARE.
 _OF_GPU = 0.10
-#: Of what others use too, networks and the memory of a host (judgement).
+#: Of what others use too, networks and the memory of a host (judgment).
 _OF_NETWORK = 0.15
 
 #: By the name in the report. Start-up times, jitter and latencies are left out: they follow the load of the machine.
@@ -43,13 +43,13 @@ BEST_PATH = ("path", "best")
 
 #: 1.4826 x the median absolute deviation estimates the standard deviation of what is spread normally (Rousseeuw and
 #: Croux, 1993). Five of them, and worse than every healthy value: with ten runs the deviation itself is known
-#: to a quarter only, and one run compares some fifty values (judgement).
+#: to a quarter only, and one run compares some fifty values (judgment).
 SIGMA = 1.4826
 DEVIATIONS = 5.0
 #: With fewer healthy runs nobody knows what is noise.
 FEWEST_RUNS = 5
 #: A node that is unhealthy in so many runs, and more often than the others, is a "lemon node" (Kokolis et al.,
-#: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgement.
+#: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgment.
 LEMON_RUNS = 3
 #: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
 FLAPPING_CHANGES = 3

@@ -23,7 +23,7 @@ STILL_S = 15.0
 #: Between two tests for that.
 LOOK_S = 1.0
 #: Processor time below which a rank is still: waiting ranks used 0.00 to 0.01 s in 5 s, a library's polling
-#: threads use a hundredth of a core (judgement).
+#: threads use a hundredth of a core (judgment).
 STILL_CPU_S_PER_S = 0.03
 #: From the fork of the workers, or of the control store, until each has reported in.
 WORKER_START_S = 15.0
@@ -32,11 +32,11 @@ IMPORT_S = 60.0
 #: A check in which something moved in the last second gets this share of its deadline once more.
 EXTENSION = 0.5
 #: Time that a process waits for a processor does not count toward a limit. These are the maximum extensions: as a
-#: multiple of the limit, and in seconds for the deadline of a check (judgement).
+#: multiple of the limit, and in seconds for the deadline of a check (judgment).
 MOST_QUEUED = 3.0
 MOST_QUEUED_S = 30.0
 #: A rank that wanted a processor for at least LOOK_S and had one for less than this share of that time may still
-#: arrive. In a check of CHECK_S, a rank that had a larger share has run for a second (judgement).
+#: arrive. In a check of CHECK_S, a rank that had a larger share has run for a second (judgment).
 STARVED_SHARE = 0.025
 #: After a rank died or raised: time for its peers' errors to arrive.
 ECHO_GRACE_S = 0.7

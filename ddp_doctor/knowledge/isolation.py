@@ -3,10 +3,10 @@
 #: A node, pair or leaf is slow from this share below the median on, and from as many standard deviations as 1.4826 x
 #: the median absolute deviation of the logarithms of the rates estimates (knowledge/baselines.py, SIGMA). Three of
 #: them, for a node is named only where several partners agree; a quarter, for paths of healthy clusters differ by up to
-#: 15 % there, and the tests of a round share a network (judgement).
+#: 15 % there, and the tests of a round share a network (judgment).
 SLOW_SHARE = 0.25
 SLOW_DEVIATIONS = 3.0
-#: The standard deviation of the logarithms of healthy pairs' rates (judgement), and as of how many degrees of freedom
+#: The standard deviation of the logarithms of healthy pairs' rates (judgment), and as of how many degrees of freedom
 #: it counts beside what was measured, so that a few rates that happen to agree prove nothing. A moderated t: Smyth,
 #: Statistical Applications in Genetics and Molecular Biology 3 (2004).
 USUAL_SPREAD = 0.2
@@ -16,7 +16,7 @@ USUAL_FREEDOM = 4
 PARTNERS = 3
 FEW_NODES = 8
 #: How likely at most it may be that any node of a run is blamed because tests fail by chance as often as those do in
-#: which nobody is suspected: a run in ten thousand (judgement).
+#: which nobody is suspected: a run in ten thousand (judgment).
 CHANCE = 1e-4
 #: How much more likely what was seen must be under the fault that is named than under the best other one: at least 50
 #: times for a pair against one of its ends that fails now and then (a likelihood ratio above 20 is called strong

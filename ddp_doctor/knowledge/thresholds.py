@@ -5,7 +5,7 @@ GIB = 1024**3
 # --- GPUs -----------------------------------------------------------------------------------------------
 
 #: Memory in use on a GPU before the job starts. An idle GPU holds some MiB (nvidia-smi counts the
-#: driver's own share apart), a bare CUDA context about half a GiB (judgement); above this lie tensors.
+#: driver's own share apart), a bare CUDA context about half a GiB (judgment); above this lie tensors.
 GPU_MEMORY_IN_USE_BYTES = GIB
 GPU_MEMORY_IN_USE_SHARE = 0.10
 
@@ -18,7 +18,7 @@ GPU_MEMORY_FULL_SHARE = 0.90
 GPU_MEMORY_RESERVED_BYTES = 5 * GIB // 4
 
 #: A power limit or a set clock below this share of the peers', or of the default, is called lower. GPUs of
-#: one model have equal limits; 10 % less power costs some 5 % of speed, about what GPUs differ by anyway (judgement).
+#: one model have equal limits; 10 % less power costs some 5 % of speed, about what GPUs differ by anyway (judgment).
 GPU_LIMIT_SHARE = 0.90
 
 #: So much of its time a GPU is busy all the time: NVML counts the time in which any kernel ran, and one of NCCL that
@@ -32,7 +32,7 @@ GPU_RETIRED_PAGES = 63
 #: Memory sizes of one model differ by some MiB with the driver's own share; by more than this, by design.
 GPU_MEMORY_SIZE_SHARE = 0.02
 
-#: How long NVML may take to answer. Without persistence mode the driver initialises every GPU first:
+#: How long NVML may take to answer. Without persistence mode the driver initializes every GPU first:
 #: more than 25 s were seen on nodes with eight A100s (Azure/AgentBaker pull 2829).
 NVML_BASE_LIMIT_S = 10.0
 NVML_LIMIT_PER_GPU_S = 5.0
@@ -42,7 +42,7 @@ NVML_LIMIT_PER_GPU_S = 5.0
 SLOW_PAIR_RATIO = 4.0
 
 #: Lines of corrected PCIe errors on one device since the boot that are worth a line of information: single
-#: ones are normal, and boards with thousands of them are known to work (judgement; Linux pcieaer-howto).
+#: ones are normal, and boards with thousands of them are known to work (judgment; Linux pcieaer-howto).
 PCIE_CORRECTED_LINES = 1000
 
 # --- Host -----------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ CLOCK_ERROR_S = 0.2
 #: Clocks kept by NTP agree within milliseconds; a second is worth knowing where logs are compared.
 CLOCKS_APART_S = 1.0
 
-#: NTP is never so far off: no client runs. Kerberos allows 300 s, make and NFS notice far less (judgement).
+#: NTP is never so far off: no client runs. Kerberos allows 300 s, make and NFS notice far less (judgment).
 CLOCKS_FAR_APART_S = 5.0
 
 #: Samples on each rank below which BatchNorm loses accuracy. The error of ResNet-50 on ImageNet with BatchNorm, in

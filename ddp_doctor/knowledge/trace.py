@@ -15,7 +15,7 @@ SLOWER_SHARE, SLOWER_TIMES_THE_NEXT = 0.2, 3.0
 #: Steps that are needed to tell a slower rank from one that was disturbed once.
 SLOWER_STEPS = 3
 #: The same operators take so many times as long: half a processor makes it 2, measured 1.8 to 1.9; healthy ranks on
-#: busy cores have come to 1.6. Kernels: a clock that is a fifth lower (judgement).
+#: busy cores have come to 1.6. Kernels: a clock that is a fifth lower (judgment).
 SLOWER_TIMES, SLOWER_GPU_TIMES = 1.75, 1.25
 #: A gap of less is what a scheduler makes: 15 ms between healthy ranks on two busy cores.
 PAUSE_US = 20_000.0
@@ -77,7 +77,7 @@ SMALL_BYTES = 64 * 1024
 #: Without its size a collective is small that takes no longer: of a number 5 us between V100s (measured), some tens
 #: between nodes.
 SMALL_US = 100.0
-#: Communication that shows is most of what a step has beside computing (judgement): from here on it is told.
+#: Communication that shows is most of what a step has beside computing (judgment): from here on it is told.
 EXPOSED_SHARE = 0.40
 
 # --- Two jobs beside each other --------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class NodesContext(Context, Protocol):
     clock_offset_s: float | None  # this node's clock less the head's, wrong by up to 0.2 s; None: not known
 
     def dial(self, address: str, port: int, timeout_s: float) -> Line:
-        """Connect to a peer's listener and be recognised by it. Raises OSError with its errno."""
+        """Connect to a peer's listener and be recognized by it. Raises OSError with its errno."""
 
 
 class GpuWatch(Protocol):

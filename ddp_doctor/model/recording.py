@@ -122,7 +122,7 @@ class Floor(Frozen):
 
 
 class Axis(Frozen):
-    """One axis of a mesh of ranks; the last one of a mesh has neighbouring ranks."""
+    """One axis of a mesh of ranks; the last one of a mesh has neighboring ranks."""
 
     name: str  # as the job calls it: dp, shard, tp
     size: int  # ranks of each of its groups
@@ -166,7 +166,7 @@ class Leaf(Frozen):
 
 
 class Options(Frozen):
-    """What the user asked for, as far as it changes the judgement."""
+    """What the user asked for, as far as it changes the judgment."""
 
     command: str = "run"  # run, prolog, env or topology
     level: Level = Level.STANDARD  # --level

@@ -210,7 +210,7 @@ class StepParts(Frozen):
     transfer: float  # a collective moves data, and nothing is computed beside it
     not_told: float  # waiting or transfer: of a rank without its peers
     other: float  # copies to and from the GPU alone
-    host: float  # nothing of all that: Python, launches, synchronisation, pauses
+    host: float  # nothing of all that: Python, launches, synchronization, pauses
     hidden: float  # communication beside computing, which is counted there
 
 

@@ -40,7 +40,7 @@ _PLUGIN = re.compile(
     r"|NET/OFI Initializing )([^\r\n(]{1,200})"
 )
 _CHANNELS = re.compile(r"\s(\d{1,3}) coll channels")
-#: Without GPU in 2.4, with the parent's address, colour and key for one that was split off.
+#: Without GPU in 2.4, with the parent's address, color and key for one that was split off.
 _INIT = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init |Destroy )?(START|COMPLETE)"
 )

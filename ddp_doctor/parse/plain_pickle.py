@@ -86,7 +86,7 @@ class _Values:
             self._add(opcode)
         elif opcode not in _SKIPPED:
             name = info.code if info.code.isascii() else f"0x{ord(info.code):02x}"
-            raise NotPlainData(f"it contains a pickle instruction that is not plain data, at byte {at} (opcode {name})")
+            raise NotPlainData(f"it contains an instruction that is not plain data, at byte {at} (opcode {name})")
 
     def _last(self, count: int) -> list[Any]:
         """So many values, taken off the stack."""

@@ -10,7 +10,7 @@ import re
 
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # window title and the like
-    r"|[\x1b\ufffd]\[[0-?]*[ -/]*[@-~]"  # colour, underline, erase; also with the escape byte lost
+    r"|[\x1b\ufffd]\[[0-?]*[ -/]*[@-~]"  # color, underline, erase; also with the escape byte lost
     r"|\x1b[@-_]"
 )
 _BACKSPACE = re.compile(r"[^\x08\n]\x08")

@@ -54,7 +54,7 @@ def waves(cpus_of: Mapping[int, Sequence[int]], number: int) -> list[dict[int, i
 
 
 def ring(ranks: int) -> list[list[tuple[int, int]]]:
-    """All pairs of neighbours in turns of disjoint ones: the even ones, the odd ones, and the last of an odd ring."""
+    """All pairs of neighbors in turns of disjoint ones: the even ones, the odd ones, and the last of an odd ring."""
     pairs = [(rank, (rank + 1) % ranks) for rank in range(ranks if ranks > 2 else ranks - 1)]
     whole = pairs[: ranks - 1] if ranks % 2 else pairs
     return [turn for turn in (whole[0::2], whole[1::2], pairs[len(whole) :]) if turn]
@@ -207,7 +207,7 @@ class RankSamples:
         return self.data.read_bytes_per_s
 
     def _exchanged(self) -> dict[int, float]:
-        """The exchange with each neighbour, in GB/s each way."""
+        """The exchange with each neighbor, in GB/s each way."""
         ctx, found = self.ctx, dict[int, float]()
         size = _ON_GPU_BYTES if ctx.device.startswith("cuda") else JUDGED_MESSAGE_BYTES
         for turn in ring(ctx.world_size):

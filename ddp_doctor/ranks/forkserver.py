@@ -48,7 +48,7 @@ class ForkServer:
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": python_path(self._env),
             "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything
-            # A library that asks for GPUs while it is imported must not initialise CUDA before the fork.
+            # A library that asks for GPUs while it is imported must not initialize CUDA before the fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             # torchrun's default; OpenMP reads it when torch loads, later is too late.
             "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),

@@ -42,13 +42,13 @@ class TrialResult(Frozen):
 
     @property
     def cut_short(self) -> str | None:
-        """Why it was ended without a judgement, None where it was not."""
+        """Why it was ended without a judgment, None where it was not."""
         if self.record.outcome != "interrupted":
             return None
         return next(iter(self.record.notes), "the trial was ended on another node")
 
     def unjudged(self, why: str) -> "TrialResult":
-        """The same without a judgement, because the doctor itself ended it."""
+        """The same without a judgment, because the doctor itself ended it."""
         record = self.record.model_copy(update={"outcome": "interrupted", "notes": (why, *self.record.notes)})
         return self.model_copy(update={"record": record})
 

@@ -1,4 +1,4 @@
-"""What pictures are drawn on: elements of SVG, with colours by class for light and dark."""
+"""What pictures are drawn on: elements of SVG, with colors by class for light and dark."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ _FONT = "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif
 class Canvas:
     """Elements of SVG in the order in which they are drawn, every text escaped.
 
-    ``name`` is the class of the picture, ``colours`` the rules of each class within it: in light, and in dark.
+    ``name`` is the class of the picture, ``colors`` the rules of each class within it: in light, and in dark.
     """
 
-    def __init__(self, name: str, colours: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, name: str, colors: Mapping[str, tuple[str, str]]) -> None:
         self.name = name
-        self.colours = colours
+        self.colors = colors
         self.elements: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0) -> None:
@@ -64,7 +64,7 @@ class Canvas:
     def document(self, width: float, height: float, label: str, description: str = "") -> str:
         """The whole picture as one <svg> element, which is also a complete file."""
         light, dark = (
-            "".join(f".{self.name} .{name}{{{rules[scheme]}}}" for name, rules in self.colours.items())
+            "".join(f".{self.name} .{name}{{{rules[scheme]}}}" for name, rules in self.colors.items())
             for scheme in (0, 1)
         )
         opening = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOST_ENDS = 32
 #: Up to so many ends a cell has room for its number; on a screen, and in a picture.
 _NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
-#: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no colour.
+#: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no color.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 _MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
 _TITLE, _WITHIN, _ACROSS = "Bandwidth from the row to the column", "within a node", "across nodes"
@@ -210,7 +210,7 @@ def _cell(heat: HeatMap, pair: _Pair) -> str:
 
 
 def styled(line: str) -> "Text":
-    """The same line with what is slow in colour; a pipe or NO_COLOR takes it off again."""
+    """The same line with what is slow in color; a pipe or NO_COLOR takes it off again."""
     from rich.text import Text
 
     text = Text(line)

@@ -1,4 +1,4 @@
-"""The terminal that reports are printed on, and its colours. It imports no report: `lint` starts without them."""
+"""The terminal that reports are printed on, and its colors. It imports no report: `lint` starts without them."""
 
 import os
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
@@ -28,7 +28,7 @@ def is_plain() -> bool:
 
 
 def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> Console:
-    """A console that colours only terminals, and prints every string as it is but for control characters.
+    """A console that colors only terminals, and prints every string as it is but for control characters.
 
     ``is_piped``: the stream looks like a terminal and is none.
     """

@@ -32,7 +32,7 @@ UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
 
 def is_recorded(name: str) -> bool:
-    """Whether the doctor records this variable's value. NCCL's prefix is recognised in lower case too."""
+    """Whether the doctor records this variable's value. NCCL's prefix is recognized in lower case too."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return False
     return name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_")
@@ -52,7 +52,7 @@ def is_unknown(name: str) -> bool:
 def nearest(name: str) -> str | None:
     """The variable that ``name`` is a misspelling of; None where that would be a guess.
 
-    Recognised: the wrong case, a slip in one or more words, words in another order or divided otherwise,
+    Recognized: the wrong case, a slip in one or more words, words in another order or divided otherwise,
     a forgotten NCCL_ or TORCH_ (``NCCL_DUMP_ON_TIMEOUT`` for ``TORCH_NCCL_DUMP_ON_TIMEOUT``) and a forgotten
     unit (``NCCL_IB_GID`` for ``NCCL_IB_GID_INDEX``).
     """

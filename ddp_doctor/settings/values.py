@@ -27,7 +27,7 @@ from ddp_doctor.settings.table import Variable, variables
 
 Fate = Literal["misread", "refused", "hangs"]
 
-#: Launch variables, which checks of their own judge, and those of libraries whose readers are not modelled.
+#: Launch variables, which checks of their own judge, and those of libraries whose readers are not modeled.
 _OTHERS = ("launch", "opaque")
 _ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
 _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}

@@ -5,7 +5,7 @@
        {"index": 0, "busy_percent": 100, "bytes_of": {"4711": 8589934592}, "unavailable": {}}, …]}
 
 ``busy_percent`` is the share of the last moment (1/6 to 1 s) in which any kernel ran, of whichever process (nvml.h,
-nvmlUtilization_t). As its neighbour child_nvml.py it runs in a process of its own, gives up after the seconds in its
+nvmlUtilization_t). As its neighbor child_nvml.py it runs in a process of its own, gives up after the seconds in its
 argument by a second thread, and asks on after any refusal (both by nvml_calls.py).
 """
 

@@ -12,7 +12,7 @@ never came back (ctypes releases the interpreter lock during a call). No single 
 value that NVML does not give is null, and ``unavailable`` says why, in NVML's own word
 (``not_supported``; ``function_not_found`` is an older driver; ``binding_too_old`` an older nvidia-ml-py).
 
-Only the standard library, pynvml (of nvidia-ml-py) and the neighbour nvml_calls.py are imported. Names, structures and
+Only the standard library, pynvml (of nvidia-ml-py) and the neighbor nvml_calls.py are imported. Names, structures and
 values are those of NVIDIA's nvml.h and its binding nvidia-ml-py.
 """
 

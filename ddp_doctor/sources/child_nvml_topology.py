@@ -10,7 +10,7 @@
      "ancestors": [[0, 1, 50], …], "p2p": {"read": [[0, 1, 0], [1, 0, 0], …], "write": …}}
 
 ``ancestors`` are pairs of GPUs and NVML's level; ``p2p`` are ordered pairs and NVML's status. As its
-neighbour child_nvml.py it runs in a process of its own, gives up after the seconds in its argument by a
+neighbor child_nvml.py it runs in a process of its own, gives up after the seconds in its argument by a
 second thread, and asks on after any refusal (both by nvml_calls.py).
 """
 

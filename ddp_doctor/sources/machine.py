@@ -162,5 +162,5 @@ class LiveNodesContext(LiveContext):
         self._secret = secret
 
     def dial(self, address: str, port: int, timeout_s: float) -> Line:
-        """Connect to a peer's listener and be recognised by it."""
+        """Connect to a peer's listener and be recognized by it."""
         return sockets.dial(address, port, self._secret, timeout_s)

@@ -102,8 +102,8 @@ class Nvml:
 
 
 def _begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
-    """NVML initialised, and how many GPUs it has; None where the answer says why not."""
-    sys.path.append(str(Path(__file__).parents[2]))  # where pynvml is a neighbour of a doctor that is not installed
+    """NVML initialized, and how many GPUs it has; None where the answer says why not."""
+    sys.path.append(str(Path(__file__).parents[2]))  # where pynvml is a neighbor of a doctor that is not installed
     try:
         import pynvml
     except ImportError as error:

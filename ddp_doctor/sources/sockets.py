@@ -160,7 +160,7 @@ class Listener:
 
 
 class TcpLine:
-    """A connection to a listener that has recognised us: a ``Line`` for probes.
+    """A connection to a listener that has recognized us: a ``Line`` for probes.
 
     After an error the line is of no more use, for the answer may still come: close it.
     """
@@ -219,7 +219,7 @@ class TcpLine:
 
 
 def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
-    """Connect to a listener and be recognised by it.
+    """Connect to a listener and be recognized by it.
 
     ``address`` is numeric, IPv4 or IPv6, with a scope (``fe80::1%eth0``) where it needs one. Raises
     OSError with its errno: TimeoutError (ETIMEDOUT) when nothing answered the connection request,

@@ -1,6 +1,6 @@
 """Who started this process: torchrun, a SLURM step, Open MPI, or a person.
 
-An outer world is recognised by the launcher's own variables, never by RANK alone: a leftover RANK in a
+An outer world is recognized by the launcher's own variables, never by RANK alone: a leftover RANK in a
 login shell is a finding, not a world. Launchers start each other, so the innermost counts: SLURM
 starts Open MPI's daemons (their ranks then carry the daemon's SLURM_PROCID), and both start torchrun.
 """

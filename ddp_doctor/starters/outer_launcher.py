@@ -2,7 +2,7 @@
 
 The agent holds a lock on a file while it lives and writes its code there. A waiting rank that gets the
 lock and finds no code knows that the agent is gone. The file stays for ranks that come late; a file of an
-earlier launch is recognised by its age.
+earlier launch is recognized by its age.
 
 The settings of the other ranks on the agent's node, each in a file that its rank holds locked.
 

@@ -104,7 +104,7 @@ class Lookout:
         self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
-        self._cut_short = 0  # judgements in a row
+        self._cut_short = 0  # judgments in a row
 
     @property
     def has_told(self) -> bool:

@@ -18,7 +18,7 @@ from ddp_doctor.sources import proc
 
 #: Processes of a job that are looked at.
 _MOST_PROCESSES = 4_096
-#: Who looks every 10 ms whether something is done uses a fifth of a percent of a processor (judgement).
+#: Who looks every 10 ms whether something is done uses a fifth of a percent of a processor (judgment).
 _IDLE_CPU_SHARE = 0.005
 _SPIN_CPU_SHARE = 0.9
 _SPIN_SLEEPS_PER_S = 2.0

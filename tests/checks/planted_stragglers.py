@@ -1,4 +1,4 @@
-"""Ranks that are slowed for a check: by a CPU quota, a neighbour, a process in bursts, or slow reads. Needs root."""
+"""Ranks that are slowed for a check: by a CPU quota, a neighbor, a process in bursts, or slow reads. Needs root."""
 
 import contextlib
 import os
@@ -97,7 +97,7 @@ def quota() -> Iterator[None]:
 
 
 @contextmanager
-def neighbour() -> Iterator[None]:
+def neighbor() -> Iterator[None]:
     """This process may use one CPU, on which another one of its group spins; ranks of other groups go before both."""
     _write("cpu.shares", "16384")
     _write("cpu.weight", "625")

@@ -271,9 +271,9 @@ def on_the_others(what: str, how: str) -> str:
         *("they are the rank's own", "float_stamp"),
     ),
     ("a rank that loses sight of a new buffer", (loses_sight_of_new_buffers, (2,)), "DD711", [2]),
-    ("a rank that normalises wrongly", (normalises_wrongly, (2,)), "DD719", [2], "BatchNorm's outputs on "),
+    ("a rank that normalizes wrongly", (normalises_wrongly, (2,)), "DD719", [2], "BatchNorm's outputs on "),
     (
-        "statistics that synchronise without the outputs",
+        "statistics that synchronize without the outputs",
         (sync_batch_norm, synchronises_statistics_alone),
         *("DD719", [], "SyncBatchNorm's outputs on every rank are wrong: they are the rank's own"),
     ),

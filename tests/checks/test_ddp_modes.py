@@ -567,7 +567,7 @@ def raises_on_rank_1(ctx, bucket):
     raise RuntimeError("no such hook")
 
 
-# Pure judgement
+# Pure judgment
 
 
 @given(ranks=st.integers(1, 9), length=st.integers(1, 60), drop_last=st.booleans(), epoch=st.integers(0, 3))

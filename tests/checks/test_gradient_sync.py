@@ -215,7 +215,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "error"),
     ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong: weight3 of"),
     ("a parameter without gradient", (frozen,), "DD701", [], "Wrong: weight1 of", "there is none"),
-    ("no_sync that synchronises", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
+    ("no_sync that synchronizes", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
     (
         *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
         *("step after no_sync() the gradient on every rank is wrong", "the rank's own alone"),

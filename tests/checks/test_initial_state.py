@@ -112,11 +112,11 @@ def is_told_not_to_synchronise(ctx):
     """A subclass that hands ``init_sync=False`` on, and hides the option."""
     from torch.nn.parallel import DistributedDataParallel
 
-    class Unsynchronised(DistributedDataParallel):
+    class Unsynchronized(DistributedDataParallel):
         def __init__(self, module: Any, **options: Any) -> None:
             super().__init__(module, **{**options, "init_sync": False})
 
-    with mock.patch("torch.nn.parallel.DistributedDataParallel", Unsynchronised):
+    with mock.patch("torch.nn.parallel.DistributedDataParallel", Unsynchronized):
         return initial_state.probe(ctx)
 
 

@@ -64,7 +64,7 @@ def control_groups() -> None:
     ("plant", "reason"),
     [
         (planted_stragglers.quota, "a CPU quota of 0.5 processors stops it"),
-        (planted_stragglers.neighbour, "it waits for a CPU that other programs use"),
+        (planted_stragglers.neighbor, "it waits for a CPU that other programs use"),
     ],
 )
 def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
@@ -276,7 +276,7 @@ SLOW_CPU = sampled(products_per_s=4e4)()
     ("odd", "code", "severity", "reason"),
     [
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that other programs use", id="neighbour"),
+        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that other programs use", id="neighbor"),
         pytest.param(STOPPED, "DD661", "warning", "it is stopped, but not by a quota or another process", id="stopped"),
         pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
         pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),

@@ -94,7 +94,7 @@ def test_container_without_a_gpu_on_a_host_with_gpus_is_absent():
     with pytest.raises(Absent, match="Unknown Error"):
         probe(FakeContext(env=env, commands={"nvidia-smi": gone}, **machine))
     machine["files"]["/dev/nvidia0"] = ""
-    with pytest.raises(Failed, match="NVML could not be initialised"):
+    with pytest.raises(Failed, match="NVML could not be initialized"):
         probe(FakeContext(env=env, commands={"nvidia-smi": gone}, **machine))
 
 
@@ -241,7 +241,7 @@ def test_refused_text_is_a_failed_reading_and_one_finding():
     recording = Recording(options=Options(command="topology"), readings=(reading,))
     (finding,) = judge(recording)
     assert finding.code == "DD405"
-    assert "NVML could not be initialised" in finding.title
+    assert "NVML could not be initialized" in finding.title
 
 
 def test_live_failure_is_no_finding_about_pasted_text():

@@ -242,7 +242,7 @@ def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pyte
         f"\x1b[31m[rank5]: {SIGN}\x1b[0m\n",
         f"[rank5]: {'x' * 30_000} {SIGN} {'y' * 30_000}\n",
     ],
-    ids=["progress bar", "CRLF", "prefix before a bar", "colours", "long line"],
+    ids=["progress bar", "CRLF", "prefix before a bar", "colors", "long line"],
 )
 def test_a_line_is_found_in_what_a_terminal_would_overwrite(text: str, tmp_path: Path):
     sign = _sign(_of(tmp_path, text))

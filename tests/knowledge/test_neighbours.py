@@ -1,17 +1,17 @@
 import pytest
 
-from ddp_doctor.knowledge.network.path_quality import ALL_PAIRS, neighbours
+from ddp_doctor.knowledge.network.path_quality import ALL_PAIRS, neighbors
 
 
 @pytest.mark.parametrize("nnodes", [2, 3, 4, 7, 8, 63, 64])
 def test_up_to_64_nodes_everybody_dials_everybody_once(nnodes):
     for node in range(nnodes):
-        assert sorted(neighbours(node, nnodes)) == [other for other in range(nnodes) if other != node]
+        assert sorted(neighbors(node, nnodes)) == [other for other in range(nnodes) if other != node]
 
 
 @pytest.mark.parametrize("nnodes", [2, 4, 8, 64])
 def test_in_each_round_of_a_tournament_partners_dial_each_other(nnodes):
-    rows = [neighbours(node, nnodes) for node in range(nnodes)]
+    rows = [neighbors(node, nnodes) for node in range(nnodes)]
     for turn in range(nnodes - 1):
         partner = [row[turn] for row in rows]
         assert all(partner[partner[node]] == node for node in range(nnodes))
@@ -19,7 +19,7 @@ def test_in_each_round_of_a_tournament_partners_dial_each_other(nnodes):
 
 @pytest.mark.parametrize("nnodes", [65, 100, 128, 129, 1000, 4096])
 def test_in_a_large_run_each_node_dials_a_few_and_is_dialled_by_as_many(nnodes):
-    rows = {node: neighbours(node, nnodes) for node in range(nnodes)}
+    rows = {node: neighbors(node, nnodes) for node in range(nnodes)}
     dialled = [0] * nnodes
     for node, row in rows.items():
         assert len(set(row)) == len(row) <= 2 * (nnodes - 1).bit_length()
@@ -32,5 +32,5 @@ def test_in_a_large_run_each_node_dials_a_few_and_is_dialled_by_as_many(nnodes):
 
 
 def test_a_single_node_has_nobody_to_dial():
-    assert neighbours(0, 1) == []
+    assert neighbors(0, 1) == []
     assert ALL_PAIRS == 64

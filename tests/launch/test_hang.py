@@ -489,7 +489,7 @@ def test_ranks_that_all_compute_in_a_step_of_the_job_wait_for_no_link():
 
 
 def of_axis(seq: int, first: int) -> Step:
-    """A step of the axis whose groups are two neighbouring ranks."""
+    """A step of the axis whose groups are two neighboring ranks."""
     made: Step = step(seq, name="all_gather")
     return made.model_copy(update={"axis": "shard", "members": (first, first + 1)})
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ddp_doctor.engine.hang.judgement import where_it_waits
+from ddp_doctor.engine.hang.judgment import where_it_waits
 from ddp_doctor.ranks.rank_state import RankState
 from tests.launch.test_nccl_log_of_a_rank import rank
 

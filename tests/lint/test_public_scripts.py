@@ -1,6 +1,6 @@
 """Well-known public scripts, rewritten by hand from their structure: what is reported of them was judged, line by line.
 
-The lines stand in the samples (``# expect: DDL113``; test_samples.py holds them to it), the judgements in judged.ini:
+The lines stand in the samples (``# expect: DDL113``; test_samples.py holds them to it), the judgments in judged.ini:
 *true*, a person would want to know; *loud*, true and of little use there; *false*.
 """
 
@@ -18,7 +18,7 @@ from tests.lint.documents import FOLDER, PUBLIC, Sample
 OTHER = ("asyncio", "concurrent", "multiprocessing", "unittest", "email", "json", "logging", "http", "xml")
 
 
-def judgements() -> configparser.ConfigParser:
+def judgments() -> configparser.ConfigParser:
     """Of each script, by code."""
     read = configparser.ConfigParser()
     read.optionxform = str  # type: ignore[assignment, method-assign]  # keys are written as they are read
@@ -28,11 +28,11 @@ def judgements() -> configparser.ConfigParser:
 
 @pytest.mark.parametrize("script", PUBLIC, ids=str)
 def test_every_code_that_a_public_script_gets_was_judged_and_nothing_else(script: Sample):
-    assert set(judgements()[script.name]) == {code for _, code in script.expected}
+    assert set(judgments()[script.name]) == {code for _, code in script.expected}
 
 
 def test_of_twenty_reported_lines_at_most_one_is_false():
-    judged = judgements()
+    judged = judgments()
     words = [judged[script.name][code].partition(":")[0] for script in PUBLIC for _, code in script.expected]
 
     assert set(words) <= {"true", "loud", "false"}

@@ -1,4 +1,4 @@
-"""Healthy machines of bare metal with GPUs for data centres."""
+"""Healthy machines of bare metal with GPUs for data centers."""
 
 from __future__ import annotations
 

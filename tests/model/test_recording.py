@@ -12,44 +12,44 @@ from ddp_doctor.model.recording import Node, Recording, World
 from tests.readings import collected, uneven_world
 
 
-class Colour(Fact):
-    KIND: ClassVar[str] = "colour/1"
+class Color(Fact):
+    KIND: ClassVar[str] = "color/1"
     name: str
 
 
 def _reading(name: str, node: int = 0, check: str = "paint") -> Reading:
-    return collected(check, Colour(name=name), node)
+    return collected(check, Color(name=name), node)
 
 
 def test_facts_come_in_the_order_they_were_read_and_are_the_callers_own_list():
     recording = Recording(readings=(_reading("red"), _reading("blue", node=1)))
 
-    recording.facts(Colour).clear()
+    recording.facts(Color).clear()
 
-    assert [(seen.fact.name, seen.node) for seen in recording.facts(Colour)] == [("red", 0), ("blue", 1)]
-    assert recording.first(Colour) == Colour(name="red")
+    assert [(seen.fact.name, seen.node) for seen in recording.facts(Color)] == [("red", 0), ("blue", 1)]
+    assert recording.first(Color) == Color(name="red")
 
 
 def test_a_fact_is_validated_once_however_many_rules_ask_for_it():
     recording = Recording(readings=(_reading("red"),))
 
-    assert recording.facts(Colour)[0].fact is recording.facts(Colour)[0].fact
+    assert recording.facts(Color)[0].fact is recording.facts(Color)[0].fact
 
 
 def test_a_copy_with_other_readings_forgets_what_was_read_before():
     red = Recording(readings=(_reading("red"),))
-    assert red.first(Colour) == Colour(name="red")
+    assert red.first(Color) == Color(name="red")
 
     blue = red.model_copy(update={"readings": (_reading("blue", check="brush"),)})
 
-    assert (blue.first(Colour), red.first(Colour)) == (Colour(name="blue"), Colour(name="red"))
+    assert (blue.first(Color), red.first(Color)) == (Color(name="blue"), Color(name="red"))
     assert [len(one.of_check("paint")) for one in (red, blue)] == [1, 0]
 
 
 def test_what_was_looked_up_changes_neither_equality_nor_what_is_written():
     one, other = (Recording(world=World(nodes=(Node(),)), readings=(_reading("red"),)) for _ in range(2))
 
-    one.facts(Colour)
+    one.facts(Color)
     assert one.world is not None
     one.world.hostname(0)
 
@@ -67,12 +67,12 @@ def test_what_a_copy_works_out_meanwhile_does_not_get_mixed_up():
     assert part.once("names", lambda: "of the part") == "of the part"
 
 
-@pytest.mark.parametrize("kind", [None, ["colour/1"], 7])
+@pytest.mark.parametrize("kind", [None, ["color/1"], 7])
 def test_a_fact_without_a_proper_kind_is_kept_and_read_by_nobody(kind):
     strange = Reading(check="paint", status=Status.COLLECTED, fact={"kind": kind, "name": "red"})
     recording = Recording(readings=(strange, _reading("blue")))
 
-    assert [seen.fact.name for seen in recording.facts(Colour)] == ["blue"]
+    assert [seen.fact.name for seen in recording.facts(Color)] == ["blue"]
     assert recording.of_check("paint")[0] is strange
 
 

@@ -97,7 +97,7 @@ def rotary():
 
 
 def parametrised():
-    """Weight and spectral normalisation, the latter with a buffer that each forward changes."""
+    """Weight and spectral normalization, the latter with a buffer that each forward changes."""
     net = nn.Sequential(
         parametrizations.weight_norm(nn.Linear(4, 6)),
         nn.ReLU(inplace=True),
@@ -175,7 +175,7 @@ def with_average():
 
 
 class FrozenBackbone(nn.Module):
-    """Its backbone stays in eval(), with two samples a batch: its BatchNorm does not normalise with them."""
+    """Its backbone stays in eval(), with two samples a batch: its BatchNorm does not normalize with them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -346,7 +346,7 @@ def made_late():
 
 
 class ResetByHooks(ConvNet):
-    """An optimiser in the backward: each gradient is used and dropped where it is made, before it is the mean."""
+    """An optimizer in the backward: each gradient is used and dropped where it is made, before it is the mean."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ static int socket_of(const Device *gpu) {
 }
 static unsigned links(void) { return machine("a100") ? 12 : machine("dgx1") ? 6 : LINKS; }
 
-/* Where the six links of each GPU of a DGX-1 lead: the hybrid cube mesh, some neighbours by two links. */
+/* Where the six links of each GPU of a DGX-1 lead: the hybrid cube mesh, some neighbors by two links. */
 static const int mesh[8][6] = {{1, 2, 3, 3, 4, 4}, {0, 2, 2, 3, 5, 5}, {0, 1, 1, 3, 3, 6}, {0, 0, 1, 2, 2, 7},
                                {0, 0, 5, 6, 7, 7}, {1, 1, 4, 6, 6, 7}, {2, 4, 5, 5, 7, 7}, {3, 4, 4, 5, 6, 6}};
 

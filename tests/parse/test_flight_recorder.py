@@ -83,7 +83,10 @@ _OFF = {"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status":
         (as_pickle(_OFF), "it has no entries because TORCH_FR_BUFFER_SIZE was not set"),
         (b'{"entries" 1}', "it is damaged: line 1 is not JSON"),
         (b'{"entries":' + b"[" * 100_000 + b"]}", "it is damaged: it is nested too deeply"),
-        (b"cos\nsystem\n.", "the pickle was not read: it contains a pickle instruction that is not plain data, at byte 0 (opcode c)"),
+        (
+            b"cos\nsystem\n.",
+            "the pickle was not read: it contains an instruction that is not plain data, at byte 0 (opcode c)",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_plain_words(data: bytes, problem: str):

@@ -32,7 +32,7 @@ def test_an_answer_without_error_is_none() -> None:
 
 
 def test_fields_of_a_newer_child_are_dropped() -> None:
-    assert parse_nvml('{"gpus": [{"index": 0, "colour": "green"}], "mood": 1}').gpus[0].index == 0
+    assert parse_nvml('{"gpus": [{"index": 0, "color": "green"}], "mood": 1}').gpus[0].index == 0
 
 
 def test_a_gpu_is_labelled_with_index_uuid_and_bus() -> None:

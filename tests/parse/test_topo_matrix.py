@@ -94,7 +94,7 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         (PAIR.replace("\tGPU0", "\tG\0PU0"), "NUL"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "could not reach"),
         ("Failed to initialize NVML: Driver/library version mismatch", "different versions"),
-        ("Failed to initialize NVML: Unknown Error", "NVML could not be initialised"),
+        ("Failed to initialize NVML: Unknown Error", "NVML could not be initialized"),
         ("No devices were found", "no GPU"),
         ("bash: nvidia-smi: command not found", "not installed"),
         ("  X    = Self\n  SYS  = Connection", "only the legend"),

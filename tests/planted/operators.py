@@ -169,7 +169,7 @@ def batch_norm_elemt(
     invstd: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """The normalised data."""
+    """The normalized data."""
     result = (data - _along(mean, data)) * _along(invstd, data)
     if weight is not None:
         result = result * _along(weight, data)
@@ -186,7 +186,7 @@ def batch_norm_backward_reduce(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sums of the gradient, and of the gradient times the centred data."""
+    """Sums of the gradient, and of the gradient times the centered data."""
     over = _wide(data)
     sum_dy = grad_out.sum(over)
     sum_dy_xmu = (grad_out * (data - _along(mean, data))).sum(over)
@@ -205,8 +205,8 @@ def batch_norm_backward_elemt(
 ) -> torch.Tensor:
     """The gradient of the data."""
     n = count.sum()
-    centred = (data - _along(mean, data)) * _along(invstd**2 * sum_dy_xmu / n, data)
-    result = (grad_out - _along(sum_dy / n, data) - centred) * _along(invstd, data)
+    centered = (data - _along(mean, data)) * _along(invstd**2 * sum_dy_xmu / n, data)
+    result = (grad_out - _along(sum_dy / n, data) - centered) * _along(invstd, data)
     return result if weight is None else result * _along(weight, data)
 
 

@@ -78,11 +78,11 @@ def shown(*, force_terminal: bool) -> str:
 def test_a_terminal_gets_each_code_in_the_colour_of_its_distance(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = shown(force_terminal=True)
+    colored = shown(force_terminal=True)
 
-    assert "\x1b[31mSYS\x1b[0m" in coloured
-    assert "\x1b[32mPIX\x1b[0m" in coloured
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == CLASSIC + "\n"
+    assert "\x1b[31mSYS\x1b[0m" in colored
+    assert "\x1b[32mPIX\x1b[0m" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == CLASSIC + "\n"
 
 
 def test_a_pipe_gets_no_colour(monkeypatch: pytest.MonkeyPatch):

@@ -73,7 +73,7 @@ def test_the_conditions_of_effects_are_read(tmp_path, when, condition):
     "text",
     [
         "[CUDA_X]\nmeaning = Nothing.\ntype = int\n",
-        f"{ROW}colour = red\n",
+        f"{ROW}color = red\n",
         f"{ROW}[CUDA_Y: slows]\nwhen = any\nwhy = So.\nsource = here\n",
         f"{ROW}[CUDA_X: slows]\nwhen = any\nsource = here\n",
         f"{ROW}[CUDA_X: range]\nbeyond = So.\nsource = here\n",

@@ -80,7 +80,7 @@ class Situation:
     clip: bool = False  # the norm of the gradients, read with .item()
     twice: bool = False  # two passes and one backward
     gather: bool = False  # the loss takes the outputs of all ranks
-    local: int = 0  # ranks synchronise every Nth step only
+    local: int = 0  # ranks synchronize every Nth step only
     manual: bool = False  # no DDP: one all_reduce of everything after backward
     rival: bool = False  # a second model with a second optimizer
     objects: bool = False  # metrics as Python objects from all ranks

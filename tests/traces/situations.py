@@ -255,7 +255,7 @@ NEW = {
     "gather_outputs": Case(
         {"gather": True}, {"batch": 128}, (), (), "contrastive loss: outputs of all ranks in forward"
     ),
-    "local_steps": Case({"local": 2}, {"steps": 6}, (), (), "ranks synchronise in every second step"),
+    "local_steps": Case({"local": 2}, {"steps": 6}, (), (), "ranks synchronize in every second step"),
     "no_ddp": Case(
         {"manual": True}, {"width": 768}, ("no-overlap",), note="one all_reduce of everything after backward"
     ),

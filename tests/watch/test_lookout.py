@@ -20,7 +20,7 @@ MOVES, STUCK, UNSURE, CUT_SHORT, WAITS, SLOW = 0, 1, 3, judging.CUT_SHORT, judgi
 
 
 class Played:
-    """A job: for how long a rank has stood still at each second, and what each judgement is.
+    """A job: for how long a rank has stood still at each second, and what each judgment is.
 
     ``early``: that of looks without a word; ``node``: of a step of several.
     """
@@ -28,7 +28,7 @@ class Played:
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        judgements: list[int],
+        judgments: list[int],
         *,
         early: int = MOVES,
         kill: bool = False,
@@ -63,7 +63,7 @@ class Played:
                 os.write(stderr, b"rank 1 stands at train.py:9\n")
             else:
                 self.judged.append(self.now - self.since)
-            code = early if stderr != 2 else judgements.pop(0)
+            code = early if stderr != 2 else judgments.pop(0)
             return SimpleNamespace(code=code, has_ended=lambda: True, stop=lambda: None)
 
         monkeypatch.setattr(lookout, "Judging", judge)

@@ -6,27 +6,27 @@ from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, short
 from tests.readings import collected
 
 
-class Colour(Fact):
-    KIND: ClassVar[str] = "colour/1"
+class Color(Fact):
+    KIND: ClassVar[str] = "color/1"
     name: str
 
 
-def seen(*colours: str) -> Recording:
+def seen(*colors: str) -> Recording:
     return Recording(
         world=World(nnodes=2, nodes=(Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))),
-        readings=tuple(collected("c", Colour(name=colour), node) for node, colour in enumerate(colours)),
+        readings=tuple(collected("c", Color(name=color), node) for node, color in enumerate(colors)),
     )
 
 
 def test_facts_are_grouped_by_cause_and_none_is_no_cause():
-    facts = seen("red", "blue", "red").facts(Colour)
+    facts = seen("red", "blue", "red").facts(Color)
     groups = by_cause(facts, lambda fact: fact.name if fact.name != "blue" else None)
     assert {cause: [node.node for node in group] for cause, group in groups.items()} == {"red": [0, 2]}
 
 
 def test_a_node_is_a_culprit_once():
     recording = seen("a", "b")
-    facts = recording.facts(Colour)
+    facts = recording.facts(Color)
     culprits = node_culprits(recording, [*facts, *facts])
     assert [(culprit.node, culprit.node_rank) for culprit in culprits] == [("alpha", 0), ("beta", 1)]
 

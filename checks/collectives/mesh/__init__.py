@@ -5,7 +5,7 @@ Raw input: none; what the ranks were told, and what the collectives of each axis
     rank 5, dp=2,shard=4: shard of ranks 4-7, all_gather of 1 MiB 0.8 GB/s, reduce_scatter 0.5 GB/s; dp of ranks 1, 5
 
 A job with FSDP, tensor or pipeline parallelism makes its groups with init_device_mesh, which gives ranks their places
-row by row: neighbouring ranks share the last axis. A rank that makes another mesh makes groups in another order, and
+row by row: neighboring ranks share the last axis. A rank that makes another mesh makes groups in another order, and
 all wait for each other; a mesh whose last axis is not the one that sends most is slow.
 """
 

@@ -114,7 +114,7 @@ class Reach(NamedTuple):
 
 
 def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
-    """The groups of an axis, as init_device_mesh makes them: ranks row by row, the last axis of neighbours."""
+    """The groups of an axis, as init_device_mesh makes them: ranks row by row, the last axis of neighbors."""
     at = list(mesh).index(axis)
     stride, ranks = prod(inner.size for inner in mesh[at + 1 :]), prod(each.size for each in mesh)
     firsts = [rank for rank in range(ranks) if rank // stride % axis.size == 0]
@@ -173,7 +173,7 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
         the same, as in a rack whose nodes NVLink joins, nothing is said.
     Why: FSDP gathers the parameters of each layer twice a step, and tensor parallelism sends activations several times
         in each; gradients are reduced once.
-    Remedy: The axis further inside: the last axis of init_device_mesh is that of neighbouring ranks.
+    Remedy: The axis further inside: the last axis of init_device_mesh is that of neighboring ranks.
     See: docs/how-to/check-a-mesh.md
         https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
@@ -229,7 +229,7 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
 
     Finds: srun or mpirun started one process for each rank and numbered them by turns over the nodes, as the
         variables of the first one on each node show; and the mesh has an axis that would stay within a node otherwise.
-    Why: A mesh takes neighbouring ranks for neighbours on a node. The doctor numbers its own ranks node by node, so
+    Why: A mesh takes neighboring ranks for neighbors on a node. The doctor numbers its own ranks node by node, so
         what it measured of the axes is not what this job would have.
     Remedy: Number ranks node by node: --distribution=block with srun, --map-by slot with mpirun; or torchrun.
     See: https://slurm.schedmd.com/srun.html (--distribution)

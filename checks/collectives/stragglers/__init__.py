@@ -6,7 +6,7 @@ Raw input: none; measured on every rank, seven times or so, ranks of one machine
              small pieces 30, four workers 110 MB/s; 1.1 and 1.2 GB/s with ranks 1 and 3
 
 In DDP every rank waits for the slowest, in every step. What it loses has a cause on its host most of the time: a CPU
-quota, a neighbour, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
+quota, a neighbor, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
 """
 
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "programs under its quota",
     "programs beside others",
     "programs",
-    "exchanges with both neighbours",
+    "exchanges with both neighbors",
     "reads of ",  # … large files, and so on
 )
 LOSSES = (QUOTA, WAITS, STOPS)
@@ -120,7 +120,7 @@ def _compared(
             found.append(Slow(ranks[rank], work, median(values) / usual, spread, slow, len(at_once)))
     lasting = [slow for slow in found if len(slow.slow_samples) >= stragglers.IN_SAMPLES * slow.samples]
     far_off = [slow for slow in lasting if slow.factor >= 1 + stragglers.SPREADS * spread]
-    if work == WAITS:  # ranks that share their CPUs share their neighbours: who of them waits longer is chance
+    if work == WAITS:  # ranks that share their CPUs share their neighbors: who of them waits longer is chance
         places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
         all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
         far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
@@ -302,9 +302,9 @@ def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD664", "rank-exchanges-slowly", Consequence.SLOWER, StragglersFact)
 def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
-    """A rank that exchanges data slowly with both of its neighbours, for no reason that its host shows.
+    """A rank that exchanges data slowly with both of its neighbors, for no reason that its host shows.
 
-    Finds: Among three or more ranks, those whose exchanges with both neighbours of the ring take twice as long as the
+    Finds: Among three or more ranks, those whose exchanges with both neighbors of the ring take twice as long as the
         usual one of their kind, within a machine or across (four times with NCCL), beyond four spreads of all samples,
         in four of five samples; an error from three times on. Ranks that another rule of this check names are left out.
     Why: A collective passes through every rank, and is as slow as the slowest.

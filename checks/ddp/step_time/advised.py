@@ -15,7 +15,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording import proofs
 from ddp_doctor.wording.findings import NOBODY, finding
 
-#: A change that brings less is no gain, even where every round is won (judgement).
+#: A change that brings less is no gain, even where every round is won (judgment).
 LEAST_GAIN = 0.02
 #: All rounds are won but one in so many: by chance eight of nine are in 1 of 50, and five of five in 1 of 32.
 _ONE_LOST_IN = 9

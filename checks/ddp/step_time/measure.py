@@ -159,7 +159,7 @@ YOURS = Plan(budget_s=4.0, longest_s=15.0)
 
 
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
-    """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
+    """Steps with and without synchronization, the all-reduces, and bucket sizes. Raises Skip."""
     import torch
 
     compute_s = agreed(ctx, quickest(ctx, work, 3))

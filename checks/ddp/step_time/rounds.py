@@ -21,10 +21,10 @@ RATIO_BOUND = 1.0
 #: two busy processors, and no limit on their link, it took 1.5 times as long as computing
 #: (docs/explanation/step-time.md).
 RATIO_BOUND_DISTURBED = 5.0
-#: A step that spends a third of its time waiting would be half as fast again without it (judgement).
+#: A step that spends a third of its time waiting would be half as fast again without it (judgment).
 EXPOSED_SHARE = 0.33
 #: A model of the user's that computes for less than this in a step has the batch of a test, not of a job: waiting is
-#: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgement).
+#: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgment).
 SMALLEST_STEP_S = 0.001
 #: The share of a step that communication may take once gradients are accumulated.
 AIM_SHARE = 0.20
@@ -35,7 +35,7 @@ SLOW_RANK = 1.25
 #: A rank that had a processor for a smaller share of the time was delayed by another program.
 ON_CPU_SHARE = 0.9
 
-#: A smaller gain is not worth a setting, even without noise (judgement).
+#: A smaller gain is not worth a setting, even without noise (judgment).
 BUCKET_GAIN = 0.05
 #: A prediction counts where it is within this factor of the measurement, for the default and for the advised size.
 PREDICTED_WITHIN = 1.35
@@ -74,7 +74,7 @@ def _places(seconds: float) -> int:
 
 
 def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
-    """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
+    """How much more must be computed between two synchronizations; of the doctor's model, for each MiB of gradients."""
     wanted_s = (1 / AIM_SHARE - 1) * exposed_s
     if not totals.fact.model:  # the run does not show how much the user's own model computes
         more = in_code(
@@ -146,7 +146,7 @@ class Summary:
 
     @property
     def exposed(self) -> Seconds:
-        """What synchronisation adds to a step, round by round; below zero it is noise."""
+        """What synchronization adds to a step, round by round; below zero it is noise."""
         return tuple(step - alone for step, alone in zip(self.step, self.computing, strict=True))
 
     @property

@@ -27,7 +27,7 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         that the machine's own noise does not explain. With the doctor's small model it is information about the
         network; with your own, a warning, unless it computes for less than 1 ms.
     Why: All ranks wait in every step, whatever the sizes of buckets are.
-    Remedy: Compute more between two synchronisations: accumulate gradients, or a larger batch on each rank. Both change
+    Remedy: Compute more between two synchronizations: accumulate gradients, or a larger batch on each rank. Both change
         the training.
     See: https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
         docs/explanation/step-time.md
@@ -82,7 +82,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     Finds: One rank, while the others waited, did the batches of all ranks, one after another, in less time than all
         ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
     Why: More GPUs or nodes cost more and give less.
-    Remedy: Fewer ranks, or more computing between two synchronisations.
+    Remedy: Fewer ranks, or more computing between two synchronizations.
     See: docs/explanation/step-time.md
     """
     totals = summary(recording)
@@ -113,7 +113,7 @@ _INSPECT = remedy(
 
 @rule("DD812", "rank-computes-slower-than-its-peers", Consequence.SLOWER, StepTimeFact)
 def computes_slower(recording: Recording) -> Iterator[Draft]:
-    """A rank whose forward and backward pass takes longer than that of the others, without synchronisation.
+    """A rank whose forward and backward pass takes longer than that of the others, without synchronization.
 
     Finds: Among three or more ranks those that needed at least a quarter more time than the median of the others, for
         the same work, in each and every look; on a CPU it is at most a warning. A rank whose processor was taken away

@@ -64,7 +64,7 @@ class Work:
 
 
 def one_pass(work: Work, module: Any) -> None:
-    """Forward and backward of a module or what wraps it; no optimiser, so that nothing changes."""
+    """Forward and backward of a module or what wraps it; no optimizer, so that nothing changes."""
     module.zero_grad(set_to_none=True)
     work.loss(module, work.batch).backward()
 
@@ -112,7 +112,7 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
 
 
 def quickest(ctx: RankContext, work: Work, times: int) -> float:
-    """Seconds of the quickest of several passes without synchronisation."""
+    """Seconds of the quickest of several passes without synchronization."""
     return min(timed(ctx, "compute", "to fit the batch", lambda: one_pass(work, work.module), 1) for _ in range(times))
 
 
@@ -203,7 +203,7 @@ def yours(ctx: RankContext) -> Work:
         given, unused = probe.ready(loaded)
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); the check user_model reports why"
+            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); check user_model reports why"
         ) from None
     if not given:
         raise Skip(f"not measured: {ctx.model} does not return make_batch, so the inputs are unknown")

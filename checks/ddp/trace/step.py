@@ -95,7 +95,7 @@ _READ_LATER = code(
 def sync_points(recording: Recording) -> Iterator[Draft]:
     """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
 
-    Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronisation in each step, after which the GPU has
+    Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronization in each step, after which the GPU has
         nothing to do. At most: what the host waits in them, and not more than the GPU idles, less what of that the
         profiler makes; a warning from a fifth on. On a CPU trace such calls cost microseconds: they are told as a fact.
     Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.

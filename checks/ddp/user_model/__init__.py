@@ -13,7 +13,7 @@ What the probe is given is the user's code::
 
 Each rank first builds the model and makes a forward and a backward by itself. The ranks exchange the results over
 the control store: which parameters got a gradient, which submodules were called. The model is wrapped in DDP only
-after that, so the check names what would hang before it hangs. Three synchronised steps follow; their gradients are
+after that, so the check names what would hang before it hangs. Three synchronized steps follow; their gradients are
 compared with the float64 mean of the ranks' own gradients. A model that the factory has given to fully_shard (FSDP2) is
 not wrapped: its steps are held against those of one rank alone.
 
@@ -41,7 +41,7 @@ def probe(ctx: RankContext) -> UserModel:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
+    """How DDP packs the gradients, and seconds of the slowest rank in a synchronized step."""
     facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     packed = [(fact.buckets, fact.gradient_bytes) for fact in facts if fact.buckets is not None]

@@ -240,7 +240,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
 
     Finds: BatchNorm layers in training mode that are no SyncBatchNorm, and the least number of samples that one saw in
         a batch of ``make_batch``. Up to 4 a warning, below 16 information.
-    Why: DDP synchronises gradients, not activations: each rank normalises with its own batch, whatever the batch of all
+    Why: DDP synchronizes gradients, not activations: each rank normalizes with its own batch, whatever the batch of all
         ranks is. Only rank 0's running statistics are kept.
     Remedy: ``SyncBatchNorm.convert_sync_batchnorm(model)`` before wrapping (GPUs only), a larger batch a rank, or
         GroupNorm.
@@ -348,7 +348,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD787", "user-model-takes-too-long", Consequence.KNOWN, UserModel)
 def takes_too_long(recording: Recording) -> Iterator[Draft]:
-    """A model whose synchronised steps would not end within the check's deadline.
+    """A model whose synchronized steps would not end within the check's deadline.
 
     Finds: From the time of the first forward and backward the rest would not end in time, so it was not begun.
     Why: What was looked at stands; gradients, repeatability and parameters after a step were not tested.

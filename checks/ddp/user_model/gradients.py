@@ -134,7 +134,7 @@ def _where(recording: Recording, lacking: _Passes) -> str:
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Consequence.WRONG, UserModel)
 def not_the_mean(recording: Recording) -> Iterator[Draft]:
-    """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
+    """A gradient of the user's model that is not the mean over the ranks after a synchronized step.
 
     Finds: A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it. Or: each
         rank's own gradients, with equal parameters and the same batch, give the mean in float64; what ``backward()``
@@ -191,11 +191,11 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
 def drift(recording: Recording) -> Iterator[Draft]:
     """Parameters that are not the same on all ranks after a step.
 
-    Finds: After three synchronised steps and one of gradient descent a parameter is not, bit for bit, what it is on the
+    Finds: After three synchronized steps and one of gradient descent a parameter is not, bit for bit, what it is on the
         first rank, though all its gradients are the mean within rounding.
-    Why: DDP never synchronises parameters again: the replicas are different models from now on, and the checkpoint
+    Why: DDP never synchronizes parameters again: the replicas are different models from now on, and the checkpoint
         holds rank 0's.
-    Remedy: Look for what changes parameters in the forward (weights that are normalised or reset in place) by what
+    Remedy: Look for what changes parameters in the forward (weights that are normalized or reset in place) by what
         differs between ranks.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
@@ -217,7 +217,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
 def not_finite(recording: Recording) -> Iterator[Draft]:
     """A loss or gradient of one rank by itself that is NaN or infinite.
 
-    Finds: The forward and backward of a rank, before anything is synchronised, gives NaN or infinity.
+    Finds: The forward and backward of a rank, before anything is synchronized, gives NaN or infinity.
     Why: The all-reduce carries one rank's NaN to all ranks in that same step, and afterwards nobody can tell which it
         came from.
     Remedy: Look at that rank's batch and at the layer whose gradient is not finite; with fp16 use a GradScaler.

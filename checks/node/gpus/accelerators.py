@@ -65,7 +65,7 @@ def parse_nvml(text: str) -> NvmlAnswer:
 
 
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-#: gfx_target_version of AMD's accelerators for data centres: MI50 and MI60, MI100, MI200, MI300, MI350
+#: gfx_target_version of AMD's accelerators for data centers: MI50 and MI60, MI100, MI200, MI300, MI350
 #: (ROCm documentation, Accelerator and GPU hardware specifications).
 DATA_CENTRE = (90006, 90008, 90010, 90400, 90401, 90402, 90500)
 #: With an empty one of these, ROCm shows a process no GPU (ROCm documentation, GPU isolation techniques).

@@ -246,7 +246,7 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
         display beside the job's GPUs is no finding.
     Why: Every rank waits for the slowest, and the smallest memory limits the batch.
     Remedy: Choose GPUs of one model, or ask the scheduler for one type.
-    See: PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
+    See: PyTorch docs, DistributedDataParallel: gradients are synchronized in every backward pass
     """
     hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _gpus_of_ranks(recording, node)]
     models = Counter(gpu.name or "unknown" for _, gpu in hits)

@@ -198,7 +198,7 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD323", "gpu-without-peer-access", Consequence.KNOWN, GpusFact)
 def gpu_without_peer_access(recording: Recording) -> Iterator[Draft]:
-    """GPUs that cannot reach each other's memory, by the way they are virtualised or protected.
+    """GPUs that cannot reach each other's memory, by the way they are virtualized or protected.
 
     Finds: A virtual GPU (vGPU), or confidential computing switched on. A whole GPU passed through to a virtual machine
         is none of these.

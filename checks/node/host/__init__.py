@@ -42,7 +42,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     Finds: There is no /dev/shm, it is mounted read-only, or this user may not write there (an error). It has less free
         space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of these ranks,
         or no more than Docker's 64 MiB (warnings).
-    Why: NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
+    Why: NCCL fails to initialize, and the worker processes of data loaders die of a bus error.
     Remedy: Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere: delete
         leftover segments, or remount it with a larger size.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html

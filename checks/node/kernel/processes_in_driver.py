@@ -18,7 +18,7 @@ from ddp_doctor.facts.node.kernel import StuckProcess
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 
-#: Looks, and the seconds between them: a driver that initialises GPUs holds others up for a while.
+#: Looks, and the seconds between them: a driver that initializes GPUs holds others up for a while.
 LOOKS = 4
 BETWEEN_S = 1
 #: A node may have tens of thousands of processes, and reading each takes some 50 microseconds.

@@ -63,7 +63,7 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
             bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
             numbers = gpu_numbers(recording, node.node)
             ends = dict.fromkeys(device_name(device, numbers) for pair in pairs for device in pair[:2])
-            gpus = any((device.kind, neighbour.kind) == ("gpu", "gpu") for device, neighbour, _ in pairs)
+            gpus = any((device.kind, neighbor.kind) == ("gpu", "gpu") for device, neighbor, _ in pairs)
             matters = gpus or recording.several_nodes  # NICs reach into GPUs only then
             cause = (tuple(bridges), tuple(ends), Severity.WARNING if matters else Severity.INFO)
             groups.setdefault(cause, []).append(node)
@@ -88,13 +88,13 @@ def _endpoints(recording: Recording, node: FactAt[PcieFact]) -> list[PcieDevice]
 
 
 def _pairs_over_pcie(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
-    """Neighbours that would talk over PCIe, of the job's own GPUs."""
+    """Neighbors that would talk over PCIe, of the job's own GPUs."""
     ends = {device.bus_id for device in _endpoints(recording, node)}
     linked = _nvlinked_bus_ids(recording, node.node)
     return [
-        (device, neighbour, ports)
-        for device, neighbour, ports in node.fact.neighbours()
-        if {device.bus_id, neighbour.bus_id} <= ends and frozenset((device.bus_id, neighbour.bus_id)) not in linked
+        (device, neighbor, ports)
+        for device, neighbor, ports in node.fact.neighbors()
+        if {device.bus_id, neighbor.bus_id} <= ends and frozenset((device.bus_id, neighbor.bus_id)) not in linked
     ]
 
 

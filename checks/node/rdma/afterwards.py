@@ -168,7 +168,7 @@ _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes an
 
 @rule("DD584", "rdma-send-never-acknowledged", Consequence.FAILS, explained_by=("DD566", "DD567", "DD568", "DD569"))
 def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
-    """A send over RDMA failed because its acknowledgement never came (status 12).
+    """A send over RDMA failed because its acknowledgment never came (status 12).
 
     Finds: A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12".
         Silent where a GID entry that other nodes do not reach, or a link that went down, is an error of its own.
@@ -185,7 +185,7 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         return
     pair = _pair_of_nodes(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
-    # Where packets came late or twice the path is not quite gone. Acknowledgements that never came are no such sign:
+    # Where packets came late or twice the path is not quite gone. Acknowledgments that never came are no such sign:
     # ranks that were ended leave those behind too.
     lossy = [
         change

@@ -3,7 +3,7 @@
 Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
 RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.
 
-NCCL's RDMA waits for an acknowledgement, before it gives up with status 12, for
+NCCL's RDMA waits for an acknowledgment, before it gives up with status 12, for
 4.096 µs x 2^NCCL_IB_TIMEOUT for each try, and NCCL_IB_RETRY_CNT tries (libibverbs, ibv_modify_qp(3): timeout and
 retry_cnt, of 5 and 3 bits; NCCL src/transport/net_ib: 18 and 7, since 2.23 20 and 7).
 """

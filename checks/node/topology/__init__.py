@@ -13,7 +13,7 @@ its own) and /sys (probing/pci_devices.py), and nvidia-smi is asked only where N
 
 DDP's gradients cross these paths at every step. Where NCCL copies directly between two GPUs (P2P) over
 a path that the machine announces but does not carry, the first all-reduce spins for ever at 100 %
-utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
+utilization and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
 """
 
 from ddp_doctor.checks.node.topology import complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear

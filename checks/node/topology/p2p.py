@@ -36,7 +36,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
 
     Finds: All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the GPUs of two
         of them talk directly (``via P2P/…``) over PCIe or the link between the sockets.
-    Why: The job hangs in its first all-reduce, at 100 % GPU utilisation and without a message. The machine announces
+    Why: The job hangs in its first all-reduce, at 100 % GPU utilization and without a message. The machine announces
         peer access that it does not carry: mostly PCIe access control (ACS) or an IOMMU sends the traffic astray.
     Remedy: Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
         NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the BIOS
@@ -127,7 +127,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent where NCCL ran
         over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver refuses P2P between them.
     Why: NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on some machines the
-        first all-reduce hangs at 100 % utilisation. Most such machines work.
+        first all-reduce hangs at 100 % utilization. Most such machines work.
     Remedy: None unless it hangs. Then NCCL_P2P_DISABLE=1 tells whether P2P is to blame, and ACS and IOMMU are what to
         repair. For several nodes, the bonded or nearest HCA is the one to try.
     See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, PATH_SYS
@@ -250,7 +250,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run, which tries these paths itself,
         and never where the driver says that there is no P2P.
     Why: Most such machines work. Where a job hangs in its first all-reduce or while the communicator is made, at 100 %
-        GPU utilisation and without a message, this is the first thing to rule out.
+        GPU utilization and without a message, this is the first thing to rule out.
     Remedy: Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P is to blame;
         then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
     See: NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro

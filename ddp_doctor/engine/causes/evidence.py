@@ -52,7 +52,7 @@ _MACHINE = re.compile(
 )
 #: Messages of drivers and of libraries between ranks, and the files of such libraries.
 _OF_LIBRARIES = re.compile(
-    r"\b(?:CUDA|HIP|HSA|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
+    r"\b(?:CUDA|HIP|HAS|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
     r"|DeepEP|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
     re.IGNORECASE,
 )

@@ -6,19 +6,19 @@ waiting. A rank is named only on evidence that points at it; where the evidence 
 and where it points nowhere, nobody is.
 
 Ranks are compared by their place; only deaths by time, and those on several nodes only as far as their clocks can be
-aligned (judgement.py).
+aligned (judgment.py).
 """
 
 import re
 import signal
 from collections.abc import Mapping, Sequence
 
-from ddp_doctor.engine.hang.judgement import (
+from ddp_doctor.engine.hang.judgment import (
     ALONE,
     COLLECTIVES,
     STEPS_OF_A_JOB,
     Clock,
-    Judgement,
+    Judgment,
     Kind,
     Place,
     by_step,
@@ -64,11 +64,11 @@ _TIME_OUT = re.compile(r"operation timed out|operation timeout|collective timeou
 _BELOW = 500
 
 
-def judge(trial: TrialRecord) -> Judgement:
+def judge(trial: TrialRecord) -> Judgment:
     """Name the cause of a trial that did not finish."""
     ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":  # which a rank that is stopped is not, however busy the others are
-        return _stopped(ranks, trial) or Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
+        return _stopped(ranks, trial) or Judgment("slow", waiting=tuple(rank.rank for rank in ranks))
     causes = (
         _mismatch,
         _died,
@@ -85,7 +85,7 @@ def judge(trial: TrialRecord) -> Judgement:
         found = cause(ranks, trial)
         if found is not None:
             return found
-    return Judgement("unsure", waiting=numbers(ranks))
+    return Judgment("unsure", waiting=numbers(ranks))
 
 
 def tells_of_a_peer(rank: RankEvidence) -> bool:
@@ -96,7 +96,7 @@ def tells_of_a_peer(rank: RankEvidence) -> bool:
 # --- the causes, most certain first --------------------------------------------------------------
 
 
-def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     dead = [rank for rank in ranks if rank.exited_at is not None]
     own = [rank for rank in dead if rank.exit_code != _SIGABRT or not _aborted_over_a_peer(rank.output_tail)]
     if not own:
@@ -109,9 +109,9 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
     causes = _first_to_go(own, trial)
     untold = trial.launcher == "torchrun" and not any(rank.began for rank in ranks)  # its own failure
     if not causes or untold:
-        return Judgement("unsure", waiting=numbers(ranks))
+        return Judgment("unsure", waiting=numbers(ranks))
     if len(ranks) > 1 and len(causes) == len(ranks):
-        return Judgement("died-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
+        return Judgment("died-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     return _named("died", causes, ranks)
 
 
@@ -127,10 +127,10 @@ def _aborted_over_a_peer(output: str) -> bool:
     )
 
 
-def _named(kind: Kind, guilty: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement:
+def _named(kind: Kind, guilty: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgment:
     """These are to blame; of the others it is said in which step they are."""
     innocent = [rank for rank in ranks if rank not in guilty]
-    return Judgement(kind, numbers(guilty), numbers(innocent), shared_step(innocent))
+    return Judgment(kind, numbers(guilty), numbers(innocent), shared_step(innocent))
 
 
 def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
@@ -170,20 +170,20 @@ def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
     return rank.steps[-1].key if rank.steps else None
 
 
-def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
+def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgment:
     innocent = [rank for rank in ranks if rank.rank not in suspects]
     step, flights = shared_step(innocent), tuple(sorted(calls.items()))
-    return Judgement("mismatch", suspects, numbers(innocent), step, flights=flights)
+    return Judgment("mismatch", suspects, numbers(innocent), step, flights=flights)
 
 
-def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     everyone = trial.evidence
     own = [rank for rank in ranks if rank.raised is not None and not tells_of_a_peer(rank)]
     if not own:
         return None
     alike = grouped(((rank.raised.type, rank.raised.where), rank) for rank in own if rank.raised)
     if len(everyone) > 1 and len(own) == len(everyone):
-        return Judgement("raised-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
+        return Judgment("raised-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     most = max(alike.values(), key=len)
     if len(everyone) == 1 or 2 * len(most) <= len(everyone):
         return _named("raised", own, ranks)
@@ -191,10 +191,10 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
         found = cause(ranks, trial)
         if found is not None and found.suspects and not {*numbers(most)} & {*found.suspects}:
             return found
-    return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
+    return Judgment("unsure", waiting=numbers(ranks), step=shared_step(ranks))
 
 
-def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
     """A rank that says that what a peer sent does not fit: who reads first says so, and either may be wrong.
 
     Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
@@ -203,7 +203,7 @@ def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | 
     if not any(map(is_unfit, messages)) or not all(map(_follows_from_odds, messages)):
         return None
     left = [rank for rank in ranks if not _ended(rank)]
-    return Judgement("at-odds", waiting=numbers(left), step=shared_step(ranks))
+    return Judgment("at-odds", waiting=numbers(left), step=shared_step(ranks))
 
 
 def _follows_from_odds(message: str) -> bool:
@@ -212,34 +212,34 @@ def _follows_from_odds(message: str) -> bool:
     return is_a_librarys or blames_peer(message)
 
 
-def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
     return _not_running(ranks, "stopped", "Tt")
 
 
-def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
     """State D is seen once and may pass, so it counts only where no rank is missing from a step."""
     return _not_running(ranks, "uninterruptible", "D")
 
 
-def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Judgement | None:
+def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Judgment | None:
     found = [rank for rank in ranks if rank.state and rank.state in letters]
     if not found or len(found) >= max(len(ranks), 2):
         return None
     return _named(kind, found, ranks)
 
 
-def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     missing = [rank for rank in ranks if not rank.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
     # A rank that computes (imports torch, on a busy machine) may still come.
     missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S and not _starves(rank, ranks)]
     if not missing:
-        return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
+        return Judgment("unsure", waiting=numbers(ranks), step=shared_step(ranks))
     return _named("never-began", missing, ranks)
 
 
-def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
     if (ruling := different_calls(recorded(ranks))) is not None:
         calls = ruling.calls
@@ -247,7 +247,7 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
     if (ruling := different_calls(announced(ranks))) is not None:
         steps = {rank.rank: rank.open_step for rank in ranks if rank.rank in ruling.calls}
         waiting = tuple(rank for rank in steps if rank not in ruling.suspects)
-        return Judgement("mismatch", ruling.suspects, waiting, steps[(waiting or tuple(steps))[0]])
+        return Judgment("mismatch", ruling.suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None
 
 
@@ -269,7 +269,7 @@ def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], comp
     return tuple(off) if 2 * len(off) <= compared else ()
 
 
-def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     """Ranks that never entered a step in which others wait for them."""
     waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if not waiting:
@@ -283,11 +283,11 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     awaited = {rank for open_ in there for rank in open_.members or trial.ranks}
     absent = [rank for rank in ranks if rank.rank in awaited and reached(rank, trial) < here and not _ended(rank)]
     if absent and not (absent := [rank for rank in absent if not _starves(rank, ranks)]):
-        return Judgement("unsure", waiting=tuple(waiting), step=step)
+        return Judgment("unsure", waiting=tuple(waiting), step=step)
     if absent:
         step = next((open_ for open_ in there if absent[0].rank in open_.members), step)
         waits = [rank for rank in waiting if not step.members or (waiting[rank] in there and waiting[rank].members)]
-        return Judgement("never-entered", numbers(absent), tuple(waits), step)
+        return Judgment("never-entered", numbers(absent), tuple(waits), step)
     return _group_hangs(waiting, here, trial) or _left_behind(ranks, trial, here)
 
 
@@ -297,17 +297,17 @@ def _starves(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> bool:
     return granted is not None and granted < STARVED_SHARE and rank.state == "R" and len({r.node for r in ranks}) == 1
 
 
-def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgement | None:
+def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgment | None:
     """All ranks of one group of an axis stand in a step that the other groups left."""
     further = any(place_of(step, trial) > here for step in waiting.values())
     there = {rank: step for rank, step in waiting.items() if place_of(step, trial) == here}
     groups = sorted({step.members for step in there.values()})
     if not further or len(groups) != 1 or not groups[0] or {*groups[0]} != there.keys():
         return None
-    return Judgement("all-entered", (), groups[0], there[groups[0][0]])
+    return Judgment("all-entered", (), groups[0], there[groups[0][0]])
 
 
-def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
+def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgment | None:
     """The one rank, or the few, still in a step that all others left, while some wait further on.
 
     A rank that only sends leaves a step first.
@@ -323,13 +323,13 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
         return None
     doing = {rank.rank: where_it_waits(rank) for rank in last}
     if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
-        return Judgement("unsure", waiting=numbers(last), step=last[0].open_step)
+        return Judgment("unsure", waiting=numbers(last), step=last[0].open_step)
     if "outside" not in doing.values():
         # Of two ranks in a collective the link is to blame; of more the pairwise check says which link, if it is one.
         # The control store is asked over another link.
         everyone = tuple(sorted(numbers(trial.evidence)))
         pairs = (everyone[:2],) if len(everyone) == 2 and "store" not in doing.values() else ()
-        return Judgement("pair" if pairs else "left-behind", (), numbers(last), last[0].open_step, pairs)
+        return Judgment("pair" if pairs else "left-behind", (), numbers(last), last[0].open_step, pairs)
     step = min(further, key=lambda open_: place_of(open_, trial))
     there = place_of(step, trial)
     absent = [
@@ -337,16 +337,16 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
         for rank in ranks
         if reached(rank, trial) < there and not _ended(rank) and doing.get(rank.rank, "outside") == "outside"
     ]
-    return Judgement("never-entered", numbers(absent), tuple(rank.rank for rank in ranks if rank not in absent), step)
+    return Judgment("never-entered", numbers(absent), tuple(rank.rank for rank in ranks if rank not in absent), step)
 
 
-def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
     step = last[0].open_step
     makes_the_group = step is not None and step.name == INIT and len(last) < len(trial.evidence)
     if not makes_the_group or any(rank.state == "D" for rank in last):
         return None
-    return Judgement("left-behind", (), numbers(last), step)
+    return Judgment("left-behind", (), numbers(last), step)
 
 
 def _ended(rank: RankEvidence) -> bool:
@@ -354,7 +354,7 @@ def _ended(rank: RankEvidence) -> bool:
     return rank.raised is not None or rank.exited_at is not None
 
 
-def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
+def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgment | None:
     """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
     waits_for = {rank.rank: set(step.peers) for rank in waiting if (step := rank.open_step) is not None}
     idle = {rank.rank for rank in ranks} - waits_for.keys()
@@ -370,7 +370,7 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
     suspects = sorted({peer for _, peer in missing})
     callers = tuple(sorted({rank for rank, _ in missing}))
     entered = next(rank for rank in waiting if rank.rank in callers).open_step
-    return Judgement("never-entered", tuple(suspects), callers, entered)
+    return Judgment("never-entered", tuple(suspects), callers, entered)
 
 
 def _transfers(rank: RankEvidence, peer: int) -> int:
@@ -378,7 +378,7 @@ def _transfers(rank: RankEvidence, peer: int) -> int:
     return sum(peer in step.peers for step in rank.steps)
 
 
-def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     """In a step that is the user's code: ranks in no collective, while all others wait in one."""
     step, doing = shared_step(ranks), {rank.rank: where_it_waits(rank) for rank in ranks}
     if step is None or step.name not in STEPS_OF_A_JOB or len(ranks) < len(trial.evidence):
@@ -387,10 +387,10 @@ def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | N
     waiting = tuple(rank for rank, where in doing.items() if where == "collective")
     if not absent or not waiting or len(absent) + len(waiting) < len(ranks):
         return None
-    return Judgement("never-entered", absent, waiting, step)
+    return Judgment("never-entered", absent, waiting, step)
 
 
-def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     """Everyone entered and nobody left: a link. A point-to-point step says which."""
     steps = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if len(steps) < len(ranks) or not steps or ALONE & {step.name for step in steps.values()}:
@@ -407,10 +407,10 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
     if pairs:
         ends = {rank for pair in pairs for rank in pair}
         waiting = tuple(rank for rank in steps if rank not in ends)
-        return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
+        return Judgment("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
     gone = any(rank.exited_at is not None for rank in ranks)
     one_place = len({step.key for step in steps.values()}) == 1
     if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
         step = steps[ranks[0].rank].model_copy(update={"members": ()})  # each group of an axis is in it
-        return Judgement("all-entered", (), tuple(steps), step)
+        return Judgment("all-entered", (), tuple(steps), step)
     return None

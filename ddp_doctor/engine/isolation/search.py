@@ -1,6 +1,6 @@
 """Which groups of nodes to test next, until it is settled who is to blame: a pure function of the tests so far.
 
-Every node alone; the whole; pairs of neighbours, then pairs across leaves, nodes that failed with nodes that passed and
+Every node alone; the whole; pairs of neighbors, then pairs across leaves, nodes that failed with nodes that passed and
 the fastest with the slowest; nodes under suspicion with ever other partners; where pairs pass and the whole fails,
 halves, halves of one half with halves of the other, and last how many nodes it takes. All groups of a round run at
 once, so that a hundred bad nodes are found in as many rounds as one.
@@ -90,7 +90,7 @@ class _Search:
         return self.alone + (self._in_pairs() or self._of_suspects() or self._halved())
 
     def _in_pairs(self) -> list[Group]:
-        """Every node with a neighbour on its leaf, and then once more with another partner."""
+        """Every node with a neighbor on its leaf, and then once more with another partner."""
         least = min(2, len(self.part) - 1)
         fresh = [node for node in self.part if len(self.met[node]) < least]
         lonely = [node for node in self.part if not self.met[node]]

@@ -195,19 +195,19 @@ class Agent:
             self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
             names = ", ".join(self.world.hostname(node) for node in record.lost_nodes)
             return self._leave_out(checks, f"no word of {names}")
-        judgement = judge.judge(record)
+        judgment = judge.judge(record)
         ids = [check.id for check in checks]
         position = ids.index(record.judged_check) if record.judged_check in ids else 0
         judged = checks[position : position + 1]
-        goes_on = any(check.parts and self._goes_on(record, check, judgement.suspects) for check in judged)
-        if judgement.suspects and not goes_on:
-            self._ranks = tuple(rank for rank in self._ranks if rank not in judgement.suspects)
-            self._note_unread(record, judged, judgement.suspects)
-        if judgement.suspects or goes_on:
+        goes_on = any(check.parts and self._goes_on(record, check, judgment.suspects) for check in judged)
+        if judgment.suspects and not goes_on:
+            self._ranks = tuple(rank for rank in self._ranks if rank not in judgment.suspects)
+            self._note_unread(record, judged, judgment.suspects)
+        if judgment.suspects or goes_on:
             return checks[position:]
-        if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
+        if judgment.pairs and not set(judgment.pairs) <= self._skip_pairs:
             # A collective over a pair that does not answer would hang again; the other pairs are still tested.
-            self._skip_pairs |= set(judgement.pairs)
+            self._skip_pairs |= set(judgment.pairs)
             pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
             others = [check for check in checks[position:] if check.id != P2P]
             self._leave_out(others, f"the link between ranks {pairs} hangs")

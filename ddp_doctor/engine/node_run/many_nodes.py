@@ -30,7 +30,7 @@ from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import HAND_IN_S, longest_s
-from ddp_doctor.knowledge.network.path_quality import neighbours
+from ddp_doctor.knowledge.network.path_quality import neighbors
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
 from ddp_doctor.model.choices import Status, Where
@@ -212,7 +212,7 @@ class ManyNodes(NodeRun):
         assert group is not None
         begin = group.begin
         assert begin is not None
-        contacts = [self._contacts[node] for node in neighbours(group.my_rank, len(self._contacts))]
+        contacts = [self._contacts[node] for node in neighbors(group.my_rank, len(self._contacts))]
         peers = tuple(
             Peer(
                 contact.node,
@@ -339,7 +339,7 @@ def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
     ]
     return Begin(
         **dict(node.recording),
-        secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
+        secret=secrets.token_hex(16),  # by which the listeners of this run recognize each other
         ids=group.ids,
         contacts=other_networks.contacts(node_reports),
         checks=tuple(check.id for check in node.plan.checks),

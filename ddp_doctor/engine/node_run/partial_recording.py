@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.engine.hang.judge import judge
-from ddp_doctor.engine.hang.judgement import Kind
+from ddp_doctor.engine.hang.judgment import Kind
 from ddp_doctor.engine.hang.rules.common import place
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
@@ -103,12 +103,12 @@ def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_o
 
 def where_ranks_stood(trial: TrialRecord) -> str:
     """``rank 1 stood in train.py:19, rank 0 waited for it``: a look at one moment, which blames nobody."""
-    judgement = judge(trial)
-    suspects = [rank for rank in trial.evidence if rank.rank in judgement.suspects]
+    judgment = judge(trial)
+    suspects = [rank for rank in trial.evidence if rank.rank in judgment.suspects]
     if suspects:
-        waited = f", {rank_list(judgement.waiting)} waited for {'it' if len(suspects) == 1 else 'them'}"
-        does = _where_they_stood(suspects, _IS.get(judgement.kind))
-        return does + (waited if judgement.waiting else "")
+        waited = f", {rank_list(judgment.waiting)} waited for {'it' if len(suspects) == 1 else 'them'}"
+        does = _where_they_stood(suspects, _IS.get(judgment.kind))
+        return does + (waited if judgment.waiting else "")
     return _where_they_stood([rank for rank in trial.evidence if not rank.done])
 
 

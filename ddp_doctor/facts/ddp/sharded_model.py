@@ -39,7 +39,7 @@ class ShardedModel(Frozen):
     step_given: bool = False
     stale: int = 0  # tensors that the optimizer holds and the model does not have
     stale_of: int = 0  # … of so many that it holds
-    steps: int = 0  # synchronised ones
+    steps: int = 0  # synchronized ones
     loss: float | None = None  # of the last of them, on this rank
     loss_alone: float | None = None  # what the unsharded copy gives for the same batch
     not_compared: str | None = None  # why the steps were not held against those of one rank alone

@@ -13,7 +13,7 @@ from ddp_doctor.model.recording import TraceAdvice
 class Round(Frozen):
     """One step of each kind, all ranks having begun together; seconds of this rank, each the mean of a few."""
 
-    compute_s: float  # forward and backward without synchronisation, all ranks at the same time
+    compute_s: float  # forward and backward without synchronization, all ranks at the same time
     step_s: float  # the same model in DDP
     communicate_s: float  # the all-reduces of its buckets, with nothing to hide behind
     again_s: float  # compute_s a second time: what it differs by is the machine's noise

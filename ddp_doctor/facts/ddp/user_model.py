@@ -72,7 +72,7 @@ class Hook(Frozen):
 
 
 class BatchNorms(Frozen):
-    """The BatchNorm layers that ran in training mode without synchronising; those of the smallest batch."""
+    """The BatchNorm layers that ran in training mode without synchronizing; those of the smallest batch."""
 
     count: int
     first: str
@@ -80,7 +80,7 @@ class BatchNorms(Frozen):
 
 
 class OffGradient(Frozen):
-    """A gradient after a synchronised step that is not the mean of the ranks' own."""
+    """A gradient after a synchronized step that is not the mean of the ranks' own."""
 
     parameter: str
     step: int
@@ -152,5 +152,5 @@ class UserModel(Fact):
     mesh: Mesh | None = None  # that the factory returned
     step_parting: Parting | None = None  # of calls of units, in the factory's step as each rank makes it by itself
     sharded: ShardedModel | None = None  # where the model, on any rank, is in fully_shard: it is not wrapped in DDP
-    forward_s: float = 0.0  # of the last synchronised step
+    forward_s: float = 0.0  # of the last synchronized step
     backward_s: float = 0.0

@@ -68,7 +68,7 @@ class PcieFact(Fact):
             device for device in self.devices if device.kind != "bridge" and device.bus_id not in self.passed_through
         ]
 
-    def neighbours(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
+    def neighbors(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
         """Two GPUs, or a GPU and an RDMA device, below one switch, and the ports between them.
 
         What goes between two root ports passes the CPU in any case, and is not meant.

@@ -1,1 +1,1 @@
-"""What DDP averages, and how the doctor recognises it: gradients, manifests, buckets, payloads."""
+"""What DDP averages, and how the doctor recognizes it: gradients, manifests, buckets, payloads."""

@@ -23,7 +23,7 @@ from ddp_doctor.model.base import Frozen
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25.0
 FIRST_BUCKET_BYTES = MIB
-#: What is worth trying: halves and doubles of 1 MiB up to a size beyond which nothing is gained (judgement).
+#: What is worth trying: halves and doubles of 1 MiB up to a size beyond which nothing is gained (judgment).
 CANDIDATES_MIB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, DEFAULT_CAP_MIB, 50.0, 100.0, 200.0)
 
 
@@ -66,7 +66,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Backward:
-    """A forward and backward pass without synchronisation; gradients in the order they were ready."""
+    """A forward and backward pass without synchronization; gradients in the order they were ready."""
 
     forward_s: float
     backward_s: float

@@ -7,7 +7,7 @@ With ``n`` ranks, element ``j`` of parameter ``p`` has on rank ``r`` the local g
 Every rank contributes everywhere, and ``n`` times more to the elements that are its own. All values are
 small integers, exact in float32 up to 400 000 ranks, whatever unit computes them (TF32 included, for a
 product with 1). The mean over the ranks is ``2 * factor(p, j)``. The factor differs between parameters and
-between neighbouring stretches, so that a gradient in the wrong place is not the mean either.
+between neighboring stretches, so that a gradient in the wrong place is not the mean either.
 
 If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by
 its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``. The same holds where

@@ -1,7 +1,7 @@
 """Xids: the numbers under which the NVIDIA driver reports faults in the kernel log, and what they ask for.
 
 Meaning and action follow NVIDIA's Xid catalog (its "immediate action"), in our words. ``stays`` is a
-judgement on top of it: the GPU is of no use until it is reset, the driver loaded anew, or the machine
+judgment on top of it: the GPU is of no use until it is reset, the driver loaded anew, or the machine
 rebooted. Xids that an application causes are everyday life on a shared node and say nothing against a GPU.
 """
 
@@ -73,7 +73,7 @@ XIDS: dict[int, Xid] = {
     136: Xid("an NVLink could not be trained", "reset", cause="nvlink-error"),
     137: Xid("NVLink access to an illegal address of a peer", "application", cause="illegal-memory-access"),
     140: Xid("memory error that was not recovered", "reset", stays=True, cause="gpu-ecc-error"),
-    143: Xid("the GPU could not be initialised", "reset", stays=True),
+    143: Xid("the GPU could not be initialized", "reset", stays=True),
     144: Xid("NVLink error (SAW)", "watch", cause="nvlink-error"),
     145: Xid("NVLink error (RLW)", "watch", cause="nvlink-error"),
     146: Xid("NVLink error (TLW)", "watch", cause="nvlink-error"),

@@ -141,7 +141,7 @@ CAUSES = {
         title="No node serves the rendezvous[ at {server}:{port}] for {who}",
         domain="scheduler",
         finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
-        why="torchrun serves the endpoint only on the host that it recognises as its own. A name or address that the"
+        why="torchrun serves the endpoint only on the host that it recognizes as its own. A name or address that the"
         " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
         remedies=(
             remedy(

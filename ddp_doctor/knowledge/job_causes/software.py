@@ -253,7 +253,7 @@ CAUSES = {
     "DDJ133": sick_host(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
-        finds="libnvidia-ml.so.1 is not there, or cannot be initialised.",
+        finds="libnvidia-ml.so.1 is not there, or cannot be initialized.",
         why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
         " where the container runtime is told to bring it.",
         remedies=(

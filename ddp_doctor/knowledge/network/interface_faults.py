@@ -91,7 +91,7 @@ def _is_down(offer: Offer) -> bool:
 def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
     """The nodes that cannot connect to a sick one: with NCCL all nodes, with gloo the nodes that must dial it.
 
-    A unhealthy node whose link is down cannot dial its neighbours either.
+    A unhealthy node whose link is down cannot dial its neighbors either.
     Two unhealthy nodes of one address family decide for all: the lowest address, and the lowest on another host.
     """
     if sick[0].backend != "gloo" or not sick[0].address:

@@ -101,10 +101,10 @@ FASTER_ELSEWHERE_RATIO = 2.0
 #: A message that is smaller measures latency, and ranks that share a processor.
 JUDGED_MESSAGE_BYTES = 256 * 1024
 
-#: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
+#: From here on one TCP connection, which one core feeds, may not fill an interface (judgment; NCCL's guide speaks of
 #: 100 Gbit/s).
 FAST_ETHERNET_MBPS = 25_000
-#: Less of the interface than this makes more sockets worth a measurement (judgement).
+#: Less of the interface than this makes more sockets worth a measurement (judgment).
 SOCKETS_SHARE = 0.5
 #: Threads, and sockets of each, that NCCL's user guide names for generic networks of 100 Gbit/s.
 SOCKETS = (4, 4)
@@ -172,7 +172,7 @@ def disjoint(pairs: Iterable[tuple[int, int]], most: int) -> list[list[tuple[int
     return [those for those in made if those]
 
 
-def neighbours(node: int, nnodes: int) -> list[int]:
+def neighbors(node: int, nnodes: int) -> list[int]:
     """The nodes that ``node`` dials, in order.
 
     Up to 64 nodes: all others, in the rounds of a tournament, so that at each moment every node has one
@@ -184,4 +184,4 @@ def neighbours(node: int, nnodes: int) -> list[int]:
         return [low + high - node for low, high in pairs]
     steps = [1 << power for power in range((nnodes - 1).bit_length())]
     ring = ((node + sign * step) % nnodes for step in steps for sign in (1, -1))
-    return [neighbour for neighbour in dict.fromkeys(ring) if neighbour != node]
+    return [neighbor for neighbor in dict.fromkeys(ring) if neighbor != node]

@@ -60,11 +60,11 @@ MOST_HCAS = 160
 
 #: The least comparable ports, and how many may be worse than the others before that is taken for the design.
 LEAST_ALIKE, FEW_SHARE = 4, 0.25
-#: All ports of a model down on one node and up on others: from so many on it is no spare card (judgement).
+#: All ports of a model down on one node and up on others: from so many on it is no spare card (judgment).
 LEAST_DARK = 2
 
 #: A link that went down so many times more than its peers' median, and at least once a day, flaps: a
-#: reboot of a switch, or of the node, takes all of them down together (judgement).
+#: reboot of a switch, or of the node, takes all of them down together (judgment).
 FLAPS, FLAPS_PER_DAY = 10, 1.0
 DAY_S = 86400.0
 

@@ -17,7 +17,7 @@ Kind = Literal["P2P", "SHM", "NET"]
 
 #: NCCL up to here goes through the host bridge of newer Intel CPUs by P2P; when that ended is not recorded.
 _OLD = (2, 12)
-#: Words in the names of GPUs that have no GPUDirect RDMA, which NVIDIA offers on data centre and
+#: Words in the names of GPUs that have no GPUDirect RDMA, which NVIDIA offers on data center and
 #: workstation boards alone (https://docs.nvidia.com/cuda/gpudirect-rdma/).
 WITHOUT_GPUDIRECT = ("GeForce", "TITAN")
 

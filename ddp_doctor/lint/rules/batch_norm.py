@@ -26,11 +26,11 @@ _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchno
 
 @lint_rule("DDL123", "small-batches-normalised-alone", Consequence.RISK)
 def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
-    """BatchNorm sees a small batch on each rank, and nothing synchronises it.
+    """BatchNorm sees a small batch on each rank, and nothing synchronizes it.
 
     Finds: BatchNorm layers, or a torchvision model that has them, a visible batch size below 16 for each rank, and no
         SyncBatchNorm anywhere in the script.
-    Why: DDP does not synchronise the statistics of BatchNorm: each rank normalises with the mean and variance of its
+    Why: DDP does not synchronize the statistics of BatchNorm: each rank normalizes with the mean and variance of its
         own batch. With few samples these are noisy, and the accuracy drops, however many ranks there are; detection and
         segmentation are the known victims.
     Remedy: Convert the model before it is wrapped: `SyncBatchNorm.convert_sync_batchnorm(model)`. It costs two small

@@ -260,7 +260,7 @@ def _surely_differ(index: Value, other: Value) -> bool:
 
 @lint_rule("DDL116", "gloo-for-gpus", Consequence.COST)
 def gloo_for_gpus(script: Script) -> Iterator[Spot]:
-    """A model on GPUs is synchronised over gloo.
+    """A model on GPUs is synchronized over gloo.
 
     Finds: `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped
         with `device_ids`.

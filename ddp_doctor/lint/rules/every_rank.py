@@ -1,6 +1,6 @@
 """Rules on what every rank does though one would do, and on what goes past DistributedDataParallel.
 
-loss = model.module(images).sum(); loss.backward()        no gradient is synchronised
+loss = model.module(images).sum(); loss.backward()        no gradient is synchronized
 datasets.CIFAR10("data", download=True)                   all ranks write the same files
 wandb.init(project="mine")                                one run for each rank
 """
@@ -97,7 +97,7 @@ def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL166", "forward-around-the-wrapper", Consequence.WRONG)
 def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
-    """The loss is computed with model.module, so that DDP does not synchronise its gradients.
+    """The loss is computed with model.module, so that DDP does not synchronize its gradients.
 
     Finds: `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
         before it was wrapped) with `loss.backward()`, in a loop in which the wrapper itself is never called where

@@ -27,7 +27,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Condition, Leave, Value, written
 from ddp_doctor.model.choices import Consequence
 
-#: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
+#: Who comes and who waits, in the titles of both rules, by who fulfills the condition.
 _CALLED = {
     "zero": "Only rank 0 calls this {} (condition in line {}): it hangs until the timeout",
     "others": "Only ranks other than 0 call this {} (condition in line {}): they hang until the timeout",
@@ -40,7 +40,7 @@ _LEFT = {
 
 @lint_rule("DDL133", "collective-on-some-ranks", Consequence.HANGS, concerns=always)
 def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
-    """A collective stands under a condition that only some ranks fulfil.
+    """A collective stands under a condition that only some ranks fulfill.
 
     Finds: A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a
         wrapped model, the constructor of DDP, or what gathers the parameters of a model under FSDP (`state_dict`,
@@ -72,7 +72,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early, and the others go on to a collective.
 
     Finds: `return`, `continue`, `break` or a successful exit, under a condition that rank 0 alone or all but rank 0
-        fulfil, where a collective or the backward pass of a wrapped model follows below or in the next turn of the
+        fulfill, where a collective or the backward pass of a wrapped model follows below or in the next turn of the
         loop.
     Why: Those that left never call the collective, and the others hang in it until the time-out of the process group.
     Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around what one rank does alone.

@@ -90,9 +90,9 @@ def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     ]
     contexts = [next(_no_syncs(script, backward), NOTHING) for backward in passes]
     steps = list(training.optimizer_steps(script))
-    unsynchronised = contexts[-1:] if steps and all(contexts) else []
-    unsynchronised += [context for step in steps for context in contexts if context in step.place.withs]
-    for context in unsynchronised:
+    unsynchronized = contexts[-1:] if steps and all(contexts) else []
+    unsynchronized += [context for step in steps for context in contexts if context in step.place.withs]
+    for context in unsynchronized:
         yield Spot(
             context,
             "The optimizer uses gradients of this rank only: the last backward is also inside no_sync()",

@@ -124,12 +124,12 @@ class Origin(NamedTuple):
 
 
 def clean(raw: bytes) -> str:
-    """Bytes of a line as text without colours, controls and marks that turn its direction."""
+    """Bytes of a line as text without colors, controls and marks that turn its direction."""
     return plain(raw.decode("utf-8", "replace"))
 
 
 def plain(text: str) -> str:
-    """Text without colours, controls and marks that turn its direction."""
+    """Text without colors, controls and marks that turn its direction."""
     if text.isascii() and text.isprintable():
         return text
     return _CONTROLS.sub("", _ANSI.sub("", text))

@@ -23,7 +23,7 @@ from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
 
-#: A factory that needs real tensors may take so much, the process included (judgement).
+#: A factory that needs real tensors may take so much, the process included (judgment).
 MOST_BYTES = 16 << 30
 #: What a model of transformers is given where --batch and --seq are not.
 BATCH, SEQUENCE = 1, 2048
@@ -183,7 +183,7 @@ def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
     named = {id(item) for item in given}
     found = [module for module in modules if id(module) in named or isinstance(module, classes)]
     if given and not found:
-        raise Misuse("the model contains none of the given units to shard; expected modules of the model, or their classes")
+        raise Misuse("the model contains none of the given units to shard; expected its modules or their classes")
     return [module for module in found if module is not model]
 
 

@@ -49,7 +49,7 @@ class Pass:
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
-    """The parameters that DDP synchronises, in its order."""
+    """The parameters that DDP synchronizes, in its order."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 

@@ -222,7 +222,7 @@ class ModelProbe:
             self._took_s.append(self.ctx.clock() - started)
             self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
             self.seen["local"] += (self._local_pass(step, done),)
-            self._stop_if("unsynchronised", bool(done.unknown), f"parameters of pass {step}")
+            self._stop_if("unsynchronized", bool(done.unknown), f"parameters of pass {step}")
             self.seen["batch_norms"] = self.seen.get("batch_norms") or passes.batch_norms(done.noted)
         return self._unused_somewhere
 
@@ -271,7 +271,7 @@ class ModelProbe:
         # DDP packs its buckets again after the first step, and its logging data show so in the third.
         for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
-            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(ctx, ddp, given[step], step)
+            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronized(ctx, ddp, given[step], step)
             if spread > gradient_tolerance.REPEATED:
                 continue  # the model uses a generator without a seed: each pass has other gradients
             off += steps.compare(ctx, step, model, own[step], got, spread)

@@ -1,4 +1,4 @@
-"""The model in DDP: synchronised steps, and their gradients against the mean of the ranks' own."""
+"""The model in DDP: synchronized steps, and their gradients against the mean of the ranks' own."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,13 +13,13 @@ from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, sample, take_gradients, trainable
 from ddp_doctor.probing.user_model.user_code import SEED, seed, trouble
 
-#: Share of the step that a plain optimiser would make.
+#: Share of the step that a plain optimizer would make.
 _LEARNING_RATE = 1e-3
 _MOST_BUCKETS = 32
 
 
 class StepFailed(RuntimeError):
-    """A synchronised step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
+    """A synchronized step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
 
     @classmethod
     def of(cls, error: Exception) -> "StepFailed":
@@ -49,7 +49,7 @@ def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
             buffer.copy_(value)
 
 
-def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[Pass, float, float]:
+def synchronized(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[Pass, float, float]:
     """Run one step as a job does; returns the gradients and the seconds of forward and backward. Raises StepFailed."""
     done, started = Pass(), ctx.clock()
     ddp.train()
@@ -57,10 +57,10 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
     seed(SEED + step)
     try:
         with as_wrapped(ddp.module) as named:
-            with ctx.step("forward", f"synchronised, batch {step}"):
+            with ctx.step("forward", f"synchronized, batch {step}"):
                 loss = batch.loss(batch.forward(ddp))
             middle = ctx.clock()
-            with ctx.step("backward", f"synchronised, batch {step}"):
+            with ctx.step("backward", f"synchronized, batch {step}"):
                 loss.backward()
     except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
         raise StepFailed.of(error) from None
@@ -70,7 +70,7 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
 
 
 def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> list[OffGradient]:
-    """The synchronised gradients that are not the float64 mean of what each rank has by itself.
+    """The synchronized gradients that are not the float64 mean of what each rank has by itself.
 
     ``spread`` is how far the gradients of a rank differ from one pass to the next, at most over all ranks.
     """

@@ -53,7 +53,7 @@ _MOST_CULPRITS = 6
 #: Up to so many nodes have a row each.
 _EACH_NODE = 8
 
-#: A sign beside the word, so that nothing depends on the colour.
+#: A sign beside the word, so that nothing depends on the color.
 _SIGNS = {
     Verdict.UNHEALTHY: "✗",
     Verdict.UNSURE: "?",

@@ -1,6 +1,6 @@
 """A picture of each host: NUMA nodes as boxes, PCIe switches as frames, GPUs, NICs and NVLink; faults in red.
 
-A function returns the <svg> element as a string, to be a file of its own or part of a page: colours are by class, for
+A function returns the <svg> element as a string, to be a file of its own or part of a page: colors are by class, for
 light and dark, and nothing is loaded from elsewhere.
 """
 

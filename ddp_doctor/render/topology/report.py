@@ -101,7 +101,7 @@ def matrix_text(matrix: TopologyMatrix, width: int | None = None) -> str:
 
 
 def styled_matrix(text: str) -> "Text":
-    """The same text with every code in the colour of its distance; a pipe or NO_COLOR takes it off again."""
+    """The same text with every code in the color of its distance; a pipe or NO_COLOR takes it off again."""
     from rich.text import Text
 
     styled = Text(plain(text))

@@ -69,7 +69,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Machine:
-    """One host. ``bridged`` are pairs with NVLinks that are no part of ``fabric``; ``between`` joins neighbours."""
+    """One host. ``bridged`` are pairs with NVLinks that are no part of ``fabric``; ``between`` joins neighbors."""
 
     boxes: tuple[Box, ...]
     between: tuple[str, ...]
@@ -84,8 +84,8 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
     linked = ((gpu, peer, link_codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
     bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
     between = []  # the code between each box and the next; the farthest, where pairs differ
-    for box, neighbour in pairwise(boxes):
-        codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
+    for box, neighbor in pairwise(boxes):
+        codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbor.devices()}
         between.append(max(filter(None, codes), key=lambda code: link_codes.link_code(code).distance, default=""))
     return Machine(boxes, tuple(between), fabric, bridged)
 

@@ -19,7 +19,7 @@ count, never by their position; the diagonal must be X. Whatever else is there i
 guessed. What is cut or cannot be told apart is left out with a warning, where the links that are read
 are certain all the same.
 
-The parser recognises what nvidia-smi prints instead of a topology by its error messages and the headings of other
+The parser recognizes what nvidia-smi prints instead of a topology by its error messages and the headings of other
 commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
 NICs and more (``NIC1: MA ID``), and a pasted text may hold anything. A name ends up in a suggested NCCL_IB_HCA,
 so the parser takes only what looks like a device name; it reports the rest and does not use it.
@@ -42,7 +42,7 @@ INSTEAD_OF_A_MATRIX: dict[str, str] = {
     " its kernel module is not loaded",
     "Driver/library version mismatch": "the driver's library and the loaded kernel module are of different versions:"
     " reload the module or reboot",
-    "Failed to initialize NVML": "NVML could not be initialised there; in a container the GPU may have been taken away:"
+    "Failed to initialize NVML": "NVML could not be initialized there; in a container the GPU may have been taken away:"
     " restart it",
     "GPU is lost": "a GPU of that host is lost: look for Xid 79 in its kernel log, then reboot",
     "has fallen off the bus": "a GPU of that host is lost: look for Xid 79 in its kernel log",

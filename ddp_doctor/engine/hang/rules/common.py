@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.judge import judge, tells_of_a_peer
-from ddp_doctor.engine.hang.judgement import Judgement, Kind
+from ddp_doctor.engine.hang.judgment import Judgment, Kind
 from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
@@ -42,17 +42,17 @@ class Case:
 
     recording: Recording
     trial: TrialRecord
-    judgement: Judgement
+    judgment: Judgment
 
     @property
     def check(self) -> str:
         """The check in which the trial was judged."""
-        return self.judgement.step.check if self.judgement.step else self.trial.judged_check or self.trial.checks[0]
+        return self.judgment.step.check if self.judgment.step else self.trial.judged_check or self.trial.checks[0]
 
     @property
     def first(self) -> RankEvidence:
         """The first of those to blame."""
-        return self.of_rank(self.judgement.suspects[0])
+        return self.of_rank(self.judgment.suspects[0])
 
     def of_rank(self, number: int) -> RankEvidence:
         """The evidence of one rank."""
@@ -61,24 +61,24 @@ class Case:
     @property
     def step_words(self) -> str:
         """The step in which ranks wait, ``all_reduce #17``, with the ranks of its group on a mesh axis."""
-        step = self.judgement.step
+        step = self.judgment.step
         of_group = f" ({rank_list(step.members)})" if step is not None and step.members else ""
         return f"{step_words(step)}{of_group}"
 
     @property
     def culprits(self) -> tuple[Culprit, ...]:
         """Those to blame."""
-        return culprits(self.recording, self.judgement.suspects)
+        return culprits(self.recording, self.judgment.suspects)
 
     @property
     def names(self) -> str:
         """Those to blame, at the beginning of a sentence."""
-        return names(self.recording, self.judgement.suspects)
+        return names(self.recording, self.judgment.suspects)
 
     @property
     def who_waits(self) -> str:
         """``Ranks 0, 2 wait for it in check allreduce. ``; empty if no rank waits."""
-        waiting, it = self.judgement.waiting, "it" if len(self.judgement.suspects) == 1 else "them"
+        waiting, it = self.judgment.waiting, "it" if len(self.judgment.suspects) == 1 else "them"
         wait = f"{capital(rank_list(waiting))} {'wait' if len(waiting) > 1 else 'waits'}"
         return f"{wait} for {it} in check {self.check}. " if waiting else ""
 
@@ -94,7 +94,7 @@ class Case:
     @property
     def waiting_evidence(self) -> tuple[Evidence, ...]:
         """Where the innocent ranks stand, and for how long."""
-        waiting, step = self.judgement.waiting, self.judgement.step
+        waiting, step = self.judgment.waiting, self.judgment.step
         if not waiting or step is None:
             return ()
         text = f"{rank_list(waiting)} waiting in {step_words(step)} at {short(step.where)}"
@@ -104,7 +104,7 @@ class Case:
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The suspects first, then those who wait for them."""
-        shown, left = self.judgement.suspects[:MOST_LINES], self.judgement.suspects[MOST_LINES:]
+        shown, left = self.judgment.suspects[:MOST_LINES], self.judgment.suspects[MOST_LINES:]
         guilty = [self.rank_evidence(self.of_rank(rank)) for rank in shown]
         if left:
             guilty.append(Evidence(check=self.check, text=f"similar: {rank_list(left)}"))
@@ -116,9 +116,7 @@ class Case:
         later = self.recording.trials[self.recording.trials.index(self.trial) + 1 :]
         check = self.trial.judged_check or self.check
         return any(
-            again.outcome == "finished"
-            and check in again.checks
-            and not set(again.ranks) & set(self.judgement.suspects)
+            again.outcome == "finished" and check in again.checks and not set(again.ranks) & set(self.judgment.suspects)
             for again in later
         )
 
@@ -134,14 +132,14 @@ class Case:
 
 
 def cases(recording: Recording, *kinds: Kind) -> Iterator[Case]:
-    """The trials that did not finish and whose judgement is one of these kinds.
+    """The trials that did not finish and whose judgment is one of these kinds.
 
     A trial that failed as a whole while the process group was set up is left out where a setting
     that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
     only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
     their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
-    return (case for case in _cases(recording) if case.judgement.kind in kinds)
+    return (case for case in _cases(recording) if case.judgment.kind in kinds)
 
 
 @once_a_recording
@@ -154,7 +152,7 @@ def _cases(recording: Recording) -> list[Case]:
         for case in found
         if not _ran_out_of_files(case)
         and not (refused and case.trial.judged_check == PROCESS_GROUP and _may_be_refused(case))
-        and not (case.judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, case.trial))
+        and not (case.judgment.kind in _RAISED_LOOKS and _has_its_own_finding(recording, case.trial))
     ]
 
 
@@ -170,7 +168,7 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
 def _ran_out_of_files(case: Case) -> bool:
     """Whether those to blame say that they ran out of files, on a node whose low limit another finding names."""
     low = out_of_files(case.recording)
-    suspects = case.judgement.suspects
+    suspects = case.judgment.suspects
     to_blame = [rank for rank in case.trial.evidence if rank.rank in suspects or rank.raised is not None]
     return bool(low and to_blame) and all(rank.node in low and says_too_many(rank) for rank in to_blame)
 
@@ -186,9 +184,9 @@ def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
 
 
 def _may_be_refused(case: Case) -> bool:
-    codes = {case.of_rank(rank).exit_code for rank in case.judgement.suspects}
-    aborted = case.judgement.kind == "died" and codes <= {-signal.SIGABRT}
-    return aborted or case.judgement.kind in _REFUSED_LOOKS
+    codes = {case.of_rank(rank).exit_code for rank in case.judgment.suspects}
+    aborted = case.judgment.kind == "died" and codes <= {-signal.SIGABRT}
+    return aborted or case.judgment.kind in _REFUSED_LOOKS
 
 
 def step_words(step: Step | None) -> str:

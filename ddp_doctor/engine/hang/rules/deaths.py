@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.engine.hang.judgement import STEPS_OF_A_JOB, Judgement
+from ddp_doctor.engine.hang.judgment import STEPS_OF_A_JOB, Judgment
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, OUTCOMES, Case, cases, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
@@ -38,14 +38,14 @@ def died(recording: Recording) -> Iterator[Draft]:
     See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
     for case in cases(recording, "died"):
-        first, step, yours = case.first, case.judgement.step, ""
+        first, step, yours = case.first, case.judgment.step, ""
         if step is not None and step.name == OUTCOMES:  # where ranks tell each other how the user's code went
             yours = YOURS.get(re.split(r"[( ]", step.detail)[0], "")
         where = f"{yours}{line_in_the_job(first)}" if yours else f"check {case.check}: {stands(first)}"
         named = _cause(recording, first, case.check)
         yield proved(
             case.culprits,
-            f"{_deaths(case, case.judgement.suspects)} in {where}",
+            f"{_deaths(case, case.judgment.suspects)} in {where}",
             (*case.evidence, *named.evidence),
             *named.remedies,
             detail=f"{case.who_waits}Errors of other ranks are consequences.{case.proof_words}{named.sentence}",
@@ -78,7 +78,7 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
         scope="code",
     )
-    case = Case(recording, trial, Judgement("died-everywhere"))
+    case = Case(recording, trial, Judgment("died-everywhere"))
     named = _cause(recording, first, case.check)
     return proved(
         [Culprit(kind="setting", name=name) for name in to_blame] or line,
@@ -166,7 +166,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
     for case in cases(recording, "raised"):
         trial = case.trial
         lacking = {rank.rank for rank in pointing_at_settings(recording, trial)} | _beyond(recording, trial)
-        if sharing_a_gpu(trial) or explains(recording, trial) or lacking.issuperset(case.judgement.suspects):
+        if sharing_a_gpu(trial) or explains(recording, trial) or lacking.issuperset(case.judgment.suspects):
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = case.first
         assert first.raised is not None

@@ -54,7 +54,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
             yield _one_gpu(recording, sharing)
             continue
         ranks = pointing_at_settings(recording, trial)
-        if case.judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
+        if case.judgment.kind != "raised":  # one rank's exception is its own, unless it points at a setting
             ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
         if not ranks or not _makes_the_group(ranks[0]) or explains(recording, trial):  # the cause has a rule of its own

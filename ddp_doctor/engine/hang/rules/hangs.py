@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.engine.hang.judgement import Judgement
+from ddp_doctor.engine.hang.judgment import Judgment
 from ddp_doctor.engine.hang.rules.common import cases, connects, link_remedies, names, process_words, stands
 from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
@@ -35,7 +35,7 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     for case in cases(recording, "never-entered"):
-        first, waiting, evidence = case.first, case.judgement.waiting, case.evidence
+        first, waiting, evidence = case.first, case.judgment.waiting, case.evidence
         is_busy = (first.cpu_s_per_s or 0.0) > 0.5 or (first.state == "R" and first.cpu_granted is not None)
         if yours := called(first.stack):
             hangs = "hangs" if len(case.culprits) == 1 else "hang"
@@ -70,7 +70,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
     See: proc(5), signal(7)
     """
     for case in cases(recording, "stopped", "uninterruptible"):
-        stopped, first = case.judgement.kind == "stopped", case.first
+        stopped, first = case.judgment.kind == "stopped", case.first
         what = "is stopped (state T)" if stopped else f"is stuck in the kernel ({first.wait_channel or 'state D'})"
         cure = remedy("Repair or reboot the node; no signal ends such a process")
         if stopped:
@@ -121,10 +121,10 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         chose stands in the table of the report.
     See: docs/explanation/hangs.md
     """
-    explained = {pair for case in cases(recording, "pair") for pair in case.judgement.pairs}
+    explained = {pair for case in cases(recording, "pair") for pair in case.judgment.pairs}
     explained |= {stall.ranks for stall in failed_trials.stalls(recording)}
     for case in cases(recording, "all-entered", "left-behind"):
-        trial, judgement = case.trial, case.judgement
+        trial, judgment = case.trial, case.judgment
         # Where both ends of such a pair took part, its link may explain the trial.
         if any({*pair} <= {*trial.ranks} for pair in explained) or failed_trials.explains(recording, trial):
             continue
@@ -135,20 +135,20 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         )
         within = f"within {trial.waited_s:.0f} s"
         ended = _none_left(trial) or f"none left it {within}"
-        several = judgement.step is None or not judgement.step.members
-        who = f"All {len(trial.ranks)} ranks{where}" if several else capital(rank_list(judgement.waiting))
+        several = judgment.step is None or not judgment.step.members
+        who = f"All {len(trial.ranks)} ranks{where}" if several else capital(rank_list(judgment.waiting))
         title = f"{who} entered {case.step_words} of check {case.check} and {ended}"
-        if judgement.kind == "left-behind":
-            left = rank_list(sorted({*trial.ranks} - {*judgement.waiting}))
+        if judgment.kind == "left-behind":
+            left = rank_list(sorted({*trial.ranks} - {*judgment.waiting}))
             step = f"{case.step_words} of check {case.check}"
-            title = f"{names(recording, judgement.waiting)} did not leave {step} {within}; {left} did"
+            title = f"{names(recording, judgment.waiting)} did not leave {step} {within}; {left} did"
         yield likely(
             NOBODY,
             title,
             case.waiting_evidence,
             *([WITHOUT_NVLS] if takes_nvls else []),
-            *link_remedies(recording, step=judgement.step),
-            detail=_link_words(trial, judgement),
+            *link_remedies(recording, step=judgment.step),
+            detail=_link_words(trial, judgment),
             reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
         )
 
@@ -163,9 +163,9 @@ def _none_left(trial: TrialRecord) -> str:
     return f"{who} {what}"
 
 
-def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
+def _link_words(trial: TrialRecord, judgment: Judgment) -> str:
     found = "All processes run, so a link between them is faulty. Which one is unknown."
-    if not connects(judgement.step):
+    if not connects(judgment.step):
         return found
     how = "NCCL connects them over sockets, then between GPUs"
     how = how if trial.backend == "nccl" else f"{trial.backend} connects them over sockets"

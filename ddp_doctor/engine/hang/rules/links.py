@@ -29,21 +29,21 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
     See: TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
     """
     for case in cases(recording, "mismatch"):
-        judgement, calls = case.judgement, _calls(case)
+        judgment, calls = case.judgment, _calls(case)
         in_flight = {
             rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
-            for rank, call in judgement.flights
+            for rank, call in judgment.flights
         }
         recorded = (
             Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
             for call, ranks in list(_by_call(in_flight).items())[:MOST_LINES]
         )
-        theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
-        mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
-        if judgement.suspects and mine:
+        theirs = sorted({calls[rank] for rank in judgment.waiting if rank in calls})
+        mine = sorted({calls[rank] for rank in judgment.suspects if rank in calls})
+        if judgment.suspects and mine:
             title = (
                 f"{case.names} called {', '.join(mine)} in check {case.check}, but"
-                f" {rank_list(judgement.waiting)} called {', '.join(theirs)}"
+                f" {rank_list(judgment.waiting)} called {', '.join(theirs)}"
             )
         else:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
@@ -54,7 +54,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             title,
             (*recorded, *case.waiting_evidence),
             remedy("Make that rank call the same collectives as the other ranks", scope="code"),
-            confidence=case.confidence if judgement.suspects else Confidence.LIKELY,
+            confidence=case.confidence if judgment.suspects else Confidence.LIKELY,
             detail="All ranks must call collectives in the same order, with the same shape and type."
             f"{case.proof_words}",
         )
@@ -62,8 +62,8 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
 
 def _calls(case: Case) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
-    if case.judgement.flights:
-        return {rank: _words(call) for rank, call in case.judgement.flights}
+    if case.judgment.flights:
+        return {rank: _words(call) for rank, call in case.judgment.flights}
     steps = {rank.rank: rank.open_step for rank in case.trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
@@ -99,7 +99,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
     for case in cases(recording, "pair"):
         if failed_trials.explains(recording, case.trial):
             continue  # NCCL itself says why
-        stuck.update((pair, case) for pair in case.judgement.pairs if pair not in explained)
+        stuck.update((pair, case) for pair in case.judgment.pairs if pair not in explained)
     common = _common_rank(recording, set(stuck))
     between = _nodes_between(recording, set(stuck))
     ends = recording.world.ranks_of(between[0]) if recording.world and between else range(0)
@@ -119,9 +119,9 @@ _Stuck = dict[tuple[int, int], Case]
 
 
 def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
-    recording, trial, judgement, step = case.recording, case.trial, case.judgement, case.step_words
+    recording, trial, judgment, step = case.recording, case.trial, case.judgment, case.step_words
     lower, higher = ends
-    receivers = [rank for rank in ends if rank in judgement.waiting]
+    receivers = [rank for rank in ends if rank in judgment.waiting]
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
     left = f"{rank_list(receivers)} did not leave it" if receivers else "neither left it"
     return likely(
@@ -129,7 +129,7 @@ def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
         f"Link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step},"
         f" {left}{within}",
         (case.rank_evidence(case.of_rank(rank)) for rank in (lower, higher)),
-        *link_remedies(recording, [ends], judgement.step),
+        *link_remedies(recording, [ends], judgment.step),
         detail=f"Both processes run, so the link between them is faulty.{others}",
         reproduced_by=between(recording, ends),
     )

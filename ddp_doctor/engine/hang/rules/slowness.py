@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from ddp_doctor.engine.hang.judgement import Met, by_step, clocks
+from ddp_doctor.engine.hang.judgment import Met, by_step, clocks
 from ddp_doctor.engine.hang.rules.common import cases, names, step_words
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
@@ -54,7 +54,7 @@ def late(recording: Recording) -> Iterator[Draft]:
 
 
 def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
-    """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
+    """One finding for the late ranks of a node: what slows one of them mostly slows its neighbors."""
     worst = max(late, key=lambda rank: rank.delay_s)
     ranks = tuple(sorted(rank.rank for rank in late))
     alone = "only this rank" if len(ranks) == 1 else "only these ranks"
@@ -148,5 +148,5 @@ def slow(recording: Recording) -> Iterator[Draft]:
             f"Check {trial.judged_check} is slow, not hung: still running after {trial.waited_s:.0f} s",
             case.waiting_evidence or (Evidence(check=trial.judged_check or "", text="ranks still entered new steps"),),
             remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
-            detail=f"{rank_list(case.judgement.waiting).capitalize()} entered new steps until the end.",
+            detail=f"{rank_list(case.judgment.waiting).capitalize()} entered new steps until the end.",
         )

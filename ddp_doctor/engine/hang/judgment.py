@@ -57,7 +57,7 @@ _STORE_WAITS = re.compile(r"/ddp_doctor/ranks/(?:store|exchange)\.py")
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """What happened and who did it. ``step`` is the step that those who wait stand in."""
 
     kind: Kind
