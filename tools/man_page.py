@@ -30,7 +30,7 @@ def man_page() -> str:
         ".TH DDP\\-DOCTOR 1",
         ".nh",  # no word is divided
         ".SH NAME",
-        "ddp\\-doctor \\- say whether a PyTorch DDP job will start, be right and be fast",
+        "ddp\\-doctor \\- test the nodes of a PyTorch distributed job, and find out why a job hangs, fails or is slow",
         ".SH SYNOPSIS",
         ".B ddp\\-doctor",
         ".I COMMAND",
