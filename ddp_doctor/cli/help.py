@@ -43,8 +43,8 @@ ENDED = (
     " 130 interrupted."
 )
 FITS = (
-    "Exit codes: 0 fits, 1 no strategy (or not --strategy) fits, 2 usage error or unusable model, 3 memory unknown or"
-    " estimate incomplete, 130 interrupted."
+    "Exit codes: 0 fits, 1 no strategy fits, or not the given --strategy, 2 usage error or unusable model, 3 memory"
+    " unknown or estimate incomplete, 130 interrupted."
 )
 TRACED = (
     "Exit codes: 0 no rank or setting costs over 10% of the step, 1 finding at or above --fail-on, 2 usage error or no"

@@ -146,7 +146,7 @@ OUTPUTS = (
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
     Output(
         "reproducer",
-        "Write the calls of --collectives-of as a script for a bug report that needs only torch.",
+        "Write the calls of --collectives-of as a bug report script that needs only torch.",
         ("run", "replay"),
         _by("reproducer"),
     ),

@@ -114,7 +114,7 @@ class RunOptions:
         str, option(MODEL, "REPORT", "Test the advice in a report of `trace --json`, with --model.")
     ] = ""
     compiled: Annotated[
-        bool, option(MODEL, None, "Check what torch.compile does with --model on each rank.", "--compile")
+        bool, option(MODEL, None, "Compile --model with torch.compile on each rank and report problems.", "--compile")
     ] = False
     data: Annotated[
         str, option(MODEL, "PATH", "Measure how fast every rank reads this file or directory of the job.")
@@ -144,7 +144,8 @@ class RunOptions:
         None
     )
     baseline: Annotated[
-        str | None, option(VERDICT, "FILE", "Compare the measurements with healthy runs, from fleet --write-baseline.")
+        str | None,
+        option(VERDICT, "FILE", "Compare the measurements with a baseline written by fleet --write-baseline."),
     ] = None
     fail_on: FailOnOption = FailOn.ERROR
     ignore: IgnoreOption = None

@@ -58,10 +58,7 @@ def watch(
     keep_output: Annotated[
         bool,
         option(
-            OUTPUTS,
-            None,
-            "Keep CMD's output if it goes to no file, by giving CMD a pipe instead of a terminal.",
-            "--keep-output",
+            OUTPUTS, None, "Capture CMD's output through a pipe if it is not redirected to a file.", "--keep-output"
         ),
     ] = False,
     tell_slow: Annotated[

@@ -269,7 +269,7 @@ class _Stream:
         """Kind and length of the next message. Raises OSError (EPROTO) for what no agent of ours sends."""
         kind, length = _HEADER.unpack(self.content(_HEADER.size))
         if length > _LONGEST.get(kind, -1):
-            raise _foreign(f"a message of kind {kind!r} and {length} bytes")
+            raise _foreign(f"unexpected message of kind {kind!r} ({length} bytes)")
         return kind, length
 
     def content(self, length: int) -> bytes:

@@ -449,7 +449,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
 @planted(
     (  # DD705
         *("a bucket that is not reduced", (hooked, skips_bucket_1, "buckets", "bucket-view"), "DD718", []),
-        *("several buckets", "it is the rank's own alone", "Wrong: weight0, weight1"),
+        *("several buckets", "each rank keeps its own", "Wrong: weight0, weight1"),
     ),
     ("a rank that is missing from all modes", (hooked, drops_rank_1, *_ALL_PLAIN), "DD718", [1], "rank 1's share is"),
     (  # DD706
@@ -464,7 +464,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ("a mean over the users alone", (hooked, divides_by_the_users, "unused"), "DD718", [], "find_unused_parameters"),
     ("a gradient that no rank can have", (invents_a_gradient,), "DD718", [], "likely", "weight6"),
     # DD709
-    ("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD718", [], "no_sync()", "the rank's own alone"),
+    ("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD718", [], "no_sync()", "each rank keeps its own"),
     ("a lost micro-step", (no_sync_of, forgets_the_first), "DD718", [1], "rank 1's share counts 0.8571 times"),
     ("a second use that does not count", (loses_the_second_use, "twice"), "DD718", [], "used twice"),  # DD710
     ("a segment that counts twice", (checkpoints_twice,), "DD718", [], "it is 2 times what it must be"),  # DD720

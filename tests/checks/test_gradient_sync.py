@@ -218,7 +218,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ("no_sync that synchronizes", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
     (
         *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
-        *("step after no_sync() the gradient on every rank is wrong", "the rank's own alone"),
+        *("step after no_sync() the gradient on every rank is wrong", "each rank keeps its own"),
     ),
     (*("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []), "rank 2's share counts 0.6667 times"),
 )

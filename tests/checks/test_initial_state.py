@@ -185,7 +185,7 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
         ("tied", "DD740", "parameter second.weight is tied to first.weight, not a tensor of its own"),
         ("strides", "DD740", "first.weight has memory format strides (1, 4) instead of contiguous"),
         ("order", "DD741", "parameter number 0 is second.weight, not first.weight"),
-        ("name", "DD741", "parameter second.weight is called last.weight, and 1 more differ in name"),
+        ("name", "DD741", "parameter second.weight is called last.weight, and 1 more name differs"),
         ("buffer", "DD742", "buffer first.seen is not on rank"),
     ],
 )

@@ -67,7 +67,7 @@ def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
         ('busid="0000:18:00.0"', "", "line 4: '' is not a PCI address"),
         ('busid="0000:18:00.0"', 'busid="$(reboot)"', "line 4: '.*' is not a PCI address"),
         ('busid="0000:18:00.0"', 'busid="0000:19:00.0"', "line 10: 0000:19:00.0 appears twice"),
-        ('count="10"', 'count="-1"', "line 6: '-1' is not a number of links"),
+        ('count="10"', 'count="-1"', "line 6: '-1' is not a link count; expected a whole number"),
         ('numaid="0"', 'numaid="x"', "line 2: 'x' is not a NUMA node"),
         ("</cpu>", "", "the file is not XML"),
         ('<system version="1">', '<system version="1"><!DOCTYPE a>', "line 1: the file has a document type"),

@@ -157,7 +157,9 @@ class _ModeProbe:
         if not (way.hook or way.autocast or way.dtype):
             return None
         if self._relative > gradient_code.MOST_TOLERANCE:
-            raise _NotLooked(f"with {self._ctx.world_size} ranks, rounding errors hide a missing rank")
+            raise _NotLooked(
+                f"with {self._ctx.world_size} ranks, rounding errors are too large to detect a missing rank"
+            )
         try:
             hook = way.hook(self._ctx) if way.hook else None
             lacks = self._make_scaler() if way.autocast else ""

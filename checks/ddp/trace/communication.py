@@ -239,7 +239,7 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
             cost="gradients averaged with 8 bits of precision",
         )
         yield found.draft(
-            "Gradient averaging is exposed despite good buckets",
+            "Gradient averaging does not overlap with backward, although the bucket sizes are fine",
             found.time(_SHOWS, exposed_in(is_bucket)),
             found.time("computing", lambda step, _: step.compute_us),
             remedies=(

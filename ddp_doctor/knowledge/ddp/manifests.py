@@ -127,7 +127,11 @@ class Difference(Frozen):
         if self.kind == "order":
             return f"{self.what} {self.here}, not {self.there.rpartition(' ')[2]}"
         if self.kind == "name":
-            more = f", and {self.count - 1} more differ in name" if self.count > 1 else ""
+            more = (
+                f", and {self.count - 1} more {'names differ' if self.count > 2 else 'name differs'}"
+                if self.count > 1
+                else ""
+            )
             return f"{self.what} {self.names[0]} is called {self.here}{more}"
         if self.kind == "tied":
             return f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"

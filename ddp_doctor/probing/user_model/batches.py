@@ -155,7 +155,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     batch = Batch({str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form)
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
-            f"make_batch({step}) returns type {type(given).__name__} without a tensor or an object with a .to()"
+            f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object that has .to()"
         )
     batch = batch.changed(partial(_moved, device=ctx.device))
     return batch, tuple(

@@ -53,8 +53,8 @@ class CompileProbe(ModelProbe):
                 capture.end()
         if steps and not self._captured:
             raise Failed(
-                f"torch.compile did not compile any part of {ctx.model}: it is disabled, or skips the compiled object,"
-                " for example a torch module with .compile()"
+                f"torch.compile did not compile any part of {ctx.model}: torch.compile is disabled, or skips this kind"
+                " of object, for example a torch module on which .compile() was called"
             )
         return CompiledFact(
             model=ctx.model,

@@ -306,7 +306,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     for link in own.named("nvlink", "xgmi"):
         count = link.get("count")
         if not re.fullmatch(r"[0-9]{1,3}", count):
-            raise TopologyError(f"{quoted(count)} is not a number of links", link.line)
+            raise TopologyError(f"{quoted(count)} is not a link count; expected a whole number", link.line)
         switch = link.get("tclass").lower().startswith(_NVSWITCH)
         target = "switch" if switch else link.get("target").lower()
         links[target] = links.get(target, 0) + int(count)
