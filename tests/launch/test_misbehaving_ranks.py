@@ -21,7 +21,7 @@ RANKS = [2, pytest.param(4, marks=torches)]
 CASES = [
     (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce #1"),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce #1"),
-    (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
+    (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group #1"),
     (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
     (misbehaving.exits, "DD612", "Rank 1 exited early with code 3"),
     (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
@@ -75,7 +75,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
 @pytest.mark.parametrize(
     ("probe", "title", "detail"),
     [
-        (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code, misbehaving.py:", ""),
+        (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code at misbehaving.py:", ""),
         (misbehaving.all_abort, "Every rank was killed by SIGABRT in your code", "explain DDJ109"),
         (misbehaving.all_are_killed, "Every rank was killed by SIGKILL in all_reduce #1 of check scenario", ""),
         (misbehaving.all_exit, "Every rank exited early with code 0 in check scenario", ""),
