@@ -174,7 +174,7 @@ def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"Not as in {fact.file}: {name_list([each.name for each in fact.differ])}",
+        f"Differs from {fact.file}: {name_list([each.name for each in fact.differ])}",
         [
             Evidence(text=f"{each.name}: {each.before or 'not set'} before, {each.now or 'not set'} now")
             for each in fact.differ

@@ -43,7 +43,7 @@ ENDED = (
     " 130 interrupted."
 )
 FITS = (
-    "Exit codes: 0 fits, 1 no strategy fits, or not the given --strategy, 2 usage error or unusable model, 3 memory"
+    "Exit codes: 0 fits, 1 no strategy fits (or not --strategy), 2 usage error or unusable model, 3 memory"
     " unknown or estimate incomplete, 130 interrupted."
 )
 TRACED = (

@@ -292,7 +292,7 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
     report = compare(baseline, str(Path(baseline).with_name("later"))).report
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 2)
     assert "of other hardware: GPUs 8 NVIDIA A100 here, 8 NVIDIA H100" in report.summary
-    assert (finding.code, finding.title) == ("DD831", f"Not as in {baseline}: driver and GPUs")
+    assert (finding.code, finding.title) == ("DD831", f"Differs from {baseline}: driver and GPUs")
     [of_run] = [
         reading
         for reading in with_baseline(judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)).recording.readings

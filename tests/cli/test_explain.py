@@ -108,7 +108,7 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
     [
         ("DD000", "no rule, variable, error or term matches 'DD000'; run `ddp-doctor explain` to list all rules"),
         ("stragler", "did you mean 'straggler'"),
-        ("timeout", "did you mean 'timeout'"),
+        ("timeoutt", "did you mean 'timeout'"),
         ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
         ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
         ("x" * 10_000_000, "10000000 characters are too long for one error message; run `ddp-doctor logs FILE`"),
