@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 #: The texts that `make lint` checks. Add an area when it has no hits.
-AREAS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+AREAS = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/tutorial/*.md"),
+    *("docs/how-to/install.md", "docs/explanation/limits.md", "ddp_doctor/cli/**/*.py", "ddp_doctor/**/*.py:errors"),
+)
 _MOST_WORDS = 35  # of a sentence
 #: The start of a sentence, paragraph, list item or table cell.
 _START = r"(?:\A|(?<=[.!?;:|])\s+|\n\s*\n|\n\s*(?:[*+|#-]+|\d+\.))[\s*_]*"

@@ -256,7 +256,7 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
     assert sorted(task for task, _ in below) == ["0", "1"], said
     assert len({parent for _, parent in below}) == 2, "task 0 runs below the watcher, task 1 as without one"
     assert said.count("ddp-doctor: watching ") == 1
-    assert said.count("Failed: GPU of a rank has no memory left: 2.00 GiB more were asked for.") == 1, said
+    assert said.count("Failed: GPU of a rank is out of memory: 2.00 GiB requested.") == 1, said
 
 
 def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):

@@ -191,7 +191,7 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
     said = log.read_text().partition("2.00 GiB\n")[2]
     assert said.startswith("ddp-doctor: `sh -c ")
     assert "DDJ1" in said
-    assert "no memory left" in said.splitlines()[-1]
+    assert "is out of memory" in said.splitlines()[-1]
     assert "listen" not in said
     assert kept(state) == []
 
@@ -214,7 +214,7 @@ def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching
     assert process.wait(LIMIT_S) == 1
     assert "a\r\tRuntimeError: CUDA out of memory." in said
     assert [path.name for path in kept(state)[0].iterdir()] == ["stdout-0.0.txt"]
-    assert "no memory left" in said.splitlines()[-1]
+    assert "is out of memory" in said.splitlines()[-1]
 
 
 def test_output_that_is_kept_ends_the_command_where_nobody_reads_it_any_more(watching):
