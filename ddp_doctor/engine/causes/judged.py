@@ -49,7 +49,8 @@ class Judged:
         if self.pid is not None:
             command = command.replace("--pid PID", f"--pid {self.pid}")
         for word, name in _PLACEHOLDERS.items():
-            if _SAFE.fullmatch(value := self.values.get(name, "")):
+            value = re.sub(r"^([^:]+):\d+$", r"\1", self.values.get(name, ""))  # a peer may have its port
+            if _SAFE.fullmatch(value):
                 command = re.sub(rf"\b{word}\b", value, command)
         return command
 

@@ -145,6 +145,7 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     gone = _went_first(output, victims)
     saw = ranks_of(victims)
     # Of one rank alone it is known that the others saw it go.
+    local = () if gone else _went_first_locally(output)
     named = gone or (output.world - saw if saw and len(output.world - saw) == 1 else ())
     if not victims or any(waits(output.fact).values()):
         return
@@ -152,11 +153,25 @@ def _peer_died(output: Output) -> Iterator[Judged]:
         cause_named("peer-died-secondary"),
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
-        tuple(rank_culprit(output, rank) for rank in gone),
+        (*(rank_culprit(output, rank) for rank in gone), *local_culprits(local)),
         who=places(output, saw) or "a rank",
         detail=capital(_ends(output)),
-        values={"gone": capital(places(output, named) or "a rank")},
+        values={"gone": capital(local_places(local) or places(output, named) or "a rank")},
     )
+
+
+def _went_first_locally(output: Output) -> list[ProcessSeen]:
+    """The one process without a known rank that failed before the launcher stopped the others; empty for several.
+
+    Processes that only saw a connection closed exit with 1, as after any exception.
+    """
+    stopped = {sign.values.get("pid") for sign in output.signs("closing-signal")}
+    first = [
+        process
+        for process in output.died_locally
+        if str(process.pid) not in stopped and _signal_of(process) not in _ANSWERS and process.exit_code != 1
+    ]
+    return first if len(first) == 1 and not output.died else []
 
 
 def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
