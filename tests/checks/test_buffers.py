@@ -244,14 +244,14 @@ def on_the_others(what: str, how: str) -> str:
 @planted(
     (
         *("buffers that are never broadcast", (never_broadcasts,), "DD711", []),
-        on_the_others("buffers", "are not rank 0's: they are the rank's own"),
+        on_the_others("buffers", "differ from rank 0: they are the rank's own"),
     ),
     ("rank 1 with its own buffer", (stamps_again_in_forward, 1), "DD711", [1], "(node1)", "float_stamp"),
     ("rank 3 with its own buffer", (stamps_again_in_forward, 3), "DD711", [3], "(node3)", "float_stamp"),
     (*("statistics that stray in the second forward", (statistics_alone_stray,), "DD711", [1]), "norm.running_var"),
     (
         *("parameters that are never broadcast", (never_starts_equal,), "DD712", []),
-        on_the_others("parameters", "are not rank 0's"),
+        on_the_others("parameters", "differ from rank 0: "),
     ),
     ("wrong statistics of a rank", (computes_wrong_statistics, (2,)), "DD719", [2]),
     ("wrong statistics on all ranks", (computes_wrong_statistics, (0, 1, 2, 3)), "DD719", []),
@@ -262,7 +262,10 @@ def on_the_others(what: str, how: str) -> str:
     ("one rank outside SyncBatchNorm", (sync_batch_norm, synchronised_model, (2,)), "DD719", [2]),
     (
         *("buffers that are broadcast though it is off", (always_broadcasts,), "DD711", []),
-        *(on_the_others("buffers", "are overwritten: they are rank 0's"), "float_stamp, int_stamp"),
+        *(
+            on_the_others("Buffers", "are overwritten without buffer broadcast: they are rank 0's"),
+            "float_stamp, int_stamp",
+        ),
     ),
     ("rank 1 that loses its own buffer", (overwrites_its_own_buffer, 1), "DD711", [1], "float_stamp"),
     ("rank 3 that loses its own buffer", (overwrites_its_own_buffer, 3), "DD711", [3], "float_stamp"),
@@ -292,7 +295,7 @@ def test_buffers_of_another_rank_are_told(ranks):
 def test_a_smaller_world_is_judged_against_its_own_first_rank(ranks):
     on = (1, 2, 3)
     finding = only(judge(recording(ranks.facts(never_starts_equal, on=on), on)), "DD712")
-    assert "parameters on rank 2 (node2) and rank 3 (node3) are not rank 1's" in finding.title
+    assert "parameters on rank 2 (node2) and rank 3 (node3) differ from rank 1: " in finding.title
     assert finding.evidence[0].expected_from == "rank 1's, broadcast by DDP"
 
 

@@ -56,10 +56,10 @@ def test_a_graph_break_on_all_ranks_is_information_with_its_line_and_what_torch_
 @planted(
     ("a branch by rank", "branch", "DD840", [1, None], "compiles other graphs", "mul(", "compiled.py:"),
     ("a type", "cast", "DD840", [1, None], "double(", " -> float64 at compiled.py:", "rank 0 has view("),
-    ("a configuration", "heads", "DD840", [1, None], "8, -1) -> float32", "where rank 0 has view(", "4, -1)"),
+    ("a configuration", "heads", "DD840", [1, None], "8, -1) -> float32", "but rank 0 has view(", "4, -1)"),
     ("a graph break", "break_on_one_rank", "DD840", [1, None], "a graph break (", "rank 0 has no more graph breaks"),
     ("a smaller last batch", "last_batch", "DD841", [1], "its batch is [0] float32 3x8, and was [0] float32 4x8"),
-    ("not compiled", "on_some_ranks", "DD840", [1], "is compiled on rank 1 (node1), as it is on the others"),
+    ("not compiled", "on_some_ranks", "DD840", [1], "is compiled on rank 1 (node1), unlike on other ranks"),
     ("an exception", "of_one_size", "DD844", [1, None], "error, proved", "Error at compiled.py:"),
 )
 def test_a_planted_difference_is_named_and_no_other_rank_blamed(ranks, scenario, code, ranks_blamed, words):

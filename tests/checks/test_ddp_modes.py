@@ -449,12 +449,12 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
 @planted(
     (  # DD705
         *("a bucket that is not reduced", (hooked, skips_bucket_1, "buckets", "bucket-view"), "DD718", []),
-        *("several buckets", "each rank keeps its own", "Wrong: weight0, weight1"),
+        *("several buckets", "it is the local gradient", "Wrong in ddp-doctor's own model: weight0, weight1"),
     ),
     ("a rank that is missing from all modes", (hooked, drops_rank_1, *_ALL_PLAIN), "DD718", [1], "rank 1's share is"),
     (  # DD706
         *("a rank that keeps its own bucket view", (hooked, rank_1_keeps_its_own, "bucket-view"), "DD718", [1]),
-        "With gradient_as_bucket_view=True the gradient on rank 1 (node1) is wrong",
+        "With gradient_as_bucket_view=True, the gradient on rank 1 (node1) is wrong",
     ),
     (  # DD707
         *("a static graph that loses a use", (loses_the_second_use, "static-graph"), "DD718", []),
@@ -464,7 +464,14 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ("a mean over the users alone", (hooked, divides_by_the_users, "unused"), "DD718", [], "find_unused_parameters"),
     ("a gradient that no rank can have", (invents_a_gradient,), "DD718", [], "likely", "weight6"),
     # DD709
-    ("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD718", [], "no_sync()", "each rank keeps its own"),
+    (
+        "a last micro-step inside no_sync",
+        (no_sync_of, never_ends),
+        "DD718",
+        [],
+        "no_sync()",
+        "it is the local gradient",
+    ),
     ("a lost micro-step", (no_sync_of, forgets_the_first), "DD718", [1], "rank 1's share counts 0.8571 times"),
     ("a second use that does not count", (loses_the_second_use, "twice"), "DD718", [], "used twice"),  # DD710
     ("a segment that counts twice", (checkpoints_twice,), "DD718", [], "it is 2 times what it must be"),  # DD720
@@ -474,7 +481,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ),
     (
         *("a hook that skips a bucket", (replaced, "fp16_compress_hook", skips_bucket_1, "fp16-compress")),
-        *("DD718", [], "Wrong: weight0, weight1"),
+        *("DD718", [], "Wrong in ddp-doctor's own model: weight0, weight1"),
     ),
     (  # DD722
         *("PowerSGD that loses a rank", (replaced, "powerSGD_hook", drops_rank_1, "powersgd")),
@@ -501,13 +508,13 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
         *("rank 3 (node3) skipped the step", "Rank 3's gradient is infinite"),
     ),
     # DD731
-    ("a scale of a rank's own", (quarters_on_rank_1,), "DD730", [1], "on rank 1 (node1) then holds another scale"),
+    ("a scale of a rank's own", (quarters_on_rank_1,), "DD730", [1], "on rank 1 (node1) then has a wrong scale"),
     # DD732
     *(
         (f"infinities removed in {mode}", (hooked, removes_infinities, mode), "DD730", [], "no rank skips the step")
         for mode in ("autocast-bfloat16", "autocast-float16")
     ),
-    ("a scale that does not back off", (never_backs_off,), "DD730", [], "on every rank then holds another scale"),
+    ("a scale that does not back off", (never_backs_off,), "DD730", [], "on every rank then has a wrong scale"),
     ("a sum under autocast", (hooked, sums, "autocast-bfloat16"), "DD718", [], "the sum of the ranks'"),  # DD733
     *(  # DD734, DD735
         row

@@ -204,21 +204,28 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ),
     (
         *("a garbled element", (sabotaged, garbles_one_element), "DD701", []),
-        *("likely", "unsure which rank is off: no mix of the ranks' gradients gives it"),
+        *("likely", "the faulty rank is unknown: no mix of the ranks' gradients gives it"),
     ),
     (
         *("a rank that keeps its own gradient", (sabotaged, rank_1_keeps_its_own), "DD702", [1]),
-        "The gradient on rank 1 (node1) is wrong",
+        "Gradient on rank 1 (node1) is wrong",
     ),
     ("ranks that all keep their own gradient", (sabotaged, everyone_keeps_its_own), "DD702", [], "every rank"),
     ("a rank that gets NaN", (sabotaged, rank_3_gets_not_a_number), "DD702", [3], "not a finite number"),
     ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "error"),
-    ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong: weight3 of"),
-    ("a parameter without gradient", (frozen,), "DD701", [], "Wrong: weight1 of", "there is none"),
+    ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong in ddp-doctor's own model: weight3 on every rank"),
+    (
+        "a parameter without gradient",
+        (frozen,),
+        "DD701",
+        [],
+        "Wrong in ddp-doctor's own model: weight1 on every rank",
+        "there is none",
+    ),
     ("no_sync that synchronizes", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
     (
         *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
-        *("step after no_sync() the gradient on every rank is wrong", "each rank keeps its own"),
+        *("step after no_sync(), the gradient on every rank is wrong", "it is the local gradient"),
     ),
     (*("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []), "rank 2's share counts 0.6667 times"),
 )

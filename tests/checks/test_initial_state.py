@@ -194,8 +194,9 @@ def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, 
     facts = [one.value for one in results]
     finding = only(judge(recording(facts)), code)
 
+    peer = 1 if rank == 0 else 0
     assert blamed(finding) == [rank]
-    assert f"is not the same on rank {rank} (node{rank}) as on rank" in finding.title
+    assert f"model differs between rank {rank} (node{rank}) and rank {peer} (node{peer}): " in finding.title
     assert words in finding.title
     assert all("ddp_construct" not in dict(one.steps) for one in results)
     assert all(fact.after == {} for fact in facts)
@@ -220,9 +221,9 @@ def test_without_a_majority_no_rank_is_blamed_and_the_pair_is_told(ranks, on, od
     finding = only(judge(recording(facts, on)), "DD740")
 
     assert blamed(finding) == []
-    assert "is not the same on rank 1 (node1)" in finding.title
+    assert "model differs between rank 1 (node1) and " in finding.title
     assert "Compare rank 1 (node1)" in finding.detail
-    assert "No majority tells which of them is wrong" in finding.detail
+    assert "There is no majority, so it is unknown which is wrong" in finding.detail
     assert finding.confidence is Confidence.LIKELY
 
 
@@ -240,7 +241,7 @@ def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
 def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     finding = only(judge(recording(ranks.facts(scenario))), "DD743")
 
-    assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) are not rank 0's: " in finding.title
+    assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) differ from rank 0: " in finding.title
     assert finding.title.endswith("they are the rank's own")
     assert blamed(finding) == []
 
@@ -258,7 +259,7 @@ def test_one_tensor_that_one_rank_does_not_receive_names_both(ranks, name):
     finding = only(judge(recording(ranks.facts(leaves_out, name, (2,)))), "DD743")
 
     assert blamed(finding) == [2]
-    assert f"Wrong: {'head.weight, ' if name == 'weight' else ''}{name} of" in finding.detail
+    assert f"model: {'head.weight, ' if name == 'weight' else ''}{name} on rank 2 (node2)." in finding.detail
 
 
 def test_of_two_ranks_the_receiver_alone_is_not_blamed(ranks):

@@ -63,18 +63,23 @@ def found(report: Report) -> Finding:
 @pytest.mark.parametrize(
     ("situation", "code", "culprits", "stands"),
     [
-        ("missing", "DD650", [3], "Rank 3 never came; the replay hangs where the job hung: ranks 0-2 wait in all_red"),
+        (
+            "missing",
+            "DD650",
+            [3],
+            "Rank 3 never entered; the replay hangs at the same place as the job: ranks 0-2 wait in all_red",
+        ),
         (
             "sub-group",
             "DD650",
             [1],
             "rank 0 waits in all_reduce 2 of group 1; ranks 2, 3 wait in all_reduce 3 of the d",
         ),
-        ("crossed-groups", "DD650", [3], "Rank 3 made calls that do not meet the others'; the replay hangs"),
+        ("crossed-groups", "DD650", [3], "Rank 3 made mismatched calls; the replay hangs"),
         ("one-more", "DD650", [0], "rank 0 waits in broadcast 3 of the default group"),
         ("other-operation", "DD650", [3], "ranks 0-2 called all_reduce of 4 float32; rank 3 called broadcast of 4"),
         ("skipped-backward", "DD650", [3], "ranks 0-2 called all_reduce of 10 float32; rank 3 called barrier"),
-        ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups ran through in"),
+        ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups finished in"),
     ],
 )
 def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_path, situation, code, culprits, stands):
@@ -182,7 +187,7 @@ def test_every_kind_of_collective_comes_through(ranks: Ranks):
     assert [fact.stopped for fact in facts] == [""] * 4
     finding = found(judged(job, facts))
     assert finding.code == "DD652"
-    assert f"{len(kinds) + 1} collectives of 2 groups ran through" in finding.title
+    assert f"{len(kinds) + 1} collectives of 2 groups finished in" in finding.title
 
 
 @pytest.mark.ranks

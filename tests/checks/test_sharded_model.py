@@ -127,16 +127,20 @@ def test_a_rank_that_wraps_otherwise_is_named_before_anything_hangs(ranks, name,
 def test_parameters_that_no_unit_shards_are_named_with_the_reason(ranks):
     finding = planted(ranks, "root_not_wrapped")
 
-    assert "embedding.weight, head.weight" in finding.title
-    assert "the model itself is not given to fully_shard: nobody averages their gradients" in finding.title
+    assert "embedding.weight and head.weight are not sharded" in finding.title
+    assert "fully_shard() was not called on the model itself" in finding.title
+    assert "no rank averages their gradients" in finding.detail
     assert finding.severity is Severity.ERROR
 
 
-@pytest.mark.parametrize("name", ["ignored", "added_afterwards"])
-def test_a_head_that_no_unit_shards_is_named_and_no_rank_is_blamed(ranks, name):
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [("ignored", "head.weight is not sharded"), ("added_afterwards", "head.weight and head.bias are not sharded")],
+)
+def test_a_head_that_no_unit_shards_is_named_and_no_rank_is_blamed(ranks, name, title):
     finding = planted(ranks, name)
 
-    assert "fully_shard does not shard head.weight" in finding.title
+    assert finding.title == title
     assert set(blamed(finding)) == {None}
 
 
@@ -188,7 +192,7 @@ def test_a_unit_that_one_rank_leaves_out_is_named_with_its_line_before_it_hangs(
 def test_fully_shard_of_the_model_before_its_layers_is_raised_by_torch_and_the_remedy_says_the_order(ranks):
     finding = planted(ranks, "root_before_its_layers")
 
-    assert "the units first" in finding.remedies[0].summary
+    assert "units first and the containing model last" in finding.remedies[0].summary
 
 
 def test_replicas_that_start_from_other_parameters_are_named_and_no_optimizer_is(ranks):
@@ -206,8 +210,8 @@ def test_a_rank_whose_step_calls_the_model_less_often_is_named_before_the_others
     finding = planted(ranks, name)
 
     assert 1 in blamed(finding)
-    assert "In your step rank 1 calls " in finding.title
-    assert "rank 0 calls (the model) at sharded" in finding.title
+    assert "In your step rank 1 makes no more calls " in finding.title
+    assert "where rank 0 calls (the model) at sharded" in finding.title
 
 
 def test_a_step_that_trains_nothing_is_not_healthy(ranks):

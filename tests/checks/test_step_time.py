@@ -270,7 +270,7 @@ def test_a_rank_that_is_slow_because_something_else_runs_there_is_information():
     finding = only(judge(recording(facts)), "DD812")
 
     assert (finding.severity, blamed(finding)) == (Severity.INFO, [1])
-    assert "a processor 40% of the time" in finding.detail
+    assert "It had a CPU 40% of the time, because another program ran there" in finding.detail
 
 
 @pytest.mark.parametrize(

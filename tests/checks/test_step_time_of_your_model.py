@@ -149,9 +149,14 @@ def tried(without: Sequence[float], changed: Sequence[float], **changes: Any) ->
     [
         ([1.0] * 5, [0.8, 0.7, 0.8, 0.9, 0.8], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
         ([1.0] * 9, [0.8] * 8 + [1.1], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
-        ([1.0] * 5, [0.8, 0.7, 0.8, 1.1, 0.8], "not_tried", "Whether a step of train:model is shorter without"),
-        ([1.0] * 5, [0.99] * 5, "disproved", "Nothing that the trace advises makes a step of train:model shorter"),
-        ([1.0] * 5, [1.3] * 5, "disproved", "Nothing that the trace advises makes a step of train:model shorter"),
+        (
+            [1.0] * 5,
+            [0.8, 0.7, 0.8, 1.1, 0.8],
+            "not_tried",
+            "The rounds do not show whether a step of train:model is shorter without bucket_cap_mb",
+        ),
+        ([1.0] * 5, [0.99] * 5, "disproved", "No advice of the trace makes a step of train:model shorter"),
+        ([1.0] * 5, [1.3] * 5, "disproved", "No advice of the trace makes a step of train:model shorter"),
     ],
 )
 def test_a_change_is_proved_where_every_round_is_shorter_and_refuted_where_none_is(without, changed, status, title):

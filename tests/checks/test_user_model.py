@@ -178,13 +178,13 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
 @pytest.mark.parametrize(
     ("name", "code", "ranks_blamed", "words"),
     [
-        ("rank_branch", "DD776", [1], "extra.weight, extra.bias"),
+        ("rank_branch", "DD776", [1], "extra.weight and extra.bias"),
         ("additional_layer", "DD773", [1], "more.weight"),
         ("not_a_number", "DD779", [1], "loss"),
-        ("scaled_by_rank", "DD781", [1], "another loss"),
+        ("scaled_by_rank", "DD781", [1], "returns different losses on rank 1 (node1) and rank 0"),
         ("raises", "DD771", [1], "ValueError at planted.py:"),
         ("normalised_by_rank", "DD778", [1], "layer.weight"),
-        ("unused_head", "DD775", [], "extra.weight, extra.bias"),
+        ("unused_head", "DD775", [], "extra.weight and extra.bias"),
         ("on_meta", "DD774", [], "Parameter extra.weight"),
         ("input_on_meta", "DD774", [], "Input "),
         ("two_samples", "DD782", [], "sees only 2 samples per rank (1 layer, body.1)"),
@@ -198,13 +198,13 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("starts_the_group_itself", "DD771", [], "starts_the_group_itself raises ValueError at planted.py:"),
         ("raises_without_words", "DD771", [], "raises Wordless at planted.py:"),
         ("searches_in_vain", "DD783", [], "does not need find_unused_parameters=True"),
-        ("hooked_on_one_rank", "DD781", [1], "rank 1 alone has a hook on head.weight at planted.py:"),
-        ("hooked_afterwards_on_one_rank", "DD781", [1], "another gradient of head.weight on rank 1"),
-        ("frozen_in_the_forward", "DD776", [1], "takes requires_grad from extra.weight, extra.bias there"),
-        ("thawed", "DD777", [], "extra.weight, extra.bias"),
-        ("thawed_on_one_rank", "DD777", [1], "extra.weight, extra.bias"),
-        ("made_late", "DD777", [], "late.weight, late.bias"),
-        ("draws_from_its_own", "DD780", [], "another gradient"),
+        ("hooked_on_one_rank", "DD781", [1], "only rank 1 has a hook on head.weight at planted.py:"),
+        ("hooked_afterwards_on_one_rank", "DD781", [1], "different gradients of head.weight on rank 1"),
+        ("frozen_in_the_forward", "DD776", [1], "takes requires_grad from extra.weight and extra.bias there"),
+        ("thawed", "DD777", [], "extra.weight and extra.bias"),
+        ("thawed_on_one_rank", "DD777", [1], "extra.weight and extra.bias"),
+        ("made_late", "DD777", [], "late.weight and late.bias"),
+        ("draws_from_its_own", "DD780", [], "a different gradient the second time"),
     ],
 )
 def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, words):
@@ -222,7 +222,7 @@ def test_instance_norm_with_two_samples_is_silent(ranks):
 def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
     finding = only(findings_of(ranks, "planted:rank_branch", (0, 1, 2)), "DD776")
     assert "rank 1 calls head at healthy.py:" in finding.title
-    assert "where rank 0 calls extra at healthy.py:" in finding.title
+    assert "but rank 0 calls extra at healthy.py:" in finding.title
     assert len(lines_of(finding)) == 1
 
 
@@ -242,7 +242,7 @@ def test_parameters_that_drift_on_most_ranks_blame_none(ranks):
 def test_a_first_rank_that_computes_otherwise_is_named_and_not_those_that_agree(ranks, name):
     finding = only(findings_of(ranks, f"planted:{name}", (0, 1, 2)), "DD781")
     assert [rank for rank in blamed(finding) if rank is not None] == [0]
-    assert "on rank 0 (node0) than on rank 1 (node1)" in finding.title
+    assert "on rank 0 (node0) and rank 1 (node1)" in finding.title
 
 
 @pytest.mark.parametrize("name", ["hooked_on_one_rank", "hooked_on_the_first_rank", "scaled_by_rank"])
@@ -326,7 +326,7 @@ def test_a_loss_that_raises_is_named_with_its_line(ranks):
 
 def test_a_factory_that_is_misused_on_one_rank_alone_is_a_finding_about_that_rank(ranks):
     finding = only(findings_of(ranks, "planted:wrong_on_one_rank"), "DD771")
-    assert "cannot be used on rank 1 (node1): " in finding.title
+    assert "is unusable on rank 1 (node1): " in finding.title
     assert "returns type NoneType" in finding.title
     assert [rank for rank in blamed(finding) if rank is not None] == [1]
 

@@ -123,7 +123,7 @@ def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_
         holder.kill()
 
     assert done.returncode == 1, done
-    assert f"Port {port} of" in done.stdout
+    assert f"Rendezvous port {port} of" in done.stdout
     assert f"is in use by python (pid {holder.pid})" in done.stdout
     assert " ok collectives process_group\n" in done.stdout
 

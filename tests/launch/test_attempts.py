@@ -94,7 +94,7 @@ def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_
 
     killer = Thread(target=kill_one)
     killer.start()
-    with pytest.raises(Spoiled, match="ended from outside"):
+    with pytest.raises(Spoiled, match="killed from outside"):
         attempt(agent, Reproducer(kind="all_reduce", size_bytes=1 << 28), LOOPBACK)
     killer.join()
 

@@ -118,4 +118,4 @@ def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_start
 
     assert done.returncode == 1, done
     assert done.stdout.count("ERROR") == 1
-    assert "the name localhost resolves to 127.0.0.1" in done.stdout.splitlines()[-1]  # the agent's own finding
+    assert "localhost resolves to 127.0.0.1, which is" in done.stdout.splitlines()[-1]  # the agent's own finding

@@ -66,7 +66,9 @@ def test_without_a_writable_folder_the_sentence_says_why_and_what_to_set(tempora
     monkeypatch.setenv("TMPDIR", str(missing))
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(missing)])
 
-    with pytest.raises(UsageError, match=r"writable \(/.*/missing: No such file or directory\): set TMPDIR to one"):
+    with pytest.raises(
+        UsageError, match=r"cannot write to '/.*/missing': No such file or directory; set TMPDIR to a writable"
+    ):
         folders.make_run_folder()
 
 

@@ -62,7 +62,7 @@ def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: St
 
     assert codes(report) == ["DD516"]
     (finding,) = (one for one in report["findings"] if one["code"] == "DD516")
-    assert finding["title"].startswith("What node7 sent cannot be read")
+    assert finding["title"].startswith("node7 sent unreadable messages")
     assert (report["verdict"], head.process.returncode) == ("unsure", 3)
     _says_nothing_of_its_own_inside(head)
 

@@ -156,7 +156,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         (*culprits(recording, ranks), *code(*parameters[:8])),
         f"DDP returns a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of"
         f" {fact.model} on {on_ranks(recording, ranks)}:"
-        f" {'each rank keeps its own' if is_own else 'not the mean of the ranks'}",
+        f" {'it is the local gradient' if is_own else 'not the mean of the ranks'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,

@@ -239,7 +239,7 @@ def words(reading: Reading, ranks: int) -> str:
         return "it is the sum of the ranks' gradients, not their mean"
     return {
         "mean": "it is the mean of all ranks",
-        "own": "each rank keeps its own instead of the mean of all ranks",
+        "own": "it is the local gradient, not the mean of all ranks",
         "scaled": f"it is {reading.scale:g} times the mean",
         "other": "no mix of the ranks' gradients gives it",
         "absent": "there is none",
