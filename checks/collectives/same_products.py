@@ -145,7 +145,8 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
             yield proved(
                 [_culprit(recording, rank) for rank, _ in group.odd],
                 f"{capital(names)} {'multiply' if several else 'multiplies'} matrices"
-                f" wrongly: {'their' if several else 'its'} products differ from those of {len(group.sound)} ranks with the same kind of device",
+                f" wrongly: {'their' if several else 'its'} products differ from those of {len(group.sound)} ranks with"
+                " the same kind of device",
                 _evidence(recording, group),
                 _GPU if group.sound[0].fact.device.startswith("cuda") else _CPU,
                 detail="Training would continue with wrong gradients.",

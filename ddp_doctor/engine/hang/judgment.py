@@ -43,7 +43,7 @@ COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
-#: Steps in which it is the local gradient GPU busy, and of which none says that a rank waits: those of gpu_speed, and
+#: Steps in which each rank keeps its own GPU busy, and of which none says that a rank waits: those of gpu_speed, and
 #: the steps of a large model that ``fit --measure`` makes.
 ALONE = frozenset({"matmul", "copy", "host_copy", "measured_step"})
 #: Steps of user_model that are a whole step of the user's job, with collectives of fully_shard's and code of its own.
