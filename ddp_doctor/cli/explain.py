@@ -15,7 +15,7 @@ from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME as STRATEGIES
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
-from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
+from ddp_doctor.knowledge.gpu.xids import CATALOG, RECOVERY_ACTION, XIDS, xid
 from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Page, Sign
@@ -151,6 +151,10 @@ def _about_xid(number: int) -> list[str]:
         "reset": "The GPU needs a reset.",
         "reboot": "The host needs a reboot.",
     }[known.kind]
+    if number == RECOVERY_ACTION:
+        asks = "The line names the action that the driver asks for: a reset of the GPU or a reboot of the host."
+    elif number not in XIDS:
+        asks = "Look it up in NVIDIA's catalog before you use the GPU again."
     code = "DD330" if known.stays else "DD332" if known.kind == "application" else "DD331"
     rules = [rule for rule in _rules() if rule.code == code]
     rules += [cause for cause in _rules() if re.search(rf"\bXids?\b[^.]*\b{number}\b", cause.doc)]

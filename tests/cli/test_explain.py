@@ -74,7 +74,7 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
             '"NVRM: Xid (PCI:0000:17:00): 119"',
             "Xid 119: the GPU's system",
         ),
-        ("xid 999", "Xid 999: not in the doctor's table", "Source: "),
+        ("xid 999", "Xid 999: unknown to ddp-doctor. Look it up in NVIDIA's catalog", "Source: "),
         ("allreduce", "all-reduce: a collective", "\nCheck allreduce: "),
         ("ALL REDUCE", "all-reduce: a collective", "`ddp-doctor run --only allreduce`"),
         ("all_reduce", "all-reduce: a collective", "DD601 "),

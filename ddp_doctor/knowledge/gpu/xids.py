@@ -90,7 +90,7 @@ XIDS: dict[int, Xid] = {
 }
 #: A GPU that the driver found off the bus without an Xid means what this one does.
 OFF_BUS = 79
-UNKNOWN = Xid("not in the doctor's table", "watch")
+UNKNOWN = Xid("unknown to ddp-doctor", "watch")
 
 
 def xids_of(cause: str, *kinds: Class) -> str:
