@@ -144,7 +144,7 @@ def _xid(text: str) -> str:
 
 
 def _about_xid(number: int) -> list[str]:
-    known = xid(number)
+    known, meaning = xid(number), xid(number).meaning
     asks = {
         "application": "A program caused it or was stopped. It does not show a GPU fault.",
         "watch": "No action is needed now.",
@@ -152,13 +152,14 @@ def _about_xid(number: int) -> list[str]:
         "reboot": "The host needs a reboot.",
     }[known.kind]
     if number == RECOVERY_ACTION:
-        asks = "The line names the action that the driver asks for: a reset of the GPU or a reboot of the host."
+        meaning = "the driver asks for a recovery action"
+        asks = "The line names the action: a reset of the GPU or a reboot of the host."
     elif number not in XIDS:
         asks = "Look it up in NVIDIA's catalog before you use the GPU again."
     code = "DD330" if known.stays else "DD332" if known.kind == "application" else "DD331"
     rules = [rule for rule in _rules() if rule.code == code]
     rules += [cause for cause in _rules() if re.search(rf"\bXids?\b[^.]*\b{number}\b", cause.doc)]
-    lines = [f"Xid {number}: {known.meaning}. {asks}", *_listed({rule.code: rule for rule in rules}.values())]
+    lines = [f"Xid {number}: {meaning}. {asks}", *_listed({rule.code: rule for rule in rules}.values())]
     return [*lines, f"Source: {CATALOG}"]
 
 
