@@ -306,6 +306,14 @@ def test_a_pair_without_a_processor_is_not_called_slow(queued_share: float, code
     assert [finding.code for finding in _found([starved, *facts[1:]], [0, 1, 2], "nccl")] == codes
 
 
+def test_starved_pair_of_a_slow_sender_does_not_count_as_fast():
+    facts = _facts([0, 1, 2, 3], lambda _across, sender, _receiver: 0.003 if sender == 1 else 0.6)
+    pairs = tuple(pair.model_copy(update={"queued_share": 0.5 if pair.peer == 1 else 0.0}) for pair in facts[2].pairs)
+    found = _found([*facts[:2], facts[2].model_copy(update={"pairs": pairs}), facts[3]], [0, 1, 2, 3], "gloo")
+
+    assert [(finding.code, finding.culprits[0].node) for finding in found] == [("DD630", "node1")]
+
+
 def test_a_slow_pair_that_was_not_measured_again_is_only_possible():
     (found,) = _judge([4], lambda _, s, r: 2.0 if {s, r} == {1, 2} else 200.0, measured_again=False)
     assert (found.severity, found.confidence) == (Severity.INFO, Confidence.POSSIBLE)

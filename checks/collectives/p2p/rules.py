@@ -140,8 +140,14 @@ class _Rates:
 
     def slower(self, ratio: float) -> set[Path]:
         """The paths with less than this part of what is typical."""
-        slow = {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
-        return slow - self.starved
+        return self._slow(ratio) - self.starved
+
+    def known(self, ratio: float) -> set[Path]:
+        """The paths that are slow or fast for certain, without slow paths of starved ranks."""
+        return {*self.of} - (self._slow(ratio) & self.starved)
+
+    def _slow(self, ratio: float) -> set[Path]:
+        return {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
 
     @property
     def kind(self) -> str:
@@ -204,7 +210,7 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     if rates is None:
         return
     bad = rates.slower(SLOW_PAIR_RATIO)
-    ends, left = _of_ranks(recording, bad, rates.of.keys() - bad)
+    ends, left = _of_ranks(recording, bad, rates.known(SLOW_PAIR_RATIO) - bad)
     for slow in (*ends, *_of_pairs(recording, rates, left)):
         # NVLink is never slower than host memory; a link of it that is down is to be repaired.
         pairs = sorted({(min(path), max(path)) for path in slow.paths})
@@ -266,8 +272,9 @@ def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
     rates = _rates(recording, True)
     if rates is None:
         return [], set()
-    ways, slow, found = _ways(recording, rates.of), rates.slower(path_quality.SLOW_NODE_RATIO), []
-    good, bad = rates.of.keys() - slow, _bad(ways, slow)
+    known, slow = rates.known(path_quality.SLOW_NODE_RATIO), rates.slower(path_quality.SLOW_NODE_RATIO)
+    ways, found = _ways(recording, known), list[_Slow]()
+    good, bad = known - slow, _bad(ways, slow)
     if len({node for way in ways for node in way}) > 2:
         blamed = _blame(bad, ways.keys() - bad)
         for node, of_node, does in _ends(blamed, bad):
