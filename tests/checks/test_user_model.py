@@ -280,7 +280,7 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:NO_CALLABLE", "is of type int; name a callable"),
         ("planted:needs_an_argument", "missing a required argument: 'width'"),
         ("planted:gives_a_number", "returns type int"),
-        ("planted:batch_is_text", "returns type str without a tensor"),
+        ("planted:batch_is_text", "returns a str without a tensor"),
         ("planted:a_batch_itself", "type Tensor as make_batch; it must be a function make_batch(step)"),
         (
             "planted:batch_without_step",
