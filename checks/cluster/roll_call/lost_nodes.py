@@ -74,7 +74,8 @@ def _title(recording: Recording, cause: Cause) -> str:
         names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
         if cause.how == "stopped":
             stopped = max(silence.fact.stopped_s for silence in cause.seen)
-            return f"{names} was stopped for {stopped:.1f} s, and {silent} gave up waiting"
+            were = "were" if len(cause.blamed) > 1 else "was"
+            return f"{names} {were} stopped for {stopped:.1f} s, and {silent} gave up waiting"
         if cause.how == "link-down":
             lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
             return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
