@@ -28,11 +28,8 @@ _SAME = (
 _IGNORED = frozenset(
     """
     a about after all am an and any are as at be because been but by can cannot could did do does doesn for from
-
     get gets had has have how i if in into is isn it its just me my no not of off on one only or our over own so
-
     than that the their them then there these they this those to too up was we were what when where which while
-
     who whose why will with without work works would you your
     """.split()  # noqa: SIM905  a list of words
 )

@@ -73,7 +73,7 @@ _NOT_GOOD = _any_of(
     r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
     r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
-    r"(?:download|load|tokeniz|map|caching)\w*\b.{0,40}100 ?%|shards?",
+    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?",
     r"NCCL INFO (?!.*Destroy COMPLETE)",
 )
 _UNUSUAL = _any_of(

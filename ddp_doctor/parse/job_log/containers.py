@@ -10,6 +10,7 @@ journald writes a message that is not plain text as an array of bytes (systemd, 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,10 +28,9 @@ _FRAME = re.compile(r"^\s+(?P<function>\S.{0,200}?) \((?P<place>[^()\n]{1,300}:\
 
 def is_utf16(head: bytes, _name: str = "") -> bool:
     """Return True if a file is UTF-16: by its byte-order mark, or because every other byte is zero."""
-    sample = head[:400]
-    return head[:2] in _BYTE_ORDER_MARKS or (
-        len(sample) >= 8 and max(sample[::2].count(0), sample[1::2].count(0)) * 5 > len(sample) * 2
-    )
+    few, many = sorted((head[:400:2].count(0), head[1:400:2].count(0)))
+    is_alternate = len(head) >= 8 and many * 5 > len(head[:400]) * 2 and few * 20 < len(head[:400])
+    return head[:2] in _BYTE_ORDER_MARKS or is_alternate  # zeros in a row are what a crash of the host leaves
 
 
 def text_of_utf16(data: bytes) -> str:
@@ -44,7 +44,8 @@ def is_entries(head: bytes, _name: str = "") -> bool:
     if head[:1] not in (b"{", b"[") or head.startswith(b'{"log":'):
         return False
     first = head.partition(b"\n")[0]
-    return b'"__REALTIME_TIMESTAMP"' in first or len(_MESSAGE.findall(first)) > 1
+    most = max(Counter(_MESSAGE.findall(first)).values(), default=0)  # one entry has each key once
+    return b'"__REALTIME_TIMESTAMP"' in first or most > 1
 
 
 def text_of_entries(data: bytes) -> str:
