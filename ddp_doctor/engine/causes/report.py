@@ -93,7 +93,9 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
         return named[0].title.rstrip(".")
     if named:
         title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
-        return f"Failed, cause not proven: {title.rstrip('.')}{others}"
+        # A cause without a domain says what is known; any other is a guess.
+        possibly = "possibly " if diagnosis.causes[0].cause.domain != "unknown" else ""
+        return f"Failed, cause not proven: {possibly}{title.rstrip('.')}{others}"
     worst_beside = [] if verdict is Verdict.HEALTHY else worst_first(findings)
     of_jobs = [finding for finding in worst_beside if is_of_cause(finding.code)]
     if of_jobs or verdict is Verdict.UNHEALTHY:  # by a recording beside the output; its own job went on
