@@ -299,17 +299,26 @@ def test_a_rank_that_exchanged_with_nobody_has_no_result(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("queued_share", "codes"), [(0.2, ["DD631"]), (0.3, [])])
 def test_a_pair_without_a_processor_is_not_called_slow(queued_share: float, codes: list[str]):
     """The other rank of the pair may be on an idle node."""
-    facts = _facts([0, 1, 2], lambda _across, sender, receiver: 1.0 if (sender, receiver) == (0, 1) else 25.0)
+    facts = _facts([0, 1, 2], lambda _across, sender, receiver: 3.0 if (sender, receiver) == (0, 1) else 25.0)
     (pair, *others) = facts[0].pairs
     starved = facts[0].model_copy(update={"pairs": (pair.model_copy(update={"queued_share": queued_share}), *others)})
 
     assert [finding.code for finding in _found([starved, *facts[1:]], [0, 1, 2], "nccl")] == codes
 
 
-def test_starved_pair_of_a_slow_sender_does_not_count_as_fast():
-    facts = _facts([0, 1, 2, 3], lambda _across, sender, _receiver: 0.003 if sender == 1 else 0.6)
-    pairs = tuple(pair.model_copy(update={"queued_share": 0.5 if pair.peer == 1 else 0.0}) for pair in facts[2].pairs)
-    found = _found([*facts[:2], facts[2].model_copy(update={"pairs": pairs}), facts[3]], [0, 1, 2, 3], "gloo")
+@pytest.mark.parametrize(
+    ("rate_gb_per_s", "starved_receivers"),
+    [
+        pytest.param(0.1, [2], id="a slow pair of a starved rank does not count as fast"),
+        pytest.param(0.003, [0, 2], id="200 times slower is not explained by half the time in the run queue"),
+    ],
+)
+def test_slow_sender_is_named_when_receivers_are_starved(rate_gb_per_s: float, starved_receivers: list[int]):
+    facts = _facts([0, 1, 2, 3], lambda _across, sender, _receiver: rate_gb_per_s if sender == 1 else 0.6)
+    for rank in starved_receivers:
+        pairs = (pair.model_copy(update={"queued_share": 0.5 if pair.peer == 1 else 0.0}) for pair in facts[rank].pairs)
+        facts[rank] = facts[rank].model_copy(update={"pairs": tuple(pairs)})
+    found = _found(facts, [0, 1, 2, 3], "gloo")
 
     assert [(finding.code, finding.culprits[0].node) for finding in found] == [("DD630", "node1")]
 

@@ -188,7 +188,12 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
     typical = path_quality.typical_rate(best, recording.backend)
     usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
     sure = min(typical, path_quality.typical_rate(usual, recording.backend))
-    starved = {(a, b) for a, b in rates if max(queued[a, b], queued.get((b, a), 0.0)) >= path_quality.STARVED_SHARE}
+    starved = set()
+    for (sender, receiver), rate in rates.items():
+        share = max(queued[sender, receiver], queued.get((receiver, sender), 0.0))
+        left_over = typical / rate * (1 - share)  # times slower, without the time in the run queue
+        if share >= path_quality.STARVED_SHARE and left_over < path_quality.VERY_SLOW_RATIO:
+            starved.add((sender, receiver))
     least_ratio = path_quality.VERY_SLOW_RATIO if few else 0.0
     return _Rates(across, rates, typical, sure, frozenset(confirmed), least_ratio, frozenset(starved))
 
@@ -250,7 +255,8 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         at their end explains; between two ranks, one way with less than a tenth of the other. More than a quarter of
         all pairs, or half of few ranks', is how the network is built: information that names nobody. Over gloo no more
         than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts. A pair is left out
-        if one of its ranks had no processor for three tenths of the time.
+        if one of its ranks had no processor for three tenths of the time, unless the pair is ten times slower
+        without that time as well.
     Why: A ring is as fast as its slowest link.
     Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
     See: docs/explanation/measurements.md

@@ -60,7 +60,8 @@ AGAIN_TIMES, AGAIN_ROUNDS, AGAIN_SHARE = 3, 8, 0.2
 ALONE_S, ALONE_SHARE = 6.0, 0.4
 
 #: A pair is not called slow if one of its ranks had no processor for this share of the time or more. At loads of 11 to
-#: 19 on two cores, slow paths had 0.004 to 0.2 and healthy ones up to 1.4 (the sum of several threads).
+#: 19 on two cores, slow paths had 0.004 to 0.2 and healthy ones up to 1.4 (the sum of several threads). A healthy pair
+#: without a processor was up to 9 times slower, so one that is VERY_SLOW_RATIO times slower without that time is slow.
 STARVED_SHARE = 0.3
 
 # --- Judging --------------------------------------------------------------------------------------------
