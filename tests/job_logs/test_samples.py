@@ -61,6 +61,13 @@ CLOSED = "[rank{}]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0
 GLOO = "[rank0]: RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
 ENDED = "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
 
+SUMMARY = """[1]:
+  time      : 2026-11-29_17:19:38
+  host      : node1
+  rank      : {rank} (local_rank: {local})
+  exitcode  : {exitcode} (pid: {pid})
+  error_file: <N/A>"""
+
 
 @pytest.mark.parametrize(
     ("lines", "title"),
@@ -69,6 +76,16 @@ ENDED = "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/ap
         (
             [CLOSED.format(0), CLOSED.format(2), "[rank1]: step 3", "[rank3]: step 3"],
             "A rank exited without a message: rank 0 and rank 2 lost the connection",
+        ),
+        (
+            [
+                CLOSED.format(0),
+                "W1129 17:19:38.656000 7067 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 71"
+                " closing signal SIGTERM",
+                *SUMMARY.format(rank=1, local=1, exitcode=-15, pid=71).splitlines(),
+                *SUMMARY.format(rank=0, local=0, exitcode=1, pid=70).splitlines(),
+            ],
+            "A rank exited without a message: rank 0 (node1) lost the connection",
         ),
         ([GLOO, f"{ENDED} local_rank: 0 (pid: 7)"], "A collective timed out on rank 0: the cause is unknown"),
     ],

@@ -146,7 +146,9 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     saw = ranks_of(victims)
     # Of one rank alone it is known that the others saw it go.
     local = () if gone else _went_first_locally(output)
-    named = gone or (output.world - saw if saw and len(output.world - saw) == 1 else ())
+    stopped = [rank.rank for rank in output.fact.ranks if str(rank.pid) in _stopped_by_launcher(output)]
+    others = output.world.difference(saw, stopped)
+    named = gone or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()):
         return
     yield Judged(
@@ -160,16 +162,20 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     )
 
 
+def _stopped_by_launcher(output: Output) -> set[str | None]:
+    """Return the pids of the processes that a launcher stopped because another one had failed."""
+    return {sign.values.get("pid") for sign in output.signs("closing-signal")}
+
+
 def _went_first_locally(output: Output) -> list[ProcessSeen]:
     """The one process without a known rank that failed before the launcher stopped the others; empty for several.
 
     Processes that only saw a connection closed exit with 1, as after any exception.
     """
-    stopped = {sign.values.get("pid") for sign in output.signs("closing-signal")}
     first = [
         process
         for process in output.died_locally
-        if str(process.pid) not in stopped and _signal_of(process) not in _ANSWERS and process.exit_code != 1
+        if str(process.pid) not in _stopped_by_launcher(output) and _signal_of(process) not in _ANSWERS and process.exit_code != 1
     ]
     return first if len(first) == 1 and not output.died else []
 
@@ -180,11 +186,11 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
     All its output must be there: it stands in one file with what the launcher says of ends.
     """
     complained = ranks_of(s for s in output.fact.signs if SIGNS[s.sign][0].role != "context")
-    ended_by_launcher = {sign.values.get("pid") for sign in output.signs("closing-signal")}
+    stopped = _stopped_by_launcher(output)
     gone = [
         rank.rank
         for rank in output.died
-        if rank.rank not in complained and not (_signal_of(rank) in _ANSWERS and str(rank.pid) in ended_by_launcher)
+        if rank.rank not in complained and not (_signal_of(rank) in _ANSWERS and str(rank.pid) in stopped)
     ]
     files = {s.where.file for s in output.fact.signs if SIGNS[s.sign][0].tier == "launcher"}
     known = all(ranks_of([sign]) and sign.where.file in files for sign in victims)
