@@ -109,14 +109,14 @@ def _diagnose_job(recording: Recording) -> Diagnosis:
     from ddp_doctor.engine.causes import fallbacks  # no other command has to wait for these tables
     from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import causes
-    from ddp_doctor.facts.job_log import JobLogFact, RecordingFact
+    from ddp_doctor.facts.job_log import RecordingFact
 
-    options, job = recording.options, recording.first(JobLogFact)
+    options = recording.options
     beside = tuple(at.fact.recording.ignoring(options.ignore) for at in recording.facts(RecordingFact))
     with no_garbage_collection():
         named = causes(recording)
         kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
-        found = [finding_of(judged, options.command, job.backend if job else None) for judged in kept]
+        found = [finding_of(judged, options.command) for judged in kept]
     others = [diagnose(recording, rules_in(fallbacks)), *map(diagnose, beside)]
     left_out = sorted({judged.cause.code for judged in named if judged not in kept})
     return Diagnosis(

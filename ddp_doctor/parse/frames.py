@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 
-#: Not the job's: torch, the standard library, the doctor, and what has no file.
+#: Not the job's: torch, the standard library, the doctor, commands that packages install, and what has no file.
 _LIBRARY = re.compile(
-    r"/torch/|/ddp_doctor/(checks|model|probing|ranks)/"
-    r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<"
+    r"[/\\]torch[/\\]|/ddp_doctor/(checks|model|probing|ranks)/"
+    r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<|[/\\](?:bin|Scripts)[/\\][\w-]+:\d"
 )
-_INSTALLED = re.compile(r"/(site|dist)-packages/")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 #: The user's code by the phase of the check user_model that runs it.
 YOURS = {
     "import": "the import of your module",

@@ -80,8 +80,7 @@ SUMMARY = """[1]:
         (
             [
                 CLOSED.format(0),
-                "W1129 17:19:38.656000 7067 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 71"
-                " closing signal SIGTERM",
+                "W1129 17:19:38.656000 7067 elastic/api.py:1028] Sending process 71 closing signal SIGTERM",
                 *SUMMARY.format(rank=1, local=1, exitcode=-15, pid=71).splitlines(),
                 *SUMMARY.format(rank=0, local=0, exitcode=1, pid=70).splitlines(),
             ],
@@ -97,6 +96,92 @@ def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], ti
     report = logs([str(tmp_path / "job.out")]).report
 
     assert [finding.title for finding in report.findings] == [title]
+
+
+IN_DISTRIBUTED = r"""  File "C:\torch\distributed\rendezvous.py", line 185, in _create
+    return TCPStore(
+RuntimeError: no libuv
+"""
+LAUNCHER = """Traceback (most recent call last):
+  File "/opt/env/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+  File "/opt/env/lib/python3.11/site-packages/accelerate/commands/launch.py", line 1205, in _validate_launch_command
+    raise ValueError(
+ValueError: You can only use one of `--cpu`, `--multi_gpu` at a time.
+"""
+CHAINED = """-- Process 3 terminated with the following error:
+Traceback (most recent call last):
+  File "/home/me/trainer.py", line 20, in check
+    + "-" * 80
+FloatingPointError: gradients are inconsistent
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/main.py", line 7, in main
+"""
+ENDED_BY_SPAWN = """Traceback (most recent call last):
+  File "/home/me/train.py", line 213, in main
+    mp.spawn(worker, nprocs=4)
+  File "/opt/env/lib/python3.6/site-packages/torch/multiprocessing/spawn.py", line 107, in join
+    (error_index, name)
+Exception: process 3 terminated with signal SIGKILL
+"""
+NO_GRADIENT = """[rank0]: RuntimeError: Expected to have finished reduction in the prior iteration before starting it.
+[rank0]: making sure all `forward` function outputs participate in calculating loss.
+[rank0]: Parameter indices which did not receive grad for rank 3: 444 445
+"""
+HOROVOD = """[1,0]<stderr>:[W stall_inspector.cc:107] One or more tensors were broadcasted by subset of ranks.
+[1,0]<stderr>:Stalled ranks:
+[1,0]<stderr>:6: [horovod_allreduce.0, horovod_allreduce.1 ...]
+"""
+SHARED_GPU = "".join(
+    f"[1,{rank}]<stdout>:node3:8{rank}:9{rank} [0] init.cc:497 NCCL WARN Duplicate GPU detected :"
+    f" rank {rank} and rank {peer} both on CUDA device {bus}\n"
+    for rank, peer, bus in ((2, 0, 1000), (5, 0, 1000), (7, 6, 2000))
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "title"),
+    [
+        (
+            "[E ProcessGroupNCCL.cpp:916] [Rank 1] CUDA error: uncorrectable ECC error encountered",
+            "GPU of rank 1 has an uncorrectable memory error",
+        ),
+        (NO_GRADIENT, "Model parameters get no gradient on rank 0: numbers 444 445"),
+        (NO_GRADIENT.replace("[rank0]: ", ""), "Model parameters get no gradient on rank 3: numbers 444 445"),
+        (HOROVOD, "Rank 6 never entered a collective"),
+        (HOROVOD.replace("[1,0]<stderr>:", ""), "Rank 6 never entered a collective"),
+        (SHARED_GPU, "Ranks 0, 2, 5 of one node use the same GPU, 1000"),
+        (
+            "(raylet) 1 Workers killed due to memory pressure (OOM), 0 crashed at node (ID: 3, IP: 10.95.143.76)",
+            "Host memory ran out on 10.95.143.76, and a process of the job was killed",
+        ),
+        (ENDED_BY_SPAWN, "Local rank 3 was killed by SIGKILL, and host memory may have run out"),
+        (LAUNCHER, "The arguments were rejected: You can only use one of `--cpu`, `--multi_gpu` at a time."),
+        (
+            CHAINED,
+            "Local rank 3 stopped in /home/me/trainer.py:20 in check: FloatingPointError: gradients are inconsistent",
+        ),
+        (
+            IN_DISTRIBUTED,
+            r"A rank stopped in C:\torch\distributed\rendezvous.py:185 in _create: RuntimeError: no libuv",
+        ),
+        (
+            "node1:8:9 [0] include/socket.h:390 NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused",
+            "node1 could not connect to 10.38.10.112:21724, where nothing listens",
+        ),
+        (
+            "host3: Test NCCL failure common.cu:1125 'system error'\n .. host3 pid 35: Test failure common.cu:1017",
+            "The job failed with “host3: Test NCCL failure common.cu:1125 'system error'”: the cause is unknown",
+        ),
+    ],
+)
+def test_the_title_names_the_rank_host_or_line_that_the_output_names(output: str, title: str, tmp_path: Path):
+    (tmp_path / "job.out").write_text(output + "\n")
+
+    assert [finding.title for finding in logs([str(tmp_path / "job.out")]).report.findings][:1] == [title]
 
 
 RAISED = """Traceback (most recent call last):
@@ -186,3 +271,50 @@ def test_a_communicator_that_is_complete_is_no_hang_at_nvls_far_into_a_log_eithe
 
     assert isinstance(report, LogsReport)
     assert "nvls-hang" not in {cause.name for cause in report.causes}
+
+
+WARNED = "node1:39:298 [0] include/alloc.h:48 NCCL WARN Cuda failure 'out of memory'"
+STEPS = [f"epoch {number}: loss 0.{9 - number}" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "exit_code"),
+    [
+        pytest.param([WARNED, *STEPS], 0, id="steps follow to the end"),
+        pytest.param([*STEPS, WARNED], 1, id="the warning is the last line"),
+        pytest.param([*STEPS[:4], WARNED, *STEPS[4:]], 1, id="another rank ends its step"),
+        pytest.param(["100%|#| 548M/548M [00:02<00:00, 259MB/s]", WARNED], 1, id="a download is not a good end"),
+    ],
+)
+def test_nccl_warning_is_not_a_failure_if_steps_follow(lines: list[str], exit_code: int, tmp_path: Path):
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+
+    assert logs([str(tmp_path / "job.out")]).report.exit_code == exit_code
+
+
+COMPILED = "W0608 00:49:48.013000 71 torch/_dynamo/convert_frame.py:1436] "
+IGNORED = ["Exception ignored in: <function Profile.__del__ at 0x7f>", *RAISED.splitlines(), "TypeError: not callable"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([*STEPS, "worker group successfully finished"], id="the launcher's word for a good end"),
+        pytest.param([*STEPS, '{"key": "run_stop", "metadata": {"status": "success"}}'], id="a status of success"),
+        pytest.param([*STEPS, "job done", *IGNORED], id="an exception that Python ignores"),
+        pytest.param(
+            [*(COMPILED + line for line in (*RAISED.splitlines(), "TypeError: not callable")), *STEPS],
+            id="a traceback that a logger reports",
+        ),
+        pytest.param(
+            ["/opt/PIL/TiffImagePlugin.py:890: UserWarning: Truncated File Read", *STEPS, "Training took 00:53:12"],
+            id="a warning about a sample",
+        ),
+    ],
+)
+def test_job_that_ends_well_has_no_failure(lines: list[str], tmp_path: Path):
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+
+    report = logs([str(tmp_path / "job.out")]).report
+
+    assert (report.exit_code, report.findings) == (0, ())

@@ -28,6 +28,8 @@ LEAST_LINES_OF_LIFE = 10
 _LINES_OF_LIFE = 3
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
+#: How NCCL begins a warning, and how many steps after one show that the job continued.
+_NCCL_WARN, LEAST_STEPS = "NCCL WARN ", 3
 #: Signs that count where the output ends with them, and how many lines may follow: a shell's, after a command's end.
 _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 #: Lines of an exception's message, below its first one.
@@ -46,6 +48,8 @@ _OTHERS_FAULT = frozenset(
     EOFError
     """.split()  # noqa: SIM905  a list of words
 )
+#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py).
+_OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) ")
 #: Words of exceptions that a fault of a machine brings.
 _MACHINE = re.compile(
     r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
@@ -58,6 +62,7 @@ _OF_LIBRARIES = re.compile(
 )
 _LIBRARIES = re.compile(
     r"/(?:deep_ep|nvshmem\w*|cupy|_symmetric_memory|symm_mem\w*|transformer_engine|nccl\w*)(?:/|\.py)"
+    r"|[/\\]torch[/\\](?:distributed|cuda)[/\\]"
 )
 #: Types of exceptions that Python code raises about its own values.
 _ABOUT_VALUES = frozenset(
@@ -66,6 +71,8 @@ _ABOUT_VALUES = frozenset(
     ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
     """.split()  # noqa: SIM905  a list of words
 )
+#: The first frame of a launcher that stops before it starts a rank.
+_LAUNCHER = re.compile(r"[/\\](?:torchrun|accelerate|deepspeed|horovodrun|colossalai):\d+ in <module>")
 #: How an exception of a DataLoader's worker begins in the rank.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 
@@ -243,7 +250,7 @@ class Output:
         """Whether the process that printed it went on for long after it."""
         if SIGNS[sign.sign][0].is_final:
             return False
-        if sign.in_init or self._is_noise_at_a_good_end(sign):
+        if sign.in_init or self._is_noise_at_a_good_end(sign) or self._steps_follow(sign):
             return True
         last = None if sign.rank is None else self.rank(sign.rank).last
         end = self._last_line.get(sign.where.file, 0)
@@ -253,6 +260,17 @@ class Output:
             return False  # it went on in another file: no lines to count
         in_file = self._ranks_in[sign.where.file]
         return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
+
+    def _steps_follow(self, sign: SignSeen) -> bool:
+        """Whether the job takes steps after a warning of NCCL, to the end of its output."""
+        if _NCCL_WARN not in sign.where.text or self._is_known_to_have_failed:
+            return False
+        files = [file for file in self.fact.files if file.name == sign.where.file and file.last_step is not None]
+        return any(
+            file.goes_on >= LEAST_STEPS and file.last_step.line - _last(sign) >= LEAST_STEPS
+            for file in files
+            if file.last_step is not None
+        )
 
     def _is_noise_at_a_good_end(self, sign: SignSeen) -> bool:
         """Whether the job ended well after it, or it is what others say of a rank that has exited after a good end."""
@@ -268,9 +286,8 @@ class Output:
     @cached_property
     def failed_after_a_good_end(self) -> bool:
         """Whether everything that says that the job failed follows the line of a good end."""
-        bad = [
-            s for s in self.fact.signs if SIGNS[s.sign][0].role not in ("advice", "context") and not self.got_over(s)
-        ]
+        known = [sign for sign in self.fact.signs if not self._ends_nothing(sign) and not self.got_over(sign)]
+        bad = [sign for sign in known if SIGNS[sign.sign][0].role not in ("advice", "context")]
         first = {sign.where.file: self._good_ends.get(sign.where.file, 0) for sign in bad}
         for sign in self.signs("groups-not-destroyed"):
             first[sign.where.file] = min(sign.where.line, first.get(sign.where.file) or sign.where.line)
@@ -280,7 +297,8 @@ class Output:
     @cached_property
     def failures_before_the_end(self) -> int:
         """How many times the job failed before it finished; 0 if it did not fail, or its last attempt failed."""
-        bad = [s for s in self.recorded.signs if s.sign in SIGNS and SIGNS[s.sign][0].role not in ("advice", "context")]
+        known = [s for s in self.recorded.signs if s.sign in SIGNS and not self._ends_nothing(s)]
+        bad = [sign for sign in known if SIGNS[sign.sign][0].role not in ("advice", "context")]
         has_ended = any(sign.sign == "exception" or ends_a_job(SIGNS[sign.sign][0]) for sign in bad)
         if not has_ended or not all(_last(sign) < self._good_ends.get(sign.where.file, 0) for sign in bad):
             return 0
@@ -377,11 +395,15 @@ class Output:
     @cached_property
     def _ignored(self) -> frozenset[tuple[str, int]]:
         below = {(sign.where.file, sign.where.line + 1) for sign in self.signs("exception-ignored")}
+        first = {sign.where: int(sign.values.get("first_line", sign.where.line)) for sign in self.signs("exception")}
+        ignored = [sign for sign in self.signs("exception") if (sign.where.file, first[sign.where]) in below]
+        # Processes whose output is mixed ignore the same exception.
+        kinds = {(sign.values.get("type"), sign.values.get("where")) for sign in ignored}
         return frozenset(
             (sign.where.file, line)
             for sign in self.signs("exception")
-            if (sign.where.file, first := int(sign.values.get("first_line", sign.where.line))) in below
-            for line in range(first, sign.where.line + 1)
+            if sign in ignored or (sign.values.get("type"), sign.values.get("where")) in kinds
+            for line in range(first[sign.where], sign.where.line + 1)
         )
 
     def _is_raised_again(self, exception: SignSeen) -> bool:
@@ -423,15 +445,17 @@ def ends_a_job(sign: Sign) -> bool:
 
 def _is_own(exception: SignSeen) -> bool:
     """Whether an exception is of the rank itself, and no answer to what another process did."""
-    kind = exception.values.get("type", "").rpartition(".")[2]
-    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+    kind, message = exception.values.get("type", "").rpartition(".")[2], exception.values.get("message", "")
+    return bool(kind) and kind not in _OTHERS_FAULT and not _OF_SPAWN.match(message) and not blames_peer(message)
 
 
 def _cause_of_exception(exception: SignSeen) -> tuple[str, ...]:
     """The cause and what makes exceptions equal: of the job's code only if Python code complains about its values."""
-    frames = exception.values.get("frames", "").split("\n")[-1]
-    is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames)
+    frames = exception.values.get("frames", "").split("\n")
+    is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])
     kind = exception.values.get("type", "").rpartition(".")[2]
+    if kind in _ABOUT_VALUES and _LAUNCHER.search(frames[0]):
+        return ("script-arguments", *_alike(exception)[:2])
     if is_of_library and kind not in _ABOUT_VALUES:
         return (LIBRARY_EXCEPTION, *_alike(exception)[:2])
     return ("rank-exception", *_alike(exception))

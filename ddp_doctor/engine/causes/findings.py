@@ -10,7 +10,7 @@ from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, NOT_PROVEN, RECOVERED
+from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
@@ -28,6 +28,8 @@ _NO_FAULT = {
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
 _RANK = re.compile(r"\brank ?\d+", re.IGNORECASE)
+#: How titles begin, unless with the name of a host.
+_NO_HOST = re.compile(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?)\b")
 _BRACES = re.compile(r"\{(\w+)\}")
 
 
@@ -46,10 +48,12 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 def _title(judged: Judged) -> str:
     """The cause's title, with a capital first letter unless it starts with a host's name."""
     title = filled(judged.cause.title, {**judged.values, "who": judged.who})
-    return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
+    return (
+        capital(title) if re.match(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?)\b", title) else title
+    )
 
 
-def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
+def finding_of(judged: Judged, check: str) -> Finding:
     """What a finding says of it; ``check`` is what its evidence is from."""
     rule, first = _BY_CODE[judged.cause.code], dict[str, LogLine]()
     for line in judged.lines:  # of those that differ in nothing but the rank's number, the first
@@ -68,9 +72,7 @@ def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
         ),
         remedies=tuple(
             remedy.model_copy(update={"commands": judged.commands(remedy.commands)})
-            for remedy in judged.cause.remedies
-            # Of a failure without a known cause, one speaks of NCCL and one of gloo.
-            if rule.code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
+            for remedy in judged.remedies or judged.cause.remedies
         ),
     )
 

@@ -31,11 +31,12 @@ from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.wording.findings import in_units
-from ddp_doctor.wording.ranks import capital, short
+from ddp_doctor.wording.ranks import capital, rank_list, short
 
 
 def causes(recording: Recording) -> tuple[Judged, ...]:
@@ -167,8 +168,18 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
             **({"meaning": known.meaning} if known else {}),
             **({"size": in_units(int(suspect.values["bytes"]))} if "bytes" in suspect.values else {}),
             "raised_at": _raised_at(output, suspect),
+            "ranks": _on_one_gpu(suspect),
         },
     )
+
+
+def _on_one_gpu(suspect: Suspect) -> str:
+    """``ranks 0, 1 and 5``: the ranks that the signs name as a pair, for the GPU or bus that the first one names."""
+    by_gpu = grouped(((sign.host, sign.values.get("bus"), sign.values.get("gpu")), sign) for sign in suspect.signs)
+    first = next(iter(by_gpu.values()), [])
+    numbers = {sign.values.get(name, "") for sign in first for name in ("rank", "peer_rank")}
+    known = sorted(int(number) for number in numbers if number.isdecimal())
+    return rank_list(known) if len(known) > 1 else "several ranks"
 
 
 def _raised_at(output: Output, suspect: Suspect) -> str:

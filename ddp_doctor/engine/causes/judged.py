@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, Remedy
 
 #: Placeholders in commands, by the value of a sign that replaces them.
 _PLACEHOLDERS = {"PORT": "port", "PEER": "peer"}
@@ -20,7 +20,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][\w.:-]{0,99}")
 class Judged:
     """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces.
 
-    ``next_check`` stands in for the cause's own where the evidence tells a better one.
+    ``next_check`` and ``remedies`` replace the cause's own if the evidence shows better ones.
     """
 
     cause: JobCause
@@ -31,6 +31,7 @@ class Judged:
     detail: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     next_check: str = ""
+    remedies: tuple[Remedy, ...] = ()
     job: str = ""  # the name of a job that runs
     pid: int | None = None  # of the process to blame, where it runs
 

@@ -94,7 +94,8 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
     if named:
         title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
         # A cause without a domain says what is known; any other is a guess.
-        possibly = "possibly " if diagnosis.causes[0].cause.domain != "unknown" else ""
+        is_hedged = diagnosis.causes[0].cause.domain == "unknown" or " may " in title
+        possibly = "" if is_hedged else "possibly "
         return f"Failed, cause not proven: {possibly}{title.rstrip('.')}{others}"
     worst_beside = [] if verdict is Verdict.HEALTHY else worst_first(findings)
     of_jobs = [finding for finding in worst_beside if is_of_cause(finding.code)]

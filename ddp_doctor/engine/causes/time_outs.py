@@ -304,7 +304,7 @@ def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
         numbers = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
         absent = sorted({int(number) for number in re.findall(r"\d{1,7}", numbers)[:_MOST_RANKS]})
         if absent and ranks_of(signs).isdisjoint(absent):
-            detail = f"torch lists {rank_list(absent)} as missing."
+            detail = f"The output lists {rank_list(absent)} as missing."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
     return None
 

@@ -5,22 +5,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
-from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
+from ddp_doctor.engine.causes.evidence import Output, ends_a_job, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import local_culprits, local_places, places, rank_culprit
 from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.job_waits import waits
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
+#: Signs of time-outs before ranks have a process group.
+_OF_THE_STORE = ("store-barrier", "store-clients", "store-timeout", "store-id-timeout", "rendezvous-timeout")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
 _PEER_GONE = (
@@ -30,9 +34,12 @@ _PEER_GONE = (
     "connect-refused",
     "rdma-flushed",
     "rendezvous-lost",
+    "rendezvous-closed",
     "store-gone",
     "ray-worker-gone",
 )
+_REFUSED = ("peer-refuses", "connect-refused")
+_ADDRESS = re.compile(r"\b(?:to|peer) \[?(?P<host>[\w.:-]{1,200}?)\]?[<:](?P<port>\d{1,5})\b")
 #: Signs that a process died, whatever the launcher.
 _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped", "received-signal", "exit-code")
 _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
@@ -70,11 +77,12 @@ def _killed(output: Output) -> Iterator[Judged]:
     yield Judged(
         cause_named("host-oom-kill"),
         Confidence.POSSIBLE,
-        tuple(rank.last for rank in killed if rank.last is not None) or lines(kills),
+        tuple(rank.last for rank in killed if rank.last is not None)
+        or lines(kills)
+        or lines(output.signs("exit-code", "received-signal"))[:_MOST_LINES],
         (*(rank_culprit(output, rank.rank) for rank in killed), *local_culprits(local)),
-        _named(output, killed, local) or "the host of a rank",
-        "It was killed by SIGKILL from an unknown source: the out-of-memory killer, the scheduler or a person.",
-        values={"signal": "SIGKILL"},
+        detail="The output does not show who sent SIGKILL: the out-of-memory killer, the scheduler or a person.",
+        values={"killed": capital(_named(output, killed, local)) or "A process of the job"},
     )
 
 
@@ -151,14 +159,25 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     named = gone or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()):
         return
+    who = places(output, saw) or name_list(output.hosts_of(victims)) or "a rank"
+    refused = [_ADDRESS.search(sign.where.text) for sign in victims if sign.sign in _REFUSED]
+    launchers = output.signs("rendezvous-lost", "rendezvous-closed")
+    values = {"gone": capital(local_places(local) or places(output, named) or "a rank")}
+    if not named and not local and launchers and not saw:
+        hosts = [sign.values["host"] for sign in launchers if "host" in sign.values]
+        who = f"The launcher{f' on {name_list(hosts)}' if hosts else ''}"
+        values = {"ended": "the launcher that serves it, or an earlier job with the same --rdzv-id, has ended"}
+        victims = [*launchers, *victims]
+    elif not named and not local and len(refused) == len(victims) and not output.shows_progress and refused[0]:
+        values = {"peer": f"{refused[0]['host']}:{refused[0]['port']}"}
     yield Judged(
         cause_named("peer-died-secondary"),
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
         (*(rank_culprit(output, rank) for rank in gone), *local_culprits(local)),
-        who=places(output, saw) or "a rank",
+        who=who,
         detail=capital(_ends(output)),
-        values={"gone": capital(local_places(local) or places(output, named) or "a rank")},
+        values=values,
     )
 
 
@@ -175,7 +194,9 @@ def _went_first_locally(output: Output) -> list[ProcessSeen]:
     first = [
         process
         for process in output.died_locally
-        if str(process.pid) not in _stopped_by_launcher(output) and _signal_of(process) not in _ANSWERS and process.exit_code != 1
+        if str(process.pid) not in _stopped_by_launcher(output)
+        and _signal_of(process) not in _ANSWERS
+        and process.exit_code != 1
     ]
     return first if len(first) == 1 and not output.died else []
 
@@ -202,30 +223,52 @@ def _unknown(output: Output) -> Iterator[Judged]:
     stores = (sign.values for sign in output.signs("store-clients", "store-barrier"))
     joined = next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in stores if v.get("came")), "")
     waits_for, ended = waited(output) or joined, _ends(output)
-    late = [s for s in output.fact.signs if SIGNS[s.sign][0].tier == "watchdog" and s.sign != "watchdog-stuck"]
+    late = [sign for sign in output.fact.signs if ends_a_job(SIGNS[sign.sign][0]) and _is_time_out(sign)]
     stuck = output.signs("watchdog-stuck")
     on = f" on {places(output, ranks_of(late))}" if ranks_of(late) else ""
-    timed_out = f"a collective timed out{on}" if late else ""
-    if stuck and not late:
+    what = "the rendezvous" if late and all(sign.sign in _OF_THE_STORE for sign in late) else "a collective"
+    timed_out = f"{what} timed out{on}" if late else ""
+    if stuck:
         timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
     last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
     unusual = [file.unusual for file in output.fact.files if file.unusual is not None]
-    words = "the job failed"
+    words, how = "the job failed", ended
     if last:
         words = f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”"
-    elif unusual:
-        words = f"the job failed with “{shorten(unusual[0].text, _LONGEST_WORDS, placeholder=' …')}”"
+    elif told := [sign.where for sign in spoken if SIGNS[sign.sign][0].role == "pointer"] or unusual:
+        quote = f"“{shorten(told[0].text, _LONGEST_WORDS, placeholder=' …')}”"
+        words = f"the job failed with {quote}"
+        how = f"{ended.rstrip('.')} after {quote}" if ended else ""
+    remedies, next_check = _advice(output, bool(waits_for or late or stuck), bool(joined))
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
         tuple(dict.fromkeys((*lines(spoken or shown or output.last_complaints), *unusual)))[:_MOST_LINES],
         detail=" ".join(filter(None, details)),
-        values={"what": (waits_for or timed_out or ended or words).rstrip(".")},
+        values={"what": (waits_for or timed_out or how or words).rstrip(".")},
+        next_check=next_check,
+        remedies=remedies,
     )
+
+
+def _is_time_out(sign: SignSeen) -> bool:
+    return SIGNS[sign.sign][0].tier == "watchdog" and sign.sign != "watchdog-stuck"
+
+
+def _advice(output: Output, is_time_out: bool, did_not_join: bool) -> tuple[tuple[Remedy, ...], str]:
+    """Return the remedies and the next check that fit what the output shows, and does not have already."""
+    if did_not_join:
+        return (START_ALL,), "ddp-doctor run with the same launcher, which reports the nodes that do not join"
+    if is_time_out:
+        stacks = "py-spy dump --pid PID of the hanging ranks, and ddp-doctor logs with the output of all ranks"
+        return (RECORD_GLOO if output.fact.backend == "gloo" else RECORD_NCCL,), stacks
+    if output.signs("nccl-error", "nccl-error-by-name", "nccl-error-returned"):
+        return (SHOW_WARNINGS,), "ddp-doctor run on the same nodes, and ddp-doctor logs with the new output"
+    return (KEEP_OUTPUT,), "ddp-doctor logs with the output of all ranks"
 
 
 def finished(output: Output, failures: int, causes: Sequence[Judged]) -> Judged:
@@ -281,6 +324,7 @@ def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
         Confidence.POSSIBLE,
         (*lines(output.signs("watchdog-timeout")), *unusual, *limit.lines)[:_MOST_LINES],
         detail="The scheduler ended the job at its time limit, but that is not the cause.",
+        remedies=_advice(output, True, False)[0],
         values={"what": f"The job made no progress until its time limit (last line “{last}”)"},
     )
     return (judged,)

@@ -334,6 +334,7 @@ CAUSES = {
         signs={
             "not-decoded": Sign(
                 _NOT_DECODED,
+                r"^(?!.*Warning: ).*?"
                 r"(?P<reason>cannot identify image file[^\n]{0,120}|image file is truncated|Truncated File Read"
                 r"|EOFError: Ran out of input|PytorchStreamReader failed[^\n]{0,80}|The file might be corrupted"
                 r"|BadZipFile: [^\n]{0,80}|tarfile\.ReadError: [^\n]{0,80}|zlib\.error: Error[^\n]{0,80}"

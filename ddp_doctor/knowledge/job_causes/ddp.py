@@ -49,6 +49,7 @@ CAUSES = {
                     "has parameters that were not used in producing the loss",  # Lightning's words for it
                 ),
                 r"(?s)not used in producing the loss|finished reduction in the prior iteration"
+                r"(?=(?:.*?did not receive grad for rank (?P<group_rank>\d+))?)"
                 r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<parameters>[^\n]{1,200}))?"
                 r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
                 lines=6,
@@ -124,7 +125,8 @@ CAUSES = {
     "DDJ170": code_cause(
         name="collective-mismatch",
         title="Ranks have mismatched collectives or models[: rank {rank} called {op}][ of"
-        " {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}][: rank {this} has"
+        " {shape}][ as collective {seq}][, rank {peer_rank} {peer_op}][ of {peer_shape}][ as collective {peer_seq}]"
+        "[: {peer} sent {remote} bytes to a buffer of {local}][: rank {this} has"
         " {count} parameters, rank {other} {other_count}][: a parameter of {sizes} on"
         " rank {rank}][: {bytes} bytes instead of {other_bytes}]",
         finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
@@ -149,7 +151,8 @@ CAUSES = {
                 "Detected mismatch between collectives on ranks",
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
                 r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
-                r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType="
+                r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<peer_seq>\d+)"
+                r",? ?)?OpType="
                 r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
             ),
             "models-differ": proof(
@@ -164,9 +167,9 @@ CAUSES = {
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
             ),
-            "submitted-by-some-ranks": watchdog.sign(  # Horovod, common/stall_inspector.cc
+            "tensors-of-some-ranks": watchdog.hint(
                 "broadcasted by subset of ranks"
-            ),
+            ),  # submitted-by-some-ranks names the rank
             "gloo-sizes-differ": proof(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
@@ -174,7 +177,8 @@ CAUSES = {
             "nccl-sizes-differ": nccl.sign(
                 ("message truncated : received", "message truncated : receiving", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
-                r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
+                r"|NET/IB : (?:[^\n]{0,60} peer (?P<peer>[\w.:%\[\]-]+)<\d+>)?[^\n]{0,60}collective mismatch error,? "
+                r"local size (?P<local>\d+) remote(?: size (?P<remote>\d+))?",
             ),
             "fingerprint-of-one": proof(  # a line that was cut before the second rank
                 "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
@@ -218,8 +222,9 @@ CAUSES = {
     ),
     "DDJ173": JobCause(
         name="peer-died-secondary",
-        title="{gone} exited without a message: {who} lost the connection",
-        finds="Ranks report closed connections, and nothing says why the other end closed.",
+        title="[{gone} exited without a message: {who} lost the connection][{who} could not connect to {peer}, where"
+        " nothing listens][{who} lost torchrun's rendezvous: {ended}]",
+        finds="Ranks report closed or refused connections, and nothing says why the other end closed.",
         why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
         " record have the reason.",
         remedies=(

@@ -150,7 +150,7 @@ CAUSES = {
     ),
     "DDJ118": code_cause(
         name="duplicate-gpu",
-        title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}]",
+        title="{ranks} of one node use the same GPU[, {bus}]",
         finds="NCCL finds two ranks of one node on the same GPU.",
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",

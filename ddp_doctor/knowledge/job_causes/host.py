@@ -165,7 +165,8 @@ CAUSES = {
     ),
     "DDJ106": host_cause(
         name="host-oom-kill",
-        title="Host memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
+        title="[Host memory ran out on {who}, and a process of the job was killed][{killed} was killed by SIGKILL, and"
+        " host memory may have run out][: {process}][, pid {pid}]",
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
@@ -209,7 +210,10 @@ CAUSES = {
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
             ),
             "container-oom": kernel.proof("OOMKilled", r"\bOOMKilled\b(?!: false)"),
-            "ray-oom": kernel.proof(("due to the node running low on memory", "killed due to memory pressure (OOM)")),
+            "ray-oom": kernel.proof(
+                ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
+                r"(?:low on memory|\(OOM\))(?=(?:.{0,200}?IP: (?P<host>[\w.:-]+))?)",
+            ),
             "batch-system-oom": kernel.proof(
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
                 r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",

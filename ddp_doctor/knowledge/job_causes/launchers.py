@@ -113,8 +113,7 @@ CAUSES = {
         name="rendezvous-port-conflict",
         title="Another job uses the same rendezvous[: its server answered {who} at {peer}:{port}]",
         domain="scheduler",
-        finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
-        " belongs to a rendezvous which is over.",
+        finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol.",
         why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
         " have the port.",
         remedies=(
@@ -133,7 +132,6 @@ CAUSES = {
             "rank-twice": nccl.hint(  # NCCL's own first contact
                 "ranks has already checked in"
             ),
-            "rendezvous-closed": launcher.hint("RendezvousClosedError"),
         },
     ),
     "DDJ184": JobCause(
@@ -259,9 +257,10 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ192": code_cause(
+    "DDJ192": JobCause(
         name="script-arguments",
-        title="Script[ {script}] rejected its arguments: {message}",
+        restart="no",
+        title="The arguments[ of {script}] were rejected: {message}",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
         remedies=(remedy("Compare the arguments with SCRIPT --help"),),
@@ -274,7 +273,8 @@ CAUSES = {
                     ": error: unrecognized arguments",
                     ": error: argument ",
                 ),
-                r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
+                r"(?:^|: )(?P<script>[\w.-]+(?: CLI tool)?): error: "
+                r"(?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
             )
         },
@@ -346,8 +346,8 @@ CAUSES = {
     ),
     "DDJ189": scheduler_cause(
         name="scheduler-preempted",
-        title="The scheduler preempted the job for another job",
-        finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
+        title="The scheduler preempted or requeued the job",
+        finds="Slurm, Kubernetes or the cloud says that the job was preempted, requeued or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
             remedy("Save checkpoints often, and restart automatically", "sbatch --requeue --open-mode=append …"),

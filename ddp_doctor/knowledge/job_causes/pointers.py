@@ -72,6 +72,11 @@ _TIME_OUTS = {
         "failed to pass monitoredBarrier in",
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
     ),
+    "submitted-by-some-ranks": watchdog.pointer(  # Horovod, common/stall_inspector.cc
+        "broadcasted by subset of ranks",
+        r"(?s)subset of ranks(?:.*?(?:Stalled|Missing) ranks:\s*(?P<missing>\d+): \[)?",
+        lines=6,
+    ),
     "store-barrier": watchdog.pointer(
         "in store based barrier on rank",
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
@@ -91,7 +96,9 @@ _TIME_OUTS = {
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
     ),
-    "rendezvous-timeout": watchdog.pointer("RendezvousTimeoutError", page=_RENDEZVOUS),
+    "rendezvous-timeout": watchdog.pointer(  # not of a launcher that leaves a rendezvous
+        "RendezvousTimeoutError", r"^(?!.*has failed to (?:send|shutdown)).*RendezvousTimeoutError", page=_RENDEZVOUS
+    ),
     "store-unreached": pointer(
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
         r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
@@ -265,8 +272,12 @@ _VICTIMS = {
     ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
     "rendezvous-lost": victim(
-        "has failed to send a keep-alive heartbeat to the rendezvous", beside=("closing-signal",)
+        ("has failed to send a keep-alive heartbeat to the rendezvous", "has failed to shutdown the rendezvous"),
+        r"(?:node '(?P<host>[\w.-]{1,255}?)_\d+_\d+' )?has failed to",
+        beside=("closing-signal", "exception"),
     ),
+    # A launcher of the same rendezvous has ended: of another node, or of an earlier job with the same id.
+    "rendezvous-closed": victim("RendezvousClosedError"),
     # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
     "store-gone": victim(
         ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),

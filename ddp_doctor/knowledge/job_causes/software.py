@@ -79,7 +79,7 @@ CAUSES = {
     ),
     "DDJ127": host_cause(
         name="nccl-cuda-mismatch",
-        title="NCCL library of {who} was built for another CUDA version",
+        title="NCCL library of {who} was built for another CUDA version or without its GPU's architecture",
         finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
         " built for.",
         why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"

@@ -10,6 +10,30 @@ NOT_FAILED = ("job-starting", "end-not-shown")
 #: The class of jobs that failed and then finished.
 RECOVERED = "failed-then-finished"
 
+#: What shows more of the next failure: of a collective that times out, of NCCL, of a start, of a process that exits.
+RECORD_NCCL = remedy(
+    "Restart with recording for the next failure: torch's flight recorder writes"
+    " each rank's state when a collective times out, and NCCL writes its warnings",
+    "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=WARN",
+    cost="a few percent of speed",
+)
+RECORD_GLOO = remedy(
+    "Restart with recording for the next failure: torch compares the ranks' calls over gloo",
+    "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    "torchrun --log-dir=/shared/logs --tee 3 …",
+    cost="slower collectives",
+)
+SHOW_WARNINGS = remedy("Restart with NCCL's warnings, which state the cause", "export NCCL_DEBUG=WARN")
+START_ALL = remedy(
+    "Start the launcher on every node, with the same MASTER_ADDR and MASTER_PORT, and open that port between the nodes"
+)
+KEEP_OUTPUT = remedy(
+    "Restart with the output of every rank in a file, and stack traces of crashes",
+    "torchrun --log-dir=/shared/logs --tee 3 …",
+    "export PYTHONFAULTHANDLER=1",
+)
+
 CAUSES = {
     NOT_PROVEN: JobCause(
         name="job-failed-cause-not-proven",
@@ -17,22 +41,9 @@ CAUSES = {
         finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",
         why="A time-out is printed by those who waited, a closed connection by those who are left: neither names the"
         " rank, the GPU or the link at fault.",
-        remedies=(
-            remedy(
-                "Restart with recording for the next failure: torch's flight recorder writes"
-                " each rank's state when a collective times out, and NCCL writes its warnings",
-                "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-                "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=WARN",
-                cost="a few percent of speed",
-            ),
-            remedy(
-                "Restart with recording for the next failure: torch compares the ranks' calls over gloo",
-                "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
-                "torchrun --log-dir=/shared/logs --tee 3 …",
-                cost="slower collectives",
-            ),
-        ),
-        next_check="py-spy dump --pid PID of the hanging ranks, and ddp-doctor logs with the output of all ranks",
+        # Which of them fits the output: engine/causes/unproven.py.
+        remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, KEEP_OUTPUT),
+        next_check="ddp-doctor logs with the output of all ranks",
         references=(
             "torch 2.15 c10d/FlightRecorder.hpp; TORCH_NCCL_TRACE_BUFFER_SIZE is its older name",
             "NCCL 2.30.7 src/debug.cc",

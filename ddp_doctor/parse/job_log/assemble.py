@@ -22,7 +22,8 @@ _MOST_SIGNS = 20_000
 _NEAR_THE_END_LINES = 50
 #: The group whose ranks are the job's, as torch names it, or does not (before 2.3).
 _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
-
+#: How c10d's lines name the rank of the default group, before torch 2.2 without the group.
+_RANK_SAID = re.compile(r"\[(?:PG ID 0 [^\]]{0,80}|PG 0 [^\]]{0,80})?Rank (?P<rank>\d{1,7})\]")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
@@ -167,7 +168,8 @@ class Job:
 
     def _rank_said(self, seen: Seen) -> int | None:
         """The rank that a line of torch names itself: a rank of the job only in its default group."""
-        rank = seen.values.get("group_rank", "")
+        said = _RANK_SAID.search(seen.where.text)
+        rank = seen.values.get("group_rank", "") or (said["rank"] if said else "")
         known = rank.isdecimal() and (self.world_size is None or int(rank) < self.world_size)
         return int(rank) if known and _DEFAULT_GROUP.fullmatch(seen.values.get("group", "")) else None
 

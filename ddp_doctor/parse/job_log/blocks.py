@@ -8,13 +8,16 @@ from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
-#: Lines of an exception group stand behind a bar.
+#: Lines of an exception group stand behind a bar, which a line of code may also begin with.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
+#: Names of exceptions by which a traceback ends that begins without its first line.
+_SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Warning|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
 RAS_WORD = "Job summary"
 #: What NCCL prints gets between the lines of Python.
 _NCCL = "NCCL INFO "
 TRACEBACK = "Traceback (most recent call last)"
+FRAME_WORD = b'", line '
 
 
 class Block:
@@ -37,27 +40,39 @@ class Block:
         raise NotImplementedError
 
 
-class Traceback(Block):
-    """From below "Traceback (most recent call last):" to the line of the exception."""
+def begins_within_a_traceback(text: str) -> bool:
+    """Return True for a frame as Python's tracebacks have it; faulthandler's stacks have no comma before "in"."""
+    frame = _FRAME.match(text)
+    return frame is not None and frame["name"] is not None
 
-    def __init__(self, first_line: int, local_rank: int | None = None) -> None:
+
+class Traceback(Block):
+    """From "Traceback (most recent call last):", or a frame if that line is missing, to the line of the exception."""
+
+    def __init__(self, first_line: int, text: str, local_rank: int | None = None) -> None:
         super().__init__(first_line)
         self.local_rank = local_rank  # of the process that mp.spawn says it is of
+        self._is_whole = TRACEBACK in text
+        self._is_group = _GROUP.match(text) is not None
         self.frames: list[str] = []
         self.type: str | None = None
         self.message = ""
         self.text = ""
+        if not self._is_whole:
+            self._wants_more(text)
 
     def _wants_more(self, text: str) -> bool:
         if text.startswith(_NCCL):
             return True
-        text = _GROUP.sub("", text, count=1)
+        if self._is_group:
+            text = _GROUP.sub("", text, count=1)
         if frame := _FRAME.match(text):
             self.frames.append(f"{frame['file']}:{frame['line']} in {frame['name'] or '<module>'}")
             return True
         if not text.strip() or text[0] in " \t":
             return True
-        if exception := _EXCEPTION.match(text.rstrip()):
+        exception = _EXCEPTION.match(text.rstrip())
+        if exception and (self._is_whole or _SURELY.search(exception["type"])):
             self.type, self.message, self.text = exception["type"], exception["message"] or "", text
         return False
 

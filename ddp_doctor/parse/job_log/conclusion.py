@@ -38,7 +38,7 @@ _NO_STEP = _any_of(
 )
 _RUN = (
     r"\b(?:training|trainer|train|job|run|program|script|experiment|fine-?tuning|evaluation|testing|benchmark|main"
-    r"|all ranks)\b"
+    r"|all ranks|worker group)\b"
 )
 _DONE = r"\b(?:completed?|finished|done|concluded|succeeded|successful(?:ly)?|end time|reached)\b"
 _SAVED = r"\b(?:saved?|saving|wrote|written|uploaded|exported)\b"
@@ -51,14 +51,14 @@ _FINISHED = _any_of(
     r"Destroy COMPLETE",
     r"train_runtime",
     r"`max_(?:epochs|steps)=\d+` reached",
-    r"\btotal (?:training )?(?:time|runtime)\b|\btraining time\b",
+    r"\btotal (?:training )?(?:time|runtime)\b|\btraining (?:time|took)\b",
     r"\brun (?:summary|history)\b|\bsynced ?:",
     r"\bdiagnostics completed\b",
     r"# Avg bus bandwidth|\bOut of bounds values : 0 OK",
     r"\b(?:final|best|test|val(?:idation)?|eval(?:uation)?)[ _-]{0,3}"
     r"(?:loss|acc(?:uracy)?|perplexity|ppl|score|results?)\b",
     r"\bexit(?:ed)?(?: with)?(?: exit)?[ -](?:code|status)[:= ]{1,3}0\b",
-    r"\bstate[:=] ?COMPLETED\b|^real\s+\d+m",
+    r"\bstate[:=] ?COMPLETED\b|\bSUCCEEDED\b|\"status\": ?\"success\"|^real\s+\d+m",
     r"^(?:all )?(?:done|finished|completed?|success|ok|passed|bye|goodbye)\b[^a-z]{0,20}$",
     #: The last of a known number: 500/500, epoch 10 of 10, 100%|###|.
     r"(?<![\d./])(?P<all>[1-9]\d{0,8}) ?(?:/|of) ?(?P=all)(?![\d./])|\b100(?:\.0+)? ?%",
@@ -73,7 +73,7 @@ _NOT_GOOD = _any_of(
     r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
     r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
-    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?",
+    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
     r"NCCL INFO (?!.*Destroy COMPLETE)",
 )
 _UNUSUAL = _any_of(

@@ -51,7 +51,7 @@ ENDING_WORDS = (
     b"failed (exitcode: ",
     b"srun: error: ",
     b"noticed that process rank",
-    b"ProcessExitedException: ",
+    b"Exception: process ",
     b" terminated with the following error:",
 )
 #: These begin texts of several lines.

@@ -78,7 +78,7 @@ _LETTERS = _compiled(
 )
 _DIGITS = _compiled(
     ("time", rf"{_ISO}(?: (?:stdout|stderr) [FP] )?(?: ?[|-] | ?: | )?"),
-    ("srun", r" {0,6}(?P<task>\d{1,7}): "),
+    ("srun", r" {0,6}(?P<task>\d{1,7}): (?!\[(?:grad\.|allreduce\.|horovod_|DistributedOptimizer))"),  # Horovod's lists
     *((kind, pattern.pattern) for kind, pattern in _LETTERS[:1]),  # a host may be an address
 )
 _RAY = _compiled(("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?"))
@@ -176,6 +176,8 @@ class Prefixes:
             if found is None:
                 break
             kind, match = found
+            if kind == "srun" and "launcher" in fields:
+                break  # a number of the program's own behind a launcher's prefix
             self._take(kind, match, fields, stream)
             at = match.end()
         return line[at:]

@@ -9,7 +9,17 @@ from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.parse.job_log import endings
-from ddp_doctor.parse.job_log.blocks import RAS_WORD, TRACEBACK, Block, Failure, Ras, SignBlock, Traceback
+from ddp_doctor.parse.job_log.blocks import (
+    FRAME_WORD,
+    RAS_WORD,
+    TRACEBACK,
+    Block,
+    Failure,
+    Ras,
+    SignBlock,
+    Traceback,
+    begins_within_a_traceback,
+)
 from ddp_doctor.parse.job_log.endings import Ending, JobFacts
 from ddp_doctor.parse.job_log.ends import OWN, Ends
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
@@ -29,6 +39,8 @@ _MOST_OF_A_SIGN = 5_000
 #: Of one process, open at the same time.
 _MOST_BLOCKS = 8
 _LONGEST_VALUE = 20 * LONGEST_TEXT
+#: A logger's level in front of a traceback that its program only reports.
+_LOGGED = re.compile(r"(?:^|[\]: ])(?:[DIW]\d{4} |\[?(?:DEBUG|INFO|WARNING)\b)")
 #: Nothing that is counted has so many digits.
 _NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
@@ -41,6 +53,7 @@ _OTHERS: dict[bytes, str] = {
     **dict.fromkeys(endings.ENDING_WORDS, "ending"),
     **dict.fromkeys(TABLE_WORDS, "measured"),
     TRACEBACK.encode(): "traceback",
+    FRAME_WORD: "frame",
     endings.SUMMARY_WORD: "summary",
     endings.EXIT_WORD: "exit",
     RAS_WORD.encode(): "ras",
@@ -230,12 +243,15 @@ class FileScan:
         if "ending" in uses:
             for ending in endings.endings_in(text):
                 self._end(ending, text, number)
-        if "traceback" in uses:
-            self._begin(origin, Traceback(number, self._announced_for(number)))
+        is_frame = "frame" in uses and origin.stream not in self._open and begins_within_a_traceback(text)
+        is_logged = _LOGGED.search(line, 0, len(line) - len(text)) is not None
+        if ("traceback" in uses or is_frame) and not is_logged:
+            self._begin(origin, Traceback(number, text, self._announced_for(number)))
         for use in uses & _BLOCKS.keys():
             self._begin(origin, _BLOCKS[use](number, text))
         for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
-            self._sign(SIGNS[sign][0], origin, text, line, number)
+            if not (is_logged and SIGNS[sign][0].tier == "exception" and SIGNS[sign][0].role == "pointer"):
+                self._sign(SIGNS[sign][0], origin, text, line, number)
 
     def _announced_for(self, number: int) -> int | None:
         """The local rank whose traceback mp.spawn announced in the line above."""

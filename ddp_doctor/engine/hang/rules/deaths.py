@@ -110,7 +110,7 @@ def _deaths(case: Case, ranks: Sequence[int]) -> str:
 
 def _cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause:
     """What the rank's last words name; else its last line, and what helps against how it ended."""
-    if not rank.out_of_memory and (known := named_cause(recording, rank, check)):
+    if not rank.out_of_memory and (known := named_cause(rank, check)):
         return known
     lines = [line for line in rank.output_tail.partition(FATAL)[0].splitlines() if line.strip()]  # then, where it stood
     last = f" Its last output: {lines[-1][:200]}" if lines else ""
@@ -175,7 +175,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
             name = first.steps[-1].name
             model = "your model" if name in STEPS_OF_A_JOB else "your model in DDP"
             where = f"{first.raised.message.partition(': ')[0]} in the {name.replace('_', ' ')} of {model}"
-        named = named_cause(recording, first, case.check)
+        named = named_cause(first, case.check)
         words = " ".join(words_of(first)[:400].split()) or "nothing"
         end = "" if words[-1] in ".!?" else "."
         correct = remedy("Fix the cause that the exception reports; the other ranks only wait")

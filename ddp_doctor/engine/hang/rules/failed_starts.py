@@ -133,7 +133,7 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
         usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
         it_has = f" ({host(recording, first.node)} has {name_list(usable)})" if usable else ""
     is_known = bool(settings) or _OTHER_VERSION in message
-    named = None if is_known else named_cause(recording, first, PROCESS_GROUP)
+    named = None if is_known else named_cause(first, PROCESS_GROUP)
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"

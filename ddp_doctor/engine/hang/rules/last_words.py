@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from ddp_doctor.model.finding import Evidence, Remedy
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence
 
 #: Some libraries print times without a year; here only their order counts.
@@ -18,7 +17,7 @@ class NamedCause(NamedTuple):
     remedies: tuple[Remedy, ...]
 
 
-def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause | None:
+def named_cause(rank: RankEvidence, check: str) -> NamedCause | None:
     """The cause that a rank printed or raised before it ended; None where its words name none."""
     from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import cause_in  # its tables take longer than a prolog, and few ranks die
@@ -29,7 +28,7 @@ def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCa
     judged = cause_in(fact)
     if judged is None:
         return None
-    finding = finding_of(judged, check, recording.world.backend if recording.world else None)
+    finding = finding_of(judged, check)
     evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} printed: {line.text}") for line in judged.lines[:1])
     sentence = f" Cause from its output: {finding.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
     return NamedCause(sentence, evidence, tuple(map(_by_hand, finding.remedies)))
