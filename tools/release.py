@@ -68,7 +68,7 @@ def check_commands(place: Path, *program: str | Path) -> None:
     for words, codes, pattern in _COMMANDS:
         printed = _run(*program, *words, cwd=place, env=clean, codes=codes)
         if not re.search(pattern, printed, re.MULTILINE):
-            raise SystemExit(f"release: {place.name}: {' '.join(words)} did not print {pattern!r}:\n{printed}")
+            raise SystemExit(f"release: {' '.join(words)} in {place.name} did not print {pattern!r}:\n{printed}")
     if left := [path.name for path in temporary.iterdir()]:
         raise SystemExit(f"release: {place.name} left temporary files: {', '.join(left)}")
 

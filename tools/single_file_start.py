@@ -148,7 +148,7 @@ def _require_private(folder: str) -> None:
     """It is a folder of this user's, closed to all others. Raises OSError."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise OSError(13, f"{folder} is open to others, or not of this user's making")
+        raise OSError(13, f"{folder} is open to other users, or another user created it")
 
 
 def _hold(folder: str, how: int) -> int:

@@ -86,7 +86,7 @@ def wanted(listing: str, pyproject: str, constraints: str) -> dict[str, str]:
     series = _only(r'"torch>=([\d.]+)"', pyproject)
     oldest = [version for version in offered if version.startswith(f"{series}.")]
     if not oldest:
-        raise ValueError(f"the package index offers Python {platform.python_version()} no torch {series}")
+        raise ValueError(f"the package index has no torch {series} for Python {platform.python_version()}")
     found = {max(oldest, key=_order): "oldest supported"}
     found.setdefault(_only(r"^torch==(\S+)", constraints), "pinned in constraints.txt")
     found.setdefault(max(offered, key=_order), "newest")

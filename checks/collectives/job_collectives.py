@@ -37,9 +37,9 @@ def probe(ctx: RankContext) -> JobCollectivesFact:
     """Make this rank's calls; how far it came."""
     job = ctx.options.replay
     if job is None:
-        raise Skip("needs the collectives of a job: --collectives-of")
+        raise Skip("requires --collectives-of with the collectives of a job")
     if len(job.ranks) != ctx.world_size:
-        raise Failed(f"{job.source} have {len(job.ranks)} ranks, but {ctx.world_size} run")
+        raise Failed(f"the --collectives-of job has {len(job.ranks)} ranks, but this run has {ctx.world_size}")
     with ctx.step("new_group", f"{len(job.groups)} groups"):
         replay = Replay(ctx, job)
     return replay.run()

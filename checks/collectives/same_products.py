@@ -53,7 +53,7 @@ _ROUNDING = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_preci
 def probe(ctx: RankContext) -> SameProductsFact:
     """Multiply on all ranks at once."""
     if ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES:
-        raise Skip("the GPU has too little free memory")
+        raise Skip(f"the GPU has less than {MEMORY_BYTES >> 20} MiB of free memory")
     with ctx.step("products", "of the same matrices"):
         sums, seconds = multiplied(ctx)
     usual = sums.mode(dim=0).values

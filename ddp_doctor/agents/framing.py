@@ -58,7 +58,7 @@ def number_of_parts(content: Json) -> int | None:
         return None
     parts = content["parts"]
     if type(parts) is not int or not 1 <= parts <= _MOST_PARTS:
-        raise Unreadable("a value with an invalid number of parts")
+        raise Unreadable("another node sent a value with an invalid number of parts")
     return parts
 
 
@@ -70,7 +70,7 @@ def unpacked(parts: Sequence[bytes]) -> Json:
     except zlib.error as error:
         raise Unreadable(str(error)) from error
     if not unpack.eof:
-        raise Unreadable("a value that is truncated or too large")
+        raise Unreadable("another node sent a value that is truncated or too large")
     return plain(text)
 
 

@@ -81,9 +81,9 @@ class NodeReport(Frozen):
     @model_validator(mode="after")
     def _is_of_one_node(self) -> "NodeReport":
         if self.claimed_rank is not None and self.claimed_rank >= self.nnodes:
-            raise ValueError("a node rank that is out of range")
+            raise ValueError("the node rank is out of range")
         if not 0 < self.world.nproc_per_node <= _MOST_RANKS or len(self.world.nodes) > 1:
-            raise ValueError("a world that does not have exactly one node")
+            raise ValueError("the world does not have exactly one node")
         return self
 
 
@@ -228,9 +228,9 @@ def order(value: Json) -> dict[str, Json]:
 
 def node_report(value: Json) -> NodeReport:
     """The report of a node that joins. Raises Unreadable."""
-    came = read(NodeReport.model_validate, value, "no node report")
+    came = read(NodeReport.model_validate, value, "a node sent an invalid node report")
     if any(reading.node or reading.rank is not None for reading in came.readings):
-        raise Unreadable("readings of other nodes")
+        raise Unreadable("a node sent readings of other nodes")
     return came.model_copy(update={"readings": tuple(map(_with_a_fact, came.readings))})
 
 
@@ -243,20 +243,20 @@ def sender(value: Json) -> str:
 
 def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
     """The readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
-    found = read(_READINGS.validate_python, value, "no readings")
+    found = read(_READINGS.validate_python, value, "a node sent invalid readings")
     own = world.ranks_of(node)
     if not all(reading.node == node and (reading.rank is None or reading.rank in own) for reading in found):
-        raise Unreadable("readings of other nodes")
+        raise Unreadable("a node sent readings of other nodes")
     return tuple(_with_a_fact(reading, world) for reading in found)
 
 
 def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
     """What one node's ranks did in a trial. Raises Unreadable."""
-    part = read(TrialResult.model_validate, value, "no part of a trial")
+    part = read(TrialResult.model_validate, value, "a node sent an invalid trial result")
     record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
-        raise Unreadable("the record belongs to another trial or to other ranks")
+        raise Unreadable("a node sent the record of another trial or of other ranks")
     return part.model_copy(update={"readings": readings(part.readings, node, world)})
 
 

@@ -86,7 +86,7 @@ class StoreClient:
                 self._line, _ = listener.accept()
             except TimeoutError as error:
                 self._process.kill()
-                raise StoreLost("the store client process did not start") from error
+                raise StoreLost("the store client process did not start in time") from error
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         threading.Thread(target=self._listen, daemon=True).start()
 

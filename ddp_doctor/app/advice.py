@@ -37,6 +37,6 @@ def load_advice(path: str, model: str) -> tuple[TraceAdvice, ...]:
             first.setdefault(each.setting, each)
     if not first:
         raise UsageError(
-            f"{quoted(path)} does not recommend any argument of DistributedDataParallel, so a run has nothing to try"
+            f"{quoted(path)} does not recommend any DistributedDataParallel argument to test; omit --from-trace"
         )
     return tuple(first.values())

@@ -89,7 +89,7 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
     if slurm_job is not None:
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
-            raise UsageError(f"found no readable process with torch loaded of SLURM job {slurm_job} on this host")
+            raise UsageError(f"found no readable process of SLURM job {slurm_job} that has torch loaded on this host")
     if not jobs:
         closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:
@@ -139,7 +139,8 @@ def _why_not(pid: int) -> str:
         return f"cannot read process {pid} ({name}): {refused.why}; {refused.grant}"
     if proc.environment(pid) is None:
         user = user_name(uid)
-        return f"process {pid} ({name}) belongs to {user}; run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
+        users = " or as ".join(dict.fromkeys((user, "root")))
+        return f"process {pid} ({name}) belongs to {user}; run this command as {users}"
     return f"neither process {pid} ({name}) nor any of its child processes has torch loaded"
 
 

@@ -19,6 +19,7 @@ from ddp_doctor.starters.place import Asked
 from ddp_doctor.starters.start_all_nodes import by_srun, chosen, doctor, is_here, names, over_ssh
 from ddp_doctor.starters.started_process import Start
 from ddp_doctor.starters.starter_channel import StarterChannel, StarterPipe
+from ddp_doctor.wording.nodes import name_list
 
 #: For a node to answer; ssh gives up after ten seconds.
 _ANSWER_S = 15.0
@@ -65,7 +66,7 @@ def attach_to_step(env: Mapping[str, str]) -> Outcome:
     try:
         start = by_srun(hosts, command, env, job)
     except FileNotFoundError:
-        raise UsageError("srun is not on PATH") from None
+        raise UsageError(f"cannot reach the nodes of SLURM job {job}: srun is not on PATH") from None
     return _read([start], hosts, "slurm", Watching(env=env))
 
 
@@ -102,7 +103,7 @@ def _read(starts: Sequence[Start], hosts: Sequence[str], launcher: str, how: Wat
         raise KeyboardInterrupt
     readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]
     if all(reading.status is Status.ABSENT for reading in readings):
-        raise UsageError(ended.refused or "found no running torch job on these hosts")
+        raise UsageError(ended.refused or f"found no running torch job on {name_list(hosts)}")
     facts = [(reading.node, reading.fact) for reading in reversed(readings) if reading.fact]
     names_seen = {node: str(fact["host"]) for node, fact in facts if "host" in fact}
     world = World(

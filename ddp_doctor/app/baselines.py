@@ -53,7 +53,8 @@ def report_in(file: JsonFile) -> Report:
         for name in NUMBERS:
             if not isinstance(number := measured.labels.get(name, 0), int):
                 raise UsageError(
-                    f"{quoted(file.path)} is not a valid report: {measured.name} has {quoted(number)} under {name}"
+                    f"{quoted(file.path)} is not a valid report: in {measured.name}, {name} is {quoted(number)}"
+                    " instead of an integer"
                 )
     return report
 
@@ -62,7 +63,7 @@ def _validated(model: type[_Model], file: JsonFile, noun: str) -> _Model:
     """Raises UsageError for a newer schema, and for what no file of this kind has."""
     if major(file.data) > 1:
         raise UsageError(
-            f"{quoted(file.path)} is from a newer ddp-doctor (schema {file.data['schema_version']}); upgrade this one"
+            f"{quoted(file.path)} is from a newer ddp-doctor (schema {file.data['schema_version']}); upgrade ddp-doctor"
         )
     try:
         return model.model_validate_json(file.text)

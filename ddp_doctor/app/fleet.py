@@ -193,8 +193,8 @@ def baseline_of(fleet: Fleet) -> str:
     if baseline is None:
         usable = sum(run.verdict in USABLE for run in measured)
         raise UsageError(
-            f"cannot write a baseline: it needs {FEWEST_RUNS} healthy or degraded runs with the same measurements on"
-            f" the same hardware, and {usable} of {len(measured)} runs are healthy or degraded"
+            f"cannot write a baseline: it requires {FEWEST_RUNS} healthy or degraded runs with the same measurements"
+            f" on the same hardware (healthy or degraded: {usable} of {len(measured)})"
         )
     return baseline.model_dump_json(indent=1) + "\n"
 

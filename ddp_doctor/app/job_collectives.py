@@ -47,7 +47,7 @@ def load_job_collectives(path: str) -> JobCollectives:
             calls[file.name] = recorded_calls(data, file.modified_s)
     if not any(calls.values()) and not traces:
         if dumps and not other:
-            raise UsageError(f"{quoted(path)} has no collective to replay: no rank's recorder kept any")
+            raise UsageError(f"{quoted(path)} has no collective to replay: no rank's flight recorder contains one")
         raise UsageError(f"{quoted(path)} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
     if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
         dumps = [dumps[0].model_copy(update={"rank": 0})]
@@ -57,7 +57,7 @@ def load_job_collectives(path: str) -> JobCollectives:
             f"the file names in {quoted(path)} do not show the rank; name the files rank0.json, rank1.json, ..."
         )
     if len(jobs) + bool(traces) > 1:
-        raise UsageError(f"{quoted(path)} has the ranks of {len(jobs) + bool(traces)} jobs; give the files of one job")
+        raise UsageError(f"{quoted(path)} has ranks of {len(jobs) + bool(traces)} jobs; give the files of only one job")
     return _of_dumps(path, jobs[0], calls) if jobs else _of_traces(path, traces)
 
 
@@ -80,7 +80,7 @@ def _replayable(
     last = {rank: of_rank[-most:] for rank, of_rank in calls.items()}
     lists = _agreed(_that_all_kept(groups, last, wrapped | cut.keys()))
     if not any(lists.values()):
-        raise UsageError(f"cannot replay {quoted(path)}: it has no collective that all ranks of its group kept")
+        raise UsageError(f"cannot replay {quoted(path)}: no collective in it was recorded by all ranks of a group")
     kept = {call.group for of_rank in lists.values() for call in of_rank}
     is_open = {call.group for of_rank in lists.values() for call in of_rank if call.is_open}
     made = set(sorted(kept, key=lambda index: (index not in is_open, index))[:MOST_GROUPS])

@@ -38,6 +38,7 @@ from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import search_for
 from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
+from ddp_doctor.wording.nodes import name_list
 
 #: Bytes read and bytes there are, where that is known.
 Progress = Callable[[int, int], None]
@@ -136,7 +137,7 @@ class _Reading:
                 self._take(file, pool)
                 self._done += file.packed_bytes
         if not self._files:
-            raise UsageError("found no file to read")
+            raise UsageError(f"found no file to read in {name_list([*map(quoted, self._paths)])}")
         if all(file.unread and not file.lines for file in self._files):
             others = f" (and {len(self._files) - 1} more)" if len(self._files) > 1 else ""
             raise UsageError(f"cannot read {quoted(self._files[0].name)}: {self._files[0].unread}{others}")

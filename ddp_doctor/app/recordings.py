@@ -48,8 +48,8 @@ def recording_in(path: Path, content: bytes) -> Recording:
         raise _foreign(path, f"it is {other}")
     if major(data) > major({"schema_version": SCHEMA_VERSION}):
         raise UsageError(
-            f"{quoted(path)} was written by a newer ddp-doctor (schema {data['schema_version']}, this one reads"
-            f" {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
+            f"{quoted(path)} was written by a newer ddp-doctor (schema {data['schema_version']}; this release"
+            f" reads {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
         )
     try:
         recording = Recording.model_validate_json(text)

@@ -126,7 +126,9 @@ def redacted(recording: Recording) -> Recording:
     try:
         return Recording.model_validate(redaction.value(data))
     except ValueError as error:
-        raise UsageError("cannot redact the recording: the result would not be a valid recording") from error
+        raise UsageError(
+            "cannot redact the recording: the result would not be a valid recording; omit --redact"
+        ) from error
 
 
 def _as_path(file: str) -> str:

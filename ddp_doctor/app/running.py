@@ -101,7 +101,7 @@ def require_usable(options: Options, plan: Plan) -> None:
     if not any(check.where.needs_ranks for check in plan.checks) or importlib.util.find_spec("torch") is not None:
         return
     raise UsageError(
-        f"{quoted(sys.executable)} has no torch, which ranks need; run ddp-doctor with your job's Python"
+        f"ranks need torch, but {quoted(sys.executable)} has none; run ddp-doctor with your job's Python"
         f" (python -m ddp_doctor run), or install torch: {shlex.quote(sys.executable)} -m pip install torch"
     )
 
@@ -113,7 +113,7 @@ def _require_gpus_and_ranks(recording: Recording) -> None:
     job, world = recording.options.replay, recording.world
     if job is not None and world is not None and len(job.ranks) != world.nproc_per_node:
         raise UsageError(
-            f"{job.source} of --collectives-of {quoted(job.path)} have {len(job.ranks)} ranks, but this run has"
+            f"the job of --collectives-of {quoted(job.path)} has {len(job.ranks)} ranks, but this run has"
             f" {world.nproc_per_node}; add --nproc-per-node {len(job.ranks)}"
         )
 
@@ -128,7 +128,7 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
         with listen(host, 0):
             pass
     except socket.gaierror as error:
-        raise UsageError(f"cannot resolve {quoted(host)} of --rdzv-endpoint: {error.strerror}") from error
+        raise UsageError(f"cannot resolve the --rdzv-endpoint host {quoted(host)}: {error.strerror}") from error
     except OSError as error:
         raise UsageError(
             f"cannot listen on {quoted(host)}: {error.strerror}; name this host with --rdzv-endpoint HOST:PORT"

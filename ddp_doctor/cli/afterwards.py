@@ -21,12 +21,12 @@ def logs(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH|-...", help="Job output, flight recorder dumps, directories of them, or - for stdin."
+            metavar="PATH|-...", help="Job output, flight recorder dumps, directories with such files, or - for stdin."
         ),
     ] = None,
     job: Annotated[
         str | None,
-        option(INPUT, "ID", "Read the output files of this SLURM job, and the dumps that its script sets up."),
+        option(INPUT, "ID", "Read this SLURM job's output files and the dump files whose paths its batch script sets."),
     ] = None,
     ignore: IgnoreOption = None,
     *,
@@ -50,16 +50,16 @@ def trace(
         list[str],
         typer.Argument(
             metavar="PATH|-...",
-            help="Traces from torch.profiler or Kineto, one file per rank: plain, compressed, in directories or"
+            help="Trace files from torch.profiler or Kineto, one per rank: files (also compressed), directories,"
             " archives, or - for stdin.",
         ),
     ],
     window: Annotated[
-        str, option(INPUT, "latest|all|N", "Recorded steps to analyze, if a rank recorded several times.")
+        str, option(INPUT, "latest|all|N", "Profiler window to analyze, if a rank recorded several.")
     ] = "latest",
     against: Annotated[
         str | None,
-        option(VERDICT, "REPORT", "Compare transfers with the bandwidth that a run on these nodes measured."),
+        option(VERDICT, "REPORT", "Compare all-reduces with the bandwidth in this report of a run on the same nodes."),
     ] = None,
     fail_on: FailOnOption = FailOn.WARNING,
     ignore: IgnoreOption = None,
@@ -78,8 +78,8 @@ def replay(
         Path | None,
         typer.Argument(
             metavar="[RECORDING|DIR|-]",
-            help="File from --record, plain or gzip, a directory with one, or - for stdin. [default: list the kept"
-            " recordings]",
+            help="Recording from --record (plain or gzip), a directory with one recording, or - for stdin."
+            " [default: list the kept recordings]",
         ),
     ] = None,
     last: Annotated[bool, option(INPUT, None, "Evaluate the newest kept recording.", "--last")] = False,

@@ -41,7 +41,8 @@ def fit(
         ),
     ],
     memory: Annotated[
-        str, option(ESTIMATE, "SIZE", "Memory of one GPU, for example 80GiB. [default: the smallest local GPU]")
+        str,
+        option(ESTIMATE, "SIZE", "Memory of one GPU, for example 80GiB. [default: memory of the smallest local GPU]"),
     ] = "",
     ranks: Annotated[
         int | None, option(ESTIMATE, "N", "Number of ranks to estimate for. [default: one per local GPU, or 2]", min=1)
@@ -50,16 +51,19 @@ def fit(
     precision: Annotated[
         Literal["fp32", "bf16", "amp"],
         option(
-            ESTIMATE, None, "Precision: fp32, bf16 (model converted) or amp (bfloat16 compute, float32 parameters)."
+            ESTIMATE, None, "Precision: fp32, bf16 (bfloat16 parameters) or amp (bfloat16 compute, float32 parameters)."
         ),
     ] = "fp32",
     strategy: Annotated[
-        str, option(VERDICT, "NAME", "Fail unless this strategy fits, for example zero2.", completed=strategies)
+        str,
+        option(
+            VERDICT, "NAME", "Fail unless the model fits with this strategy, for example zero2.", completed=strategies
+        ),
     ] = "",
-    batch: Annotated[int | None, option(ESTIMATE, "B", "Samples per rank's batch, for hf: models.", min=1)] = None,
+    batch: Annotated[int | None, option(ESTIMATE, "B", "Batch size per rank, for hf: models.", min=1)] = None,
     seq: Annotated[int | None, option(ESTIMATE, "T", "Tokens per sample, for hf: models.", min=1)] = None,
     measure: Annotated[
-        bool, option(ESTIMATE, None, "Run three steps of each strategy that fits.", "--measure")
+        bool, option(ESTIMATE, None, "Run three steps with each strategy that fits.", "--measure")
     ] = False,
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
@@ -88,7 +92,7 @@ def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
     unsure: Annotated[
-        str, option(VERDICT, "pass|fail", "Exit code of an unsure verdict: 0 (pass) or 3 (fail).")
+        str, option(VERDICT, "pass|fail", "Exit code for an unsure verdict: pass (0) or fail (3).")
     ] = "pass",
     ignore: IgnoreOption = None,
     *,
@@ -111,7 +115,8 @@ def topology(
         str | None,
         typer.Argument(
             metavar="[FILE|-]",
-            help="Output of `nvidia-smi topo -m`, `topo -p2p` or `nvlink -s`, or NCCL's XML. [default: this machine]",
+            help="Output of `nvidia-smi` (topo -m, topo -p2p or nvlink -s), or NCCL's topology XML. [default: this"
+            " machine]",
         ),
     ] = None,
     ignore: IgnoreOption = None,
@@ -151,7 +156,8 @@ def env(
 @command("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
 def lint(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, directories of scripts, or - for stdin.")
+        list[str],
+        typer.Argument(metavar="FILE|DIR|-...", help="Python scripts, directories of scripts, or - for stdin."),
     ],
     select: Annotated[
         list[str] | None,

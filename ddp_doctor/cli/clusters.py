@@ -18,12 +18,12 @@ def fleet(
         list[str],
         typer.Argument(
             metavar="FILE|DIR...",
-            help="Reports and recordings of run and prolog, plain or gzip, directories of them, and an earlier fleet"
-            " report to compare with.",
+            help="Reports and recordings from run and prolog (plain or gzip), directories with such files, and an"
+            " earlier fleet report to compare with.",
         ),
     ],
     write_baseline: Annotated[
-        str | None, option(OUTPUTS, "PATH", "Write the measurements of healthy runs, for run --baseline and compare.")
+        str | None, option(OUTPUTS, "PATH", "Write a baseline of the healthy runs, for run --baseline and compare.")
     ] = None,
     *,
     outputs: Outputs,
@@ -44,13 +44,15 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="A baseline, a report or recording (also from nccl-tests with `logs --json`), or a trace file or"
-            " directory.",
+            help="Baseline, report, recording, `logs --json` report of nccl-tests output, trace file, or directory of"
+            " traces.",
         ),
     ],
     later: Annotated[
         str,
-        typer.Argument(metavar="B", help="Report or recording of another run, another logs report, or other traces."),
+        typer.Argument(
+            metavar="B", help="Report, recording, `logs --json` report or traces of another run, to compare with A."
+        ),
     ],
     *,
     outputs: Outputs,

@@ -39,10 +39,10 @@ def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
 def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: tuple[str, ...] = ()) -> int:
     """Evaluate a recording again, or without one list the kept recordings. Raises UsageError."""
     if last and path is not None:
-        raise UsageError("name a recording, or give --last for the newest run that was kept here")
+        raise UsageError(f"--last and {quoted(path)} are mutually exclusive; give one of them")
     if path is None and not last:
         if ignore or outputs != Outputs():
-            raise UsageError("missing recording: add its path, or --last for the newest kept run")
+            raise UsageError("no recording given; add its path, or --last for the newest kept recording")
         _list_kept_runs()
         return ExitCode.HEALTHY.value
     from ddp_doctor.app import recordings
@@ -80,7 +80,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
         outcome = app.live_topology(dict(os.environ), lambda _text: None, ignore)
     else:
         text = given_text(file)
-        require_kind(file, text, "the output of nvidia-smi topo -m", JSON)
+        require_kind(file, text, "the output of `nvidia-smi topo -m`", JSON)
         outcome = app.read_topology(text, ignore)
     with_matrices = with_topology(outcome.report, outcome.recording)
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
@@ -100,7 +100,7 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     if job is not None and not found:
         raise UsageError(f"found no files of job {quoted(job)}; name its output files instead")
     if not paths and not found:
-        raise UsageError("no input given; name the job's output files, or its job ID with --job")
+        raise UsageError("no input given; name the job's output files, or give the job ID with --job")
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
@@ -150,12 +150,12 @@ def attach(
     from ddp_doctor.starters import starter_channel
 
     if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
-        raise UsageError("--pid, --slurm-job, --hosts and --hostfile exclude each other; give one of them")
+        raise UsageError("--pid, --slurm-job, --hosts and --hostfile are mutually exclusive; give one of them")
     seconds = SECONDS if seconds is None else seconds
     if not SECONDS <= seconds <= _LONGEST_WATCH_S:
         raise UsageError(
-            f"invalid --seconds {seconds:g}: expected {SECONDS:g} (the default) to {_LONGEST_WATCH_S:g}; in less"
-            " time, a hang looks like work"
+            f"invalid --seconds {seconds:g}: expected {SECONDS:g} (the default) to {_LONGEST_WATCH_S:g} seconds;"
+            " a shorter time cannot show whether a job hangs"
         )
     env = dict(os.environ)
     if pipe := starter_channel.take(env):
@@ -197,7 +197,7 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
         outcome = app.live_settings(dict(os.environ), options)
     else:
         text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
-        require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
+        require_kind(file, text, "the output of `env`, a job script, a Dockerfile or a manifest", SHELL, JSON)
         outcome = app.read_settings(text, options)
     return report(outcome, outputs)
 
@@ -212,7 +212,7 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
         return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
     if require_gpus is not None and name not in templates.OF_ROOT:
         raise UsageError(
-            f"--require-gpus applies only to {' and '.join(templates.OF_ROOT)}; a gate requires the GPUs of its job"
+            f"--require-gpus applies only to {' and '.join(templates.OF_ROOT)}; omit it for {quoted(name)}"
         )
     try:
         text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
@@ -221,6 +221,6 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
     if name in templates.OF_ROOT and (path := templates.others_may_change(single_file())):
         print_to_stderr(
             f"ddp-doctor: warning: root will run this script, but other users can change {quoted(path)}; install"
-            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"
+            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script again from there"
         )
     return text

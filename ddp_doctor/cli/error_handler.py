@@ -54,7 +54,7 @@ def keep_trace(trace: str) -> str:
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError:
-        return f"please report it with this traceback, which cannot be saved:\n{text}"
+        return f"please report it with this traceback, which could not be saved to a file:\n{text}"
     return f"please report it with the traceback in {path}"
 
 

@@ -37,8 +37,8 @@ _PLACES = {
     Where.NODES: "between nodes",
     Where.LAUNCHER: "torchrun ranks",
     Where.RANK: "ranks",
-    Where.GROUPS: "ranks of groups of nodes",
-    Where.AFTERWARDS: "node, after the ranks",
+    Where.GROUPS: "ranks in node groups",
+    Where.AFTERWARDS: "node, after the rank tests",
     Where.FILES: "files",
 }
 #: Texts of errors that are shown, characters of a quoted line, and rules in a list.
@@ -64,8 +64,8 @@ def explain(text: str, width: int = 100) -> str:
         return _folded(_every_rule(), width)
     if len(text) > _LONGEST:
         raise UsageError(
-            f"{len(text)} characters are too long for one error message; run `ddp-doctor logs FILE` to read a job's"
-            " output"
+            f"the text has {len(text)} characters, too many for one error message; run `ddp-doctor logs FILE` to read"
+            " a job's output"
         )
     if page := _rule(text) or ("" if _error(text) else _rule(re.sub(r"\s+", "-", text))):
         return fold(page, width)
@@ -86,12 +86,15 @@ def _every_rule() -> str:
         (f"{check.id:<15} {_about_check(check)}", check.rules) for check in every_check()
     ]
     listed += [
-        ("any rank check  Failures of the ranks during any of these checks", TRIAL_RULES),
-        ("logs, attach    Causes of failed and stuck jobs, in `ddp-doctor logs` and `ddp-doctor attach`", JOB_RULES),
-        ("lint            Training scripts, in `ddp-doctor lint`", LINT_RULES),
+        ("any rank check  Rank failures during any of these checks", TRIAL_RULES),
+        (
+            "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`",
+            JOB_RULES,
+        ),
+        ("lint            Mistakes in training scripts, reported by `ddp-doctor lint`", LINT_RULES),
     ]
     lines = [line for head, rules in listed for line in (head, *map(_rule_line, rules))]
-    return "\n".join([*lines, "", "`ddp-doctor explain CODE` prints the page of a rule."])
+    return "\n".join([*lines, "", "Run `ddp-doctor explain CODE` to print the page of a rule."])
 
 
 def _page_of_check(check: Check) -> list[str]:
@@ -146,16 +149,16 @@ def _xid(text: str) -> str:
 def _about_xid(number: int) -> list[str]:
     known, meaning = xid(number), xid(number).meaning
     asks = {
-        "application": "A program caused it or was stopped. It does not show a GPU fault.",
+        "application": "A program caused this error or was stopped. The error does not indicate a GPU fault.",
         "watch": "No action is needed now.",
         "reset": "The GPU needs a reset.",
         "reboot": "The host needs a reboot.",
     }[known.kind]
     if number == RECOVERY_ACTION:
         meaning = "the driver asks for a recovery action"
-        asks = "The line names the action: a reset of the GPU or a reboot of the host."
+        asks = "The line in the kernel log names the action: a GPU reset or a host reboot."
     elif number not in XIDS:
-        asks = "Look it up in NVIDIA's catalog before you use the GPU again."
+        asks = "Look up this Xid in NVIDIA's catalog before you use the GPU again."
     code = "DD330" if known.stays else "DD332" if known.kind == "application" else "DD331"
     rules = [rule for rule in _rules() if rule.code == code]
     rules += [cause for cause in _rules() if re.search(rf"\bXids?\b[^.]*\b{number}\b", cause.doc)]
@@ -201,9 +204,9 @@ def _of_glossary(name: str) -> Iterator[str]:
 def _codes(name: str) -> Iterator[str]:
     """Yield the meanings of a code that nvidia-smi or a table of ``fit`` prints."""
     with suppress(KeyError):
-        yield f"{name}: path between two devices in `nvidia-smi topo -m`: {meaning_of(name)}"
+        yield f"{name}: {meaning_of(name)} (path between two devices in `nvidia-smi topo -m`)"
     with suppress(KeyError):
-        yield f"{name}: state of P2P between two GPUs in `nvidia-smi topo -p2p`: {p2p_status(name).meaning}"
+        yield f"{name}: {p2p_status(name).meaning} (P2P state of two GPUs in `nvidia-smi topo -p2p`)"
     if name.lower() in STRATEGIES:
         yield f"{name.lower()}: {STRATEGIES[name.lower()].words}"
 
@@ -256,10 +259,10 @@ def _variable(text: str) -> str:
         unread = never_read()[name]
         instead = f" {unread.instead} does that." if unread.instead else ""
         means = f"It usually means {unread.meant}.{instead}"
-        return f"{name}: not read by NCCL, torch or gloo. {means}\nSource: {unread.source}\n"
+        return f"{name}: NCCL, torch and gloo do not read this variable. {means}\nSource: {unread.source}\n"
     for owner in foreign() if re.fullmatch(r"\w+", name) else ():
         if name.startswith(owner.name):
-            return f"{name}: {owner.reader} reads it, not NCCL, torch or gloo.\nSource: {owner.source}\n"
+            return f"{name}: {owner.reader} reads this variable, but NCCL, torch and gloo do not.\nSource: {owner.source}\n"
     return ""
 
 
@@ -285,7 +288,7 @@ def _about(variable: Variable) -> Iterator[list[str]]:
     yield ["", "Notes", *(f"    {line}" for line in known)] if known else []
     rules = [rule for rule in _rules() if re.search(rf"\b{variable.name}\b", rule.doc)]
     yield ["", "Related rules", *(f"    {line}" for line in _gists(rules))] if rules else []
-    yield ["", f"Source: {variable.source}", "`ddp-doctor env` shows its value on this machine."]
+    yield ["", f"Source: {variable.source}", "Run `ddp-doctor env` to see its value on this machine."]
 
 
 def listed(pattern: str) -> str:
@@ -362,7 +365,7 @@ def _found(text: str) -> str:
         return ""
     found = list({entry.text: entry for entry in reversed(found)}.values())[::-1]  # errors may share a page
     found.sort(key=lambda entry: entry.kind == "variable")
-    end = "`ddp-doctor explain TEXT` explains an entry of this list, by its code or by its text in quotes."
+    end = "Run `ddp-doctor explain TEXT` with the code or the quoted text of an entry to read its page."
     return "\n".join([f"Best matches for {_shown(text)!r}", *(f"    {entry.shown}" for entry in found), end, ""])
 
 

@@ -50,7 +50,7 @@ def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
 def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
     if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile exclude each other; give one of them")
+        raise UsageError("--hosts and --hostfile are mutually exclusive; give one of them")
     try:
         if hostfile is None:
             return () if hosts is None else expand(hosts)
@@ -125,7 +125,7 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
         )
     if not typed.join_timeout <= LONGEST_SOAK_S:
         raise UsageError(
-            f"invalid --join-timeout {typed.join_timeout:g}: expected at most {LONGEST_SOAK_S:g} seconds (a day)"
+            f"invalid --join-timeout {typed.join_timeout:g}: expected 1 to {LONGEST_SOAK_S:g} seconds (a day)"
         )
     if typed.repeat > MOST_REPEATS:
         raise UsageError(f"invalid --repeat {quoted(typed.repeat)}: expected 1 to {MOST_REPEATS}")
@@ -168,7 +168,7 @@ def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
     by_size = dict[tuple[str, int], float]()
     for name, size, rate in least:
         if by_size.setdefault((name, size), rate) != rate:
-            raise UsageError(f"--min-busbw gives two rates for {name} of {size} bytes; give one of them")
+            raise UsageError(f"--min-busbw has two rates for {name} with {size} bytes; remove one of them")
     return tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least)
 
 
@@ -178,12 +178,17 @@ def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields
         size = options.memory(memory) if memory else None
         if not options.is_configuration(model):
             if not model:
-                raise ValueError("no model given; name MODULE:FACTORY or hf:NAME, for example train.models:make")
+                raise ValueError("no model given; add MODULE:FACTORY, for example train.models:make, or hf:NAME")
             options.require_factory(model, option="fit")
             if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
-                raise ValueError(f"{given[0]} applies only to hf: models; a factory's batch comes from its make_batch")
+                raise ValueError(
+                    f"{given[0]} applies only to hf: models; omit it, because the factory's make_batch defines the"
+                    " batch"
+                )
         if fields["measure"] and fields["ranks"]:
-            raise ValueError("--measure runs on ranks of this machine; replace --ranks by --nproc-per-node")
+            raise ValueError(
+                "--ranks cannot be used with --measure, which runs on this machine; use --nproc-per-node instead"
+            )
         options.require_strategy(fields["strategy"], tuple(BY_NAME))
     return FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)
 
@@ -193,9 +198,9 @@ def _leaves(path: str | None) -> tuple[Leaf, ...]:
     if path is None:
         return _leaves_of_slurm()
     if path == "-":
-        raise UsageError("--topology cannot be read from stdin because the agent of every node reads it; name a file")
+        raise UsageError("cannot read --topology from stdin (-), because each node reads the file itself; give a path")
     text = given_text(path, _LARGEST_TOPOLOGY_BYTES)
-    require_kind(path, text, "a topology of SLURM or lines of NAME: HOSTS")
+    require_kind(path, text, "a file in SLURM topology format or with NAME: HOSTS lines")
     try:
         return read_topology(text)
     except ValueError as error:
@@ -242,5 +247,5 @@ def ignored(given: Sequence[str] | None) -> tuple[str, ...]:
     rules = all_rules()
     codes = rule_codes(given, rules)
     if codes and all(rule.code.startswith(codes) for rule in rules):
-        raise UsageError(f"--ignore {','.join(codes)} excludes every rule; ignore fewer")
+        raise UsageError(f"--ignore {','.join(codes)} excludes every rule; ignore fewer rules")
     return codes

@@ -39,18 +39,19 @@ _COMMANDS = {
 #: Exit codes of commands that check machines (JUDGED), ended jobs, models, traces and running jobs, and of the others.
 JUDGED = "Exit codes: 0 healthy or degraded, 1 unhealthy, 2 usage error, 3 unsure, 130 interrupted."
 ENDED = (
-    "Exit codes: 0 no failure, 1 cause named, 2 usage error or nothing readable, 3 cause not proven or ending unknown,"
+    "Exit codes: 0 no failure, 1 cause found, 2 usage error or no readable input, 3 cause not proven or job end"
+    " unknown,"
     " 130 interrupted."
 )
 FITS = (
-    "Exit codes: 0 fits, 1 no strategy fits (or not --strategy), 2 usage error or unusable model, 3 memory"
-    " unknown or estimate incomplete, 130 interrupted."
+    "Exit codes: 0 fits, 1 no strategy (or not the one given with --strategy) fits, 2 usage error or unusable model,"
+    " 3 memory unknown or estimate incomplete, 130 interrupted."
 )
 TRACED = (
-    "Exit codes: 0 no rank or setting costs over 10% of the step, 1 finding at or above --fail-on, 2 usage error or no"
+    "Exit codes: 0 no rank or setting costs over 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"
     " trace, 3 unsure, 130 interrupted."
 )
-LIVE = "Exit codes: 0 progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."
+LIVE = "Exit codes: 0 making progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."
 TOLD = "Exit codes: 0 done, 2 usage error, 3 internal error."
 
 

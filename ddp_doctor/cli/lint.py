@@ -57,9 +57,9 @@ def lint(
     else:
         finding_lines.show(text.shown(report, quiet=quiet), outputs.form, console(outputs.words_to))
         for file in report.unread:
-            print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not checked: {file.reason}")
+            print_to_stderr(f"ddp-doctor: {file.path}:{file.line} {file.reason}; the file was not checked")
     for code, why in (failure for file in linted for failure in file.failures):
-        print_to_stderr(f"ddp-doctor: internal error in rule {code}: {why}")
+        print_to_stderr(f"ddp-doctor: internal error in rule {code} ({why}); please report it")
     for problem in problems:
         print_to_stderr(f"ddp-doctor: {problem}")
     return ExitCode.USAGE.value if problems else report.exit_code

@@ -32,9 +32,14 @@ def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else ExitCode.UNSURE.value
         if isinstance(leaving.code, str):  # a module that was imported ended the program with its own words
-            sys.stderr.write(f"ddp-doctor: an imported module exited, so the verdict is unsure: {leaving.code}\n")
+            sys.stderr.write(
+                f"ddp-doctor: an imported module exited with this message, so the verdict is unsure: {leaving.code}\n"
+            )
     except Exception:  # noqa: BLE001 - outside of a command's own handler only imports of these modules can fail
-        sys.stderr.write(f"ddp-doctor: internal error, so the verdict is unsure\n{traceback.format_exc()}")
+        sys.stderr.write(
+            "ddp-doctor: internal error, so the verdict is unsure; please report it with this"
+            f" traceback:\n{traceback.format_exc()}"
+        )
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

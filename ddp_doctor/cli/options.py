@@ -65,7 +65,7 @@ _VerboseOption = Annotated[
     bool, option(UNDER_OUTPUTS, None, "Print every check and the reason for its result.", "--verbose", "-v")
 ]
 _QuietOption = Annotated[
-    bool, option(UNDER_OUTPUTS, None, "Print only findings and verdict, without progress.", "--quiet", "-q")
+    bool, option(UNDER_OUTPUTS, None, "Print only the findings and the verdict, without progress.", "--quiet", "-q")
 ]
 FailOnOption = Annotated[FailOn, option(VERDICT, None, "Minimum severity that fails the run.")]
 IgnoreOption = Annotated[
@@ -91,12 +91,13 @@ _RedactOption = Annotated[
     option(
         UNDER_OUTPUTS,
         None,
-        "Replace names of hosts and users, addresses, paths and serial numbers in every output.",
+        "Replace host names, user names, addresses, paths and serial numbers in every output.",
         "--redact",
     ),
 ]
 _HelpAllOption = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, callback=help_all, help="Show all options by task and exit.")
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=help_all, help="Show all options, grouped by task, and exit."),
 ]
 NodeGpusOption = Annotated[
     int | None,
@@ -108,7 +109,7 @@ NprocOption = Annotated[
     option(
         NODES,
         "auto|gpu|cpu|N",
-        "Ranks per node: auto (one per GPU, or 2 on CPUs), gpu, cpu (one per CPU) or N.",
+        "Ranks per node: auto (one per GPU, or 2 without GPUs), gpu (one per GPU), cpu (one per CPU) or N.",
         env="PET_NPROC_PER_NODE",
     ),
 ]
@@ -132,7 +133,7 @@ _SettingsOption = Annotated[
     option(
         UNDER_OUTPUTS,
         "FORM:PATH|-",
-        f"Write the recommended settings as FORM: {', '.join(_FORMS[:-1])} or {_FORMS[-1]}. Repeatable.",
+        f"Write the recommended settings to PATH in this form: {', '.join(_FORMS[:-1])} or {_FORMS[-1]}. Repeatable.",
         completed=complete.forms_of_settings,
     ),
 ]
@@ -212,5 +213,5 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
 def _detail(*, verbose: bool, quiet: bool) -> Detail:
     """Return the amount of output. Raises UsageError."""
     if verbose and quiet:
-        raise UsageError("--verbose and --quiet exclude each other; give one of them")
+        raise UsageError("--verbose and --quiet are mutually exclusive; give one of them")
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN

@@ -120,10 +120,10 @@ def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
 
 #: In the order of the help.
 OUTPUTS = (
-    Output("svg", "Write the picture of the topology as SVG.", ("topology",), _by("topology.report", "picture")),
+    Output("svg", "Write a picture of the topology as SVG.", ("topology",), _by("topology.report", "picture")),
     Output(
         "json",
-        "Write the report as JSON, with %h in PATH as the host and %n as the node rank.",
+        "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
         (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
         lambda results: results.report.as_json(),
     ),
@@ -138,7 +138,7 @@ OUTPUTS = (
     ),
     Output(
         "html",
-        "Write the report as one self-contained HTML page.",
+        "Write the report as a self-contained HTML page.",
         (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
         _html,
     ),
@@ -146,7 +146,7 @@ OUTPUTS = (
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
     Output(
         "reproducer",
-        "Write the calls of --collectives-of as a bug report script that needs only torch.",
+        "Write a script for bug reports that repeats the --collectives-of calls and needs only torch.",
         ("run", "replay"),
         _by("reproducer"),
     ),
@@ -213,7 +213,7 @@ class Outputs:
         if list(self.paths.values()).count("-") > 1:
             raise UsageError("only one output can go to stdout (-); give the other outputs a path")
         if "-" in self.paths.values() and self._prints_data:
-            raise UsageError(f"--output-format {self.form.value} writes to stdout; give the other output a path")
+            raise UsageError(f"--output-format {self.form.value} already writes to stdout; replace - by a path")
         for output in OUTPUTS:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
@@ -281,7 +281,8 @@ def _require_suffix(output: Output, path: str | None) -> None:
     if os.path.exists(path) and not Path(path).is_file():  # noqa: PTH110 - that of Path raises OSError for long names
         return  # /dev/stdout, a pipe
     raise UsageError(
-        f"invalid {output.option} {quoted(path)}: expected a name ending in {output.suffix}; other files are not read"
+        f"invalid {output.option} {quoted(path)}: expected a name ending in {output.suffix}; node_exporter ignores"
+        " other files"
     )
 
 
@@ -295,10 +296,10 @@ def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"invalid --settings {quoted(text)}: expected FORM:PATH, for example env:FILE")
         if form not in names:
             meant = expected(_ALSO_CALLED.get(form.lower(), form), names)
-            raise UsageError(f"unknown form {quoted(form)} of --settings: {meant}")
+            raise UsageError(f"unknown --settings form {quoted(form)}: {meant}")
         if not path:
             raise UsageError(f"--settings {form} has no path; give {form}:FILE, or {form}:- for stdout")
         if form in paths:
-            raise UsageError(f"--settings {form} is given twice; give one path")
+            raise UsageError(f"--settings {form} is given twice; give only one path for it")
         paths[form] = path
     return paths

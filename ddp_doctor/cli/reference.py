@@ -44,7 +44,9 @@ def schema(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Name of the schema. Lists all if omitted.", autocompletion=complete.names_of_schemas
+            metavar="[NAME]",
+            help="Schema to print. [default: list the schemas]",
+            autocompletion=complete.names_of_schemas,
         ),
     ] = None,
 ) -> None:
@@ -85,7 +87,7 @@ def template(
 )
 def completion(
     shell: Annotated[
-        str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. [default: the shell in $SHELL]")
+        str | None, typer.Argument(metavar="[SHELL]", help="Shell: bash, zsh or fish. [default: the shell in $SHELL]")
     ] = None,
 ) -> None:
     """Print the completion script for bash, zsh or fish."""

@@ -128,7 +128,8 @@ def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
     if len(strange) == len(hosts):
         raise UsageError(f"{quoted(options.topology)} does not list any of these hosts: {name_list(strange)}")
     print_to_stderr(
-        f"ddp-doctor: {quoted(options.topology)} does not list {name_list(strange)}; assuming no shared switch"
+        f"ddp-doctor: {quoted(options.topology)} does not list {name_list(strange)}; assuming no switch shared with"
+        " other hosts"
     )
 
 
@@ -226,7 +227,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
             outcome = with_baseline(outcome, *request.baseline)
         return save_and_report(outcome, outputs, request.env)
     if ended.timed_out:
-        print_to_stderr(f"ddp-doctor: no report within {timeout_s:.0f} s, so the verdict is unsure")
+        print_to_stderr(f"ddp-doctor: the agents sent no report within {timeout_s:.0f} s, so the verdict is unsure")
     return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
 
 
@@ -282,14 +283,15 @@ def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) 
     folder = folders.meeting_folder(env)
     if folder is None:
         print_to_stderr(
-            f"ddp-doctor: local rank {world.local_rank} needs a private directory to reach the agent; set TMPDIR to one"
+            f"ddp-doctor: local rank {world.local_rank} cannot create a private directory to reach this node's"
+            " agent; set TMPDIR to another writable directory"
         )
         return ExitCode.UNSURE.value
     with outer_launcher.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         print_to_stderr(
-            f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which has exited"
+            f"ddp-doctor: local rank {world.local_rank} got no result from this node's agent, so the verdict is unsure"
         )
         return ExitCode.UNSURE.value
     return code

@@ -52,9 +52,9 @@ class RunOptions:
     hosts: HostsOption = None
     hostfile: HostfileOption = None
     join_timeout: Annotated[float, option(NODES, "SECONDS", "Maximum time for all nodes to join.", min=1.0)] = 60.0
-    backend: Annotated[Backend, option(NODES, None, "Backend to test: auto is NCCL with GPUs and gloo without.")] = (
-        Backend.AUTO
-    )
+    backend: Annotated[
+        Backend, option(NODES, None, "Backend to test: auto is NCCL with GPUs and gloo without GPUs.")
+    ] = Backend.AUTO
     level: Annotated[Level, option(CHECKS, None, "Amount of testing.")] = Level.STANDARD
     only: Annotated[
         list[str] | None,
@@ -72,12 +72,12 @@ class RunOptions:
         option(
             COLLECTIVES,
             "NAMES",
-            "Also measure these collectives by size and print nccl-tests' table, for example"
-            " all_gather,reduce_scatter. Repeatable.",
+            "Also measure these collectives by size, for example all_gather,reduce_scatter, and print a table in"
+            " nccl-tests format. Repeatable.",
             completed=complete.collectives,
         ),
     ] = None
-    sizes: Annotated[str, option(COLLECTIVES, "FROM:TO:FACTOR", "Sizes of the collectives, for example 8:1G:4.")] = ""
+    sizes: Annotated[str, option(COLLECTIVES, "FROM:TO:FACTOR", "Collective sizes in bytes, for example 8:1G:4.")] = ""
     iters: Annotated[int | None, option(COLLECTIVES, "N", "Timed calls per size.", min=1)] = None
     warmup: Annotated[int | None, option(COLLECTIVES, "N", "Warm-up calls per size.", min=0)] = None
     min_busbw: Annotated[
@@ -93,7 +93,7 @@ class RunOptions:
         option(
             COLLECTIVES,
             "NAME=N,...",
-            "Test your job's device mesh, outermost axis first as in init_device_mesh, for example dp=2,shard=4.",
+            "Test your job's device mesh, for example dp=2,shard=4, with the outermost axis first.",
         ),
     ] = None
     collectives_of: Annotated[
@@ -101,33 +101,48 @@ class RunOptions:
         option(
             COLLECTIVES,
             "DUMP",
-            "Run the collectives of a job again, from a flight recorder dump or a directory of all ranks' dumps.",
+            "Repeat a job's collectives, read from a flight recorder dump or a directory of all ranks' dumps.",
         ),
     ] = None
     prove: Annotated[
-        bool, option(CHECKS, None, "Test each recommended setting with and without it.", "--prove/--no-prove")
+        bool,
+        option(
+            CHECKS,
+            None,
+            "Run tests with and without each recommended setting to see if it helps.",
+            "--prove/--no-prove",
+        ),
     ] = True
     model: Annotated[
-        str, option(MODEL, "MODULE:FACTORY", "Also run your own model on the ranks, for example train.models:make.")
+        str,
+        option(
+            MODEL, "MODULE:FACTORY", "Also run your own model, created by this factory, for example train.models:make."
+        ),
     ] = ""
     from_trace: Annotated[
-        str, option(MODEL, "REPORT", "Test the advice in a report of `trace --json`, with --model.")
+        str, option(MODEL, "REPORT", "Test the recommendations in a `trace --json` report. Requires --model.")
     ] = ""
     compiled: Annotated[
-        bool, option(MODEL, None, "Compile --model with torch.compile on each rank and report problems.", "--compile")
+        bool,
+        option(
+            MODEL,
+            None,
+            "Compile your model (--model) with torch.compile on each rank and report problems.",
+            "--compile",
+        ),
     ] = False
-    data: Annotated[
-        str, option(MODEL, "PATH", "Measure how fast every rank reads this file or directory of the job.")
-    ] = ""
+    data: Annotated[str, option(MODEL, "PATH", "Measure how fast each rank reads this data file or directory.")] = ""
     isolate: Annotated[
-        bool, option(FAULTS, None, "Find the faulty nodes by testing smaller and smaller groups.", "--isolate")
+        bool,
+        option(FAULTS, None, "Find the faulty nodes by testing successively smaller groups of nodes.", "--isolate"),
     ] = False
     topology: Annotated[
         str | None,
         option(
             FAULTS,
             "FILE",
-            "Leaf switches or racks for --isolate: SLURM's topology.conf or topology.yaml, or lines of NAME: HOSTS.",
+            "File with leaf switches or racks for --isolate: SLURM's topology.conf or topology.yaml, or NAME: HOSTS"
+            " lines.",
         ),
     ] = None
     repeat: Annotated[
@@ -135,10 +150,13 @@ class RunOptions:
     ] = 1
     soak: Annotated[
         float | None,
-        option(FAULTS, "MINUTES", "Repeat the rank tests for this long, in addition to --budget.", min=0.0),
+        option(
+            FAULTS, "MINUTES", "Repeat the rank tests for this many minutes, in addition to the --budget time.", min=0.0
+        ),
     ] = None
     plan: Annotated[
-        bool, option(CHECKS, None, "Only print the planned checks, their nodes and their duration.", "--plan")
+        bool,
+        option(CHECKS, None, "Print the planned checks, their nodes and durations, without running them.", "--plan"),
     ] = False
     require_gpus: Annotated[int | None, option(VERDICT, "N", "Fail if the job can use fewer than N GPUs.", min=0)] = (
         None

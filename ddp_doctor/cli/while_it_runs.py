@@ -18,9 +18,9 @@ from ddp_doctor.cli.outputs import Outputs
 )
 def attach(
     pid: Annotated[
-        int | None, option(INPUT, "P", "Process of the job to watch: a rank or its launcher.", min=1)
+        int | None, option(INPUT, "P", "ID of a process of the job to watch: a rank or its launcher.", min=1)
     ] = None,
-    slurm_job: Annotated[str | None, option(INPUT, "ID", "SLURM job to watch, on all its nodes.")] = None,
+    slurm_job: Annotated[str | None, option(INPUT, "ID", "ID of the SLURM job to watch on all its nodes.")] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
     seconds: Annotated[float | None, option(INPUT, "N", "Seconds to watch. [default: 4]")] = None,
@@ -41,24 +41,29 @@ _LONGEST_STUCK_S = 86_400.0
 @command(
     "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
     "srun ddp-doctor watch -- python train.py",
-    exits="Exit codes: the exit code or signal of CMD, 2 usage error, 126 CMD is not executable, 127 CMD not found.",
+    exits="Exit codes: the exit code or signal of CMD, 2 usage error, 126 CMD not executable, 127 CMD not found.",
     allow_interspersed_args=False,
 )
 def watch(
     command: Annotated[
-        list[str], typer.Argument(metavar="CMD...", help="Command of the job, as you run it without ddp-doctor.")
+        list[str],
+        typer.Argument(metavar="CMD...", help="Command that starts the job, as you would run it without ddp-doctor."),
     ],
     stuck_after: Annotated[
-        float, option(HANGS, "SECONDS", "Seconds without progress of a rank before the job is examined.", min=10.0)
+        float,
+        option(HANGS, "SECONDS", "Examine the job when a rank has made no progress for this many seconds.", min=10.0),
     ] = 120.0,
     on_hang: Annotated[
         Literal["report", "kill"],
-        option(HANGS, None, "Action on a known hang: report it, or kill (SIGTERM to CMD only)."),
+        option(HANGS, None, "Action once a hang is proven: report it, or kill (send SIGTERM to CMD only)."),
     ] = "report",
     keep_output: Annotated[
         bool,
         option(
-            OUTPUTS, None, "Capture CMD's output through a pipe if it is not redirected to a file.", "--keep-output"
+            OUTPUTS,
+            None,
+            "Capture CMD's output through a pipe, unless the output is redirected to a file.",
+            "--keep-output",
         ),
     ] = False,
     tell_slow: Annotated[
@@ -74,6 +79,6 @@ def watch(
     from ddp_doctor.watch.watching import watch
 
     if not stuck_after <= _LONGEST_STUCK_S:
-        raise UsageError(f"invalid --stuck-after {stuck_after:g}: expected 10 to {_LONGEST_STUCK_S:g} (a day)")
+        raise UsageError(f"invalid --stuck-after {stuck_after:g}: expected 10 to {_LONGEST_STUCK_S:g} seconds (a day)")
     options = WatchOptions(stuck_after, on_hang == "kill", keep_output, tell_slow)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

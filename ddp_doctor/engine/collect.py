@@ -33,7 +33,7 @@ def read_check(check: Check, context: Context) -> Reading:
         except Exception as error:
             # What the system refuses is no fault of this code: where it stands helps nobody.
             what = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else traceback.format_exc(limit=-3)
-            raise Failed(f"the probe itself failed: {what}") from error
+            raise Failed(f"the check failed with {what}") from error
 
     return read_fact(check.id, probe, context, context.node)
 

@@ -75,5 +75,5 @@ def text_of_error_file(data: bytes) -> str:
         seconds = extra.get("timestamp")
         when = f"{datetime.fromtimestamp(int(seconds), timezone.utc):%Y-%m-%dT%H:%M:%SZ} " if seconds else ""
     except (*OTHER_SHAPE, OSError) as error:
-        raise ValueError("it is not an error file of torchelastic, or it is truncated") from error
+        raise ValueError("it is not a torchelastic error file, or it is truncated") from error
     return "".join(f"{when}{line}\n" for line in str(text).splitlines())

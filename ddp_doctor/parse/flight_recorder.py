@@ -94,7 +94,7 @@ def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
 
 def _content(data: bytes) -> Mapping[str, Any]:
     if not data.strip(b"\0 \r\n\t"):
-        raise ValueError("the file is empty" if not data else "the file contains only whitespace")
+        raise ValueError("the file is empty" if not data else "the file contains only whitespace or NUL bytes")
     if len(data) > _LARGEST_BYTES:
         raise ValueError(f"the file is larger than {_LARGEST_BYTES // 1024**2} MiB and was not read")
     if data.lstrip().startswith(b"{"):

@@ -56,7 +56,7 @@ def expand_open_mpi(text: str) -> tuple[str, ...]:
     def padded(found: re.Match[str]) -> str:
         digits, colon, ranges = found[1].partition(":")
         if not colon or not digits.isdecimal() or int(digits) > 18:
-            raise ValueError(f"{quoted(text)} is not a host list of Open MPI")
+            raise ValueError(f"{quoted(text)} is not an Open MPI host list")
         return f"[{re.sub(r'[0-9]+', lambda number: number[0].zfill(int(digits)), ranges)}]"
 
     return expand(_PIECE.sub(padded, text.partition("@")[0]))
@@ -70,13 +70,13 @@ def read_host_file(text: str) -> tuple[str, ...]:
         if first:
             name, _, slots = first.rpartition(":")
             if not all(map(_SETTINGS.fullmatch, settings)):
-                raise ValueError(f"line {number}: {quoted(line.strip())} is not a host name or HOST slots=N")
+                raise ValueError(f"{quoted(line.strip())} in line {number} is neither a host name nor HOST slots=N")
             try:
                 hosts += expand(name if name and slots.isdecimal() and ":" not in name else first)
             except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
+                raise ValueError(f"{error} (line {number})") from None
             if len(hosts) > MOST_HOSTS:
-                raise ValueError(f"line {number}: there are more than {MOST_HOSTS} hosts")
+                raise ValueError(f"it lists more than {MOST_HOSTS} hosts (line {number})")
     return tuple(hosts)
 
 
@@ -94,11 +94,11 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 def _expand_item(item: str, room: int) -> list[str]:
     if item.count("[") > _MOST_BRACKETS:
-        raise ValueError(f"{quoted(item)} has more than {_MOST_BRACKETS} brackets")
+        raise ValueError(f"{quoted(item)} has more than {_MOST_BRACKETS} pairs of brackets")
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     if prod(sum(last - first + 1 for first, last, _width in span) for span in spans) > room:
-        raise ValueError(f"{quoted(item)} lists more than {MOST_HOSTS} hosts")
+        raise ValueError(f"the list exceeds {MOST_HOSTS} hosts at {quoted(item)}")
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]

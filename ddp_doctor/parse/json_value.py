@@ -45,7 +45,7 @@ def json_value(data: str | bytes) -> Json:
         why = f"line {error.lineno} is not JSON" if text.strip("\0 \r\n\t") else "it is empty"
         raise NotJson(why, error.pos) from error
     except RecursionError as error:
-        raise NotJson("it is nested too deeply") from error
+        raise NotJson("its JSON is nested too deeply") from error
     if _HALVES.search(text):
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value

@@ -97,7 +97,8 @@ def size(text: str, option: str) -> int:
     bytes_of = int(found[1]) << 10 * _POWERS.index(found[2].upper() or " ") if found else 0
     if not 0 < bytes_of < 1 << 50:
         raise ValueError(
-            f"invalid size {quoted(text)} in {option}: expected bytes, for example 8, 512K or 1G (powers of 1024)"
+            f"invalid size {quoted(text)} in {option}: expected a number of bytes, for example 8, 512K or 1G (powers"
+            " of 1024)"
         )
     if bytes_of % _ELEMENT_BYTES:
         raise ValueError(
@@ -113,7 +114,7 @@ def memory(text: str) -> int:
     """Bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
     found = _MEMORY.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"invalid --memory {quoted(text)}: expected the memory of one GPU with a unit, such as 80GiB")
+        raise ValueError(f"invalid --memory {quoted(text)}: expected one GPU's memory with a unit, for example 80GiB")
     if not (bytes_of := int(float(found[1]) * (1 << 10 * _POWERS.index(found[2].upper())))):
         raise ValueError(f"invalid --memory {quoted(text)}: expected more than 0 bytes")
     return bytes_of
@@ -128,7 +129,7 @@ def sizes(text: str) -> tuple[int, int, int] | None:
     factor = rest[1] if len(rest) == 2 else "2"
     if len(rest) > 2 or not factor.isascii() or not factor.isdigit() or not 2 <= int(factor[:9]) <= 1 << 30:
         raise ValueError(
-            f"invalid --sizes {quoted(text)}: expected FROM:TO:FACTOR with a factor of 2 or more, such as 8:1G:4"
+            f"invalid --sizes {quoted(text)}: expected FROM:TO:FACTOR, for example 8:1G:4, with a factor of 2 or more"
         )
     if ends[-1] < ends[0]:
         raise ValueError(
@@ -143,13 +144,13 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     name, colon, rest = text.partition(":")
     size_of, equals, rate = rest.partition("=")
     if not colon or not equals:
-        raise ValueError(f"{invalid}: expected COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s")
+        raise ValueError(f"{invalid}: expected COLLECTIVE:SIZE=RATE, for example all_reduce:1G=180GB/s")
     require_collective(name, known, "--min-busbw")
     found = _RATE.fullmatch(rate.strip())
     if found is None:
-        raise ValueError(f"{invalid}: expected a rate with a unit, such as 180GB/s (10^9 bytes per second)")
+        raise ValueError(f"{invalid}: expected a rate with a unit, for example 180GB/s (1 GB is 10^9 bytes)")
     if not (bytes_per_s := float(found[1]) * 1000 ** ("kMGT".index(found[2]) + 1)):
-        raise ValueError(f"{invalid}: expected a rate of more than 0")
+        raise ValueError(f"{invalid}: expected a rate greater than 0")
     return name, size(size_of, "--min-busbw"), bytes_per_s
 
 
@@ -175,9 +176,9 @@ def mesh(text: str) -> tuple[tuple[str, int], ...]:
     found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
     axes = {axis[1]: int(axis[2]) for axis in found if axis is not None}
     if None in found:
-        raise ValueError(f"invalid --mesh {quoted(text)}: expected NAME=RANKS for each axis, such as dp=2,shard=4")
+        raise ValueError(f"invalid --mesh {quoted(text)}: expected NAME=RANKS for each axis, for example dp=2,shard=4")
     if len(axes) < len(found):
-        raise ValueError(f"invalid --mesh {quoted(text)}: two axes have the same name")
+        raise ValueError(f"invalid --mesh {quoted(text)}: two axes have the same name; rename one of them")
     if 0 in axes.values():
         raise ValueError(f"invalid --mesh {quoted(text)}: an axis has 0 ranks; give each at least 1")
     return tuple(axes.items())

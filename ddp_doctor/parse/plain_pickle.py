@@ -86,7 +86,7 @@ class _Values:
             self._add(opcode)
         elif opcode not in _SKIPPED:
             name = info.code if info.code.isascii() else f"0x{ord(info.code):02x}"
-            raise NotPlainData(f"it contains an instruction that is not plain data, at byte {at} (opcode {name})")
+            raise NotPlainData(f"the instruction at byte {at} (opcode {name}) is not plain data")
 
     def _last(self, count: int) -> list[Any]:
         """So many values, taken off the stack."""
@@ -121,7 +121,7 @@ class _Values:
 def _pairs(items: list[Any]) -> dict[str | int, Any]:
     keys = items[::2]
     if len(items) % 2 or not all(type(key) in (str, int) for key in keys):
-        raise NotPlainData("it has a dict with keys other than strings and numbers")
+        raise NotPlainData("it has a dict with a key that is neither a string nor an integer")
     return dict(zip(keys, items[1::2], strict=True))
 
 

@@ -61,7 +61,7 @@ class _Entry(NamedTuple):
             raise self.wrong(str(error)) from None
 
     def wrong(self, why: str) -> ValueError:
-        return ValueError(f"line {self.line}: {why}")
+        return ValueError(f"{why} (line {self.line})")
 
 
 def read_topology(text: str) -> tuple[Leaf, ...]:
@@ -116,7 +116,7 @@ def _of_conf(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
             at = found.end()
         entry = _Entry(number, "", fields)
         if whole[at:].strip() or not (entry.name or fields.keys() == {"blocksizes"}):
-            raise _odd(number, whole, "is not SwitchName=LEAF Nodes=HOSTS, Switches=SWITCHES or BlockName=BLOCK")
+            raise _odd(number, whole, "is none of SwitchName=LEAF Nodes=HOSTS, Switches=SWITCHES and BlockName=BLOCK")
         yield entry
         parts = []
 
@@ -144,9 +144,11 @@ def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
     by_name, leaf_of = dict[str, _Entry](), dict[str, str]()
     for entry in entries:
         if not _NAME.fullmatch(entry.name):
-            raise entry.wrong(f"{quoted(entry.name)} is not a name of a switch, block or rack")
+            raise entry.wrong(f"{quoted(entry.name)} is not a valid switch, block or rack name")
         if entry.name in by_name:
-            raise entry.wrong(f"{entry.name} is already defined in line {by_name[entry.name].line}")
+            raise ValueError(
+                f"{entry.name} is defined in line {by_name[entry.name].line} and again in line {entry.line}"
+            )
         by_name[entry.name] = entry
     _require_tree(by_name)
     for entry in entries:
@@ -180,4 +182,4 @@ def _require_tree(by_name: dict[str, _Entry]) -> None:
 
 
 def _odd(number: int, line: str, why: str) -> ValueError:
-    return ValueError(f"line {number}: {quoted(line.strip())} {why}")
+    return ValueError(f"{quoted(line.strip())} in line {number} {why}")

@@ -58,7 +58,7 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
     if len(set(told)) > 1:
         return MeshFact(mesh=mesh)
     if why := misfit(mesh, ctx.world_size):
-        raise Misused(why) if ctx.options.mesh else Skip(f"the mesh of --model, {told[0]}, does not include all ranks")
+        raise Misused(why) if ctx.options.mesh else Skip(f"the mesh {told[0]} of --model does not include all ranks")
     names, sizes = tuple(axis.name for axis in mesh), tuple(axis.size for axis in mesh)
     if made is None:
         with ctx.step("init_device_mesh", mesh_typed(mesh)):

@@ -31,9 +31,9 @@ def require_torch(device: str) -> None:
 
     this = f"this is torch {torch.__version__}"
     if not hasattr(fsdp, _CLASS):
-        raise Failed(f"testing a model in fully_shard (FSDP2) requires torch 2.6; {this}")
+        raise Failed(f"testing fully_shard (FSDP2) requires torch 2.6 or newer; {this}")
     if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # AttributeError of torch 2.6 in any forward
-        raise Failed(f"these ranks are on the CPU, where fully_shard (FSDP2) requires torch newer than 2.6; {this}")
+        raise Failed(f"on the CPU, fully_shard (FSDP2) requires a torch newer than 2.6; {this}")
 
 
 def is_dtensor(tensor: Any) -> bool:

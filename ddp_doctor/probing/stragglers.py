@@ -90,7 +90,7 @@ class RankSamples:
         """All samples there is time for. Raises Skip where it is short, Misused where no rank can read --data."""
         ctx = self.ctx
         if agreed(ctx, float(ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES)):
-            raise Skip("a GPU has too little free memory")
+            raise Skip(f"a GPU has less than {MEMORY_BYTES >> 20} MiB of free memory")
         with ctx.step("look at the data"):
             self._read_data(0.0, 0)
         boot = first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"
@@ -132,7 +132,8 @@ class RankSamples:
                 if number >= stragglers.FEWEST_SAMPLES:
                     return
                 raise Skip(
-                    f"{missing} samples in {len(turns)} turns do not fit the budget because too many ranks share a core"
+                    f"{missing} samples in {len(turns)} turns do not fit in the time budget because too many ranks"
+                    " share a core"
                 )
             began, found = self._spent_s(), list[Sample]()
             for turn, at in enumerate(turns):

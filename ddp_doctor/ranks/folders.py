@@ -60,7 +60,7 @@ def make_run_folder() -> Path:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        short = f", with less than {_LONGEST_PARENT} characters" if str(parent) != found else ""
+        short = f" whose path is shorter than {_LONGEST_PARENT} characters" if str(parent) != found else ""
         raise UsageError(
             f"cannot write to {quoted(parent)}: {error.strerror}; set TMPDIR to a writable directory{short}"
         ) from error

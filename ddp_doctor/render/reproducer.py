@@ -18,7 +18,7 @@ def render(_report: Report, recording: Recording) -> str:
     """The script. Raises CannotWrite where no job's collectives were given."""
     job = recording.options.replay
     if job is None:
-        raise CannotWrite("cannot write --reproducer: the run has no collectives of a job (--collectives-of)")
+        raise CannotWrite("cannot write --reproducer: the run was made without --collectives-of")
     from_number = _first_numbers(job)
     kept = [[call for call in of_rank if call.seq >= from_number[call.group]] for of_rank in job.ranks]
     left_out = job.count - len({call.place for of_rank in kept for call in of_rank})

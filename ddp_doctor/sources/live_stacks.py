@@ -137,18 +137,18 @@ def why_refused(pid: int, output: str) -> Refused:
         (
             others and not may_trace,
             f"it is a process of {user}" + ", and this root has no CAP_SYS_PTRACE" * (os.getuid() == 0),
-            f"run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
+            f"run this command as {' or as '.join(dict.fromkeys((user, 'root')))}"
             + ", with CAP_SYS_PTRACE" * (os.getuid() == 0),
         ),
         (
             int(other.get("CapPrm", "0"), 16) & ~capabilities,
             "it has capabilities (CapPrm) that this process has not (CapEff)",
-            "run this as root, with CAP_SYS_PTRACE",
+            "run this command as root, with CAP_SYS_PTRACE",
         ),
         (
             not may_trace and proc.environment(pid) is None,
             "the kernel closes it to its own user: it changed user or rights when it started, or this is a sandbox",
-            "run this as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
+            "run this command as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
         ),
         (not denied, words[-1].removeprefix("Error: ")[:_LONGEST_WORDS], ""),
         (
@@ -156,7 +156,7 @@ def why_refused(pid: int, output: str) -> Refused:
             f"{yama}, so only who started a process may read it",
             "start the job below `ddp-doctor watch --`, or sudo sysctl kernel.yama.ptrace_scope=0",
         ),
-        (scope == "2" and not may_trace, yama, "run this as root, or sudo sysctl kernel.yama.ptrace_scope=0"),
+        (scope == "2" and not may_trace, yama, "run this command as root, or sudo sysctl kernel.yama.ptrace_scope=0"),
         (scope == "3", yama, "a boot with kernel.yama.ptrace_scope=0"),
         (
             own.get("Seccomp") == "2",

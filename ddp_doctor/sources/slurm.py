@@ -41,11 +41,12 @@ def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
     done = run_command(words, env, _PATIENCE_S)
     rows = [found for line in done.stdout.splitlines() if (found := _ROW.fullmatch(line.strip()))]
     if "Invalid job id" in done.stderr or (done.ok and not rows):
-        raise ValueError(f"SLURM does not have job {job_id}, or no longer has a record of it")
+        raise ValueError(f"SLURM has no record of job {job_id}: the job ID is wrong, or the job ended too long ago")
     running = [row for row in rows if row["state"] in ("RUNNING", "COMPLETING", "SUSPENDED")]
     if len(running) > 1:
         raise ValueError(
-            f"job {job_id} is an array with {len(running)} running tasks; name one, for example {running[0]['task']}"
+            f"job {job_id} is an array with {len(running)} running tasks; give one of them, for example"
+            f" {running[0]['task']}"
         )
     if not rows:
         return None
@@ -53,7 +54,7 @@ def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
         raise ValueError(f"SLURM job {job_id} is not running; it is {rows[0]['state'].lower()}")
     row = running[0]
     if os.getuid() not in (0, int(row["uid"])):
-        raise ValueError(f"SLURM job {job_id} belongs to {row['user']}; run this as {row['user']} or as root")
+        raise ValueError(f"SLURM job {job_id} belongs to {row['user']}; run this command as {row['user']} or as root")
     return SlurmJob(row["number"], expand(row["nodes"]))
 
 

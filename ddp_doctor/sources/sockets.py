@@ -269,7 +269,7 @@ class _Stream:
         """Kind and length of the next message. Raises OSError (EPROTO) for what no agent of ours sends."""
         kind, length = _HEADER.unpack(self.content(_HEADER.size))
         if length > _LONGEST.get(kind, -1):
-            raise _foreign(f"unexpected message of kind {kind!r} ({length} bytes)")
+            raise _foreign(f"received an unexpected message of kind {kind!r} ({length} bytes)")
         return kind, length
 
     def content(self, length: int) -> bytes:
@@ -298,7 +298,7 @@ class _Stream:
         """The content of the answer. Raises OSError (EPROTO) when it is no answer of this kind."""
         found, length = self.header()
         if found != kind:
-            raise _foreign(f"an answer of kind {found!r} instead of {kind!r}")
+            raise _foreign(f"received an answer of kind {found!r} instead of {kind!r}")
         return b"" if kind in {b"S", b"T"} else self.content(length)
 
     def _into(self, view: memoryview) -> int:

@@ -139,7 +139,7 @@ def _zstd_decompressor() -> Callable[[], _Decompressor]:
         except ImportError:
             continue
         return found
-    raise CannotUnpack("this Python cannot read zstd files; unpack it with: zstd -d")
+    raise CannotUnpack("this Python cannot read zstd files; unpack the file with `zstd -d`")
 
 
 def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":

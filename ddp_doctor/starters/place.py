@@ -32,6 +32,7 @@ from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher, OuterWorld, num
 _DAEMON = re.compile(r"[^;]*\.(\d{1,9});", re.ASCII)
 _ADDRESSES = re.compile(r"[^;]*;tcp6?://([^;]*):\d+", re.ASCII)
 _NAMESPACE = re.compile(r"prterun-(.+)-\d+@\d+", re.ASCII)
+_DAEMON_HOSTS = "OMPI_MCA_orte_node_regex"
 _NAME_IT = "name the host with rank 0: mpirun -x MASTER_ADDR=HOST ..."
 
 
@@ -49,16 +50,23 @@ def mpi_head(env: Mapping[str, str]) -> str:
         return _checked(env, "PMIX_SERVER_URI2", 0, found[1] if found else None)
     daemons, nodes = number(env, "OMPI_MCA_ess_base_num_procs", 0), mpi_nnodes(env)
     if daemons > nodes:
-        hosts = expand_open_mpi(env.get("OMPI_MCA_orte_node_regex", ""))
+        hosts = _hosts_of_daemons(env)
         return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 1, hosts[1] if len(hosts) > 1 else None)
     # mpirun's address where it has one; which of several the others reach is not for us to guess: its name.
     found, host = _ADDRESSES.match(env["OMPI_MCA_orte_hnp_uri"]), env.get("PMIX_HOSTNAME")
     addresses = found[1].split(",") if found else []
     if len(addresses) == 1:
         host = addresses[0].strip("[]")
-    elif "OMPI_MCA_orte_node_regex" in env:
-        host = expand_open_mpi(env["OMPI_MCA_orte_node_regex"])[0]
+    elif _DAEMON_HOSTS in env:
+        host = _hosts_of_daemons(env)[0]
     return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 0, host)
+
+
+def _hosts_of_daemons(env: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return expand_open_mpi(env.get(_DAEMON_HOSTS, ""))
+    except ValueError as error:
+        raise ValueError(f"cannot read {_DAEMON_HOSTS}: {error}; {_NAME_IT}") from None
 
 
 def _checked(env: Mapping[str, str], variable: str, expected: int, host: str | None) -> str:
@@ -133,11 +141,13 @@ class Asked:
         """Where the nodes meet, None where nothing says so. Raises ValueError."""
         if self.named is None:
             if self.master_port is not None:
-                raise ValueError("--master-port requires --master-addr HOST, the host with node rank 0")
+                raise ValueError("--master-port requires --master-addr HOST with the host of node rank 0")
             return None
         host, port = self.named
         if not 1 <= port <= 65535:
-            raise ValueError(f"invalid port {port}: several nodes need a port from 1 to 65535 that all of them know")
+            raise ValueError(
+                f"invalid port {port}: a run on several nodes requires a port from 1 to 65535, the same on all nodes"
+            )
         return host, port
 
 
@@ -203,13 +213,13 @@ def _under_torchrun(asked: Asked, env: Mapping[str, str]) -> Place:
 
 def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
     hosts = expand(env["SLURM_STEP_NODELIST"]) if env.get("SLURM_STEP_NODELIST") else ()
-    size = _nodes_taking_part(asked, number(env, "SLURM_STEP_NUM_NODES", len(hosts) or 1), "this SLURM step")
+    size = _nodes_taking_part(asked, number(env, "SLURM_STEP_NUM_NODES", len(hosts) or 1), "srun")
     node_rank = _needed(number(env, "SLURM_NODEID", 0), size)
     port = _port_of_launch(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
     where = asked.endpoint or ((hosts[0], port) if hosts else None)
     if where is None and size > 1:
         raise ValueError(
-            "this SLURM step has no SLURM_STEP_NODELIST; name the head node with --rdzv-endpoint HOST:PORT"
+            "SLURM_STEP_NODELIST is not set in this SLURM step; name the head node with --rdzv-endpoint HOST:PORT"
         )
     return Place(size, node_rank, None, where, hosts[:size], "slurm", is_started_by_us=True)
 
@@ -219,7 +229,8 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
     size = _nodes_taking_part(asked, started, "mpirun")
     if size < started:
         raise ValueError(
-            f"mpirun started {started} nodes, but --nnodes asks for {size}; omit --nnodes, or start {size} with mpirun"
+            f"--nnodes asks for {_nodes(size)}, but mpirun started {started}; start {_nodes(size)} with mpirun, or"
+            " omit --nnodes"
         )
     rank = number(env, "OMPI_COMM_WORLD_RANK", 0)
     where = asked.endpoint
@@ -249,7 +260,7 @@ def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
         raise ValueError(f"--node-rank {asked.node_rank} is out of range: {_nodes(size)} {ranks}")
     if size > 1 and asked.node_rank is not None and where is None:
         raise ValueError(
-            "--node-rank requires --rdzv-endpoint HOST:PORT, the head node's address, the same on all hosts"
+            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address; give the same on all hosts"
         )
     hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
     launcher: Launcher = "kubernetes" if "KUBERNETES_SERVICE_HOST" in env else "plain"
@@ -282,14 +293,16 @@ def _nodes_taking_part(asked: Asked, started: int, launcher: str) -> int:
     least, most = nnodes(asked.nnodes)
     if least > started:
         raise ValueError(
-            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}; start it on more, or omit --nnodes"
+            f"--nnodes asks for {_nodes(least)}, but {launcher} started {_nodes(started)}; start {_nodes(least)} with"
+            f" {launcher}, or omit --nnodes"
         )
     return min(most, started)
 
 
 def _needed(node_rank: int, size: int) -> int:
     if node_rank >= size:
-        raise NotNeeded(f"node rank {node_rank} is not needed: --nnodes uses only the first {size}")
+        first = "node" if size == 1 else f"{size} nodes"
+        raise NotNeeded(f"node rank {node_rank} is not needed: --nnodes uses only the first {first}")
     return node_rank
 
 

@@ -78,9 +78,7 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
     """
     if asked.hosts:
         if outer is not None and outer.nnodes * outer.local_size > 1:
-            raise ValueError(
-                f"--hosts starts all nodes itself; run this command once instead of under {_BY[outer.launcher]}"
-            )
+            raise ValueError(f"--hosts starts all nodes itself; run this command once, without {_BY[outer.launcher]}")
         return chosen(asked)
     allocated = allocation(env, outer) if asked.node_rank is None else None
     if allocated is None:
@@ -88,8 +86,8 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(allocated.hosts))
     if least > len(allocated.hosts):
         raise ValueError(
-            f"--nnodes asks for {least}, but SLURM job {allocated.job_id} has {len(allocated.hosts)}; request more"
-            " with -N of sbatch or salloc, or omit --nnodes"
+            f"--nnodes asks for {least} nodes, but SLURM job {allocated.job_id} has {len(allocated.hosts)}; request"
+            " more with `sbatch -N` or `salloc -N`, or omit --nnodes"
         )
     return allocated.hosts[:most]
 
@@ -101,13 +99,16 @@ def chosen(asked: Asked) -> tuple[str, ...]:
     called = names(asked.hosts)
     twice = next((name for number, name in enumerate(called) if name in called[:number]), None)
     if twice is not None:
-        raise ValueError(f"host {quoted(twice)} is listed twice; list each host once, whatever its slots")
+        raise ValueError(f"host {quoted(twice)} is listed twice; list each host once, even if it has several slots")
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(called))
     if len(called) < least:
-        raise ValueError(f"--nnodes asks for {least}, but the list of hosts has only {len(called)}")
+        raise ValueError(
+            f"--nnodes asks for {least} nodes, but the host list has only {len(called)}; list more hosts, or omit"
+            " --nnodes"
+        )
     chosen = asked.hosts[:most]
     if len(chosen) > 1 and any(name in ("localhost", "127.0.0.1", "::1") for name in names(chosen)):
-        raise ValueError("the other hosts cannot reach this host as localhost; list it by its name")
+        raise ValueError("other hosts cannot reach this host by the name localhost; list its host name instead")
     return chosen
 
 

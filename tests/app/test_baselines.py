@@ -335,6 +335,6 @@ def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
 def test_too_few_healthy_runs_make_no_baseline_and_write_none(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(made("n", 1)))
 
-    with pytest.raises(UsageError, match="it needs 5 healthy or degraded runs with the same measurements"):
+    with pytest.raises(UsageError, match="it requires 5 healthy or degraded runs with the same measurements"):
         commands.fleet([str(tmp_path)], str(tmp_path / "out"), Outputs())
     assert not (tmp_path / "out").exists()

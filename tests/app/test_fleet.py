@@ -129,11 +129,11 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
         "torn.json": "cannot use FILE: line 1 is not JSON",
         "empty.json": "cannot use FILE: it is empty",
         "foreign.json": "FILE is JSON, but a report or recording of ddp-doctor is expected",
-        "newer.json": "FILE is from a newer ddp-doctor (schema 2.0); upgrade this one",
+        "newer.json": "FILE is from a newer ddp-doctor (schema 2.0); upgrade ddp-doctor",
         "nan.json": "cannot use FILE: NaN is not a finite number",
         "wrong.json": "FILE is not a valid report: nodes has the invalid value '7'",
         "older.json": "FILE is not a valid report: verdict has the invalid value 'sick'",
-        "label.json": "FILE is not a valid report: matmul_rate has 'first' under gpu",
+        "label.json": "FILE is not a valid report: in matmul_rate, gpu is 'first' instead of an integer",
         "env.json": "FILE is from `env`, which does not test an entire node",
         "future.json": f"FILE starts in the future, {tomorrow.isoformat()}: it is treated as older than all others",
     }

@@ -230,8 +230,8 @@ def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp
         (b"", "has no collective to replay"),
         (as_json({"verdict": "healthy", "exit_code": 0, "findings": []}), "ddp-doctor trace PATH --record FILE"),
         (as_pickle(DUMPS["missing"][0])[:-40], "has no collective to replay (the file is truncated)"),
-        (as_json({"pg_config": {"0": {"ranks": "[0]"}}, "entries": []}), "no rank's recorder kept any"),
-        (as_json(dump(entry(1, "send 0->1", is_p2p=True))), "it has no collective that all ranks of its group kept"),
+        (as_json({"pg_config": {"0": {"ranks": "[0]"}}, "entries": []}), "no rank's flight recorder contains one"),
+        (as_json(dump(entry(1, "send 0->1", is_p2p=True))), "no collective in it was recorded by all ranks of a group"),
     ],
     ids=["text", "empty", "report", "cut-off", "no-entries", "transfers-alone"],
 )
@@ -256,7 +256,7 @@ def test_ranks_of_two_jobs_are_refused(tmp_path):
             (tmp_path / job).mkdir(exist_ok=True)
             (tmp_path / job / f"rank{rank}.json").write_bytes(as_json(dump(entry(1))))
 
-    with pytest.raises(UsageError, match="has the ranks of 2 jobs; give the files of one job"):
+    with pytest.raises(UsageError, match="has ranks of 2 jobs; give the files of only one job"):
         load_job_collectives(str(tmp_path))
 
 

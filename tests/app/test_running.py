@@ -53,7 +53,7 @@ def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_insta
 
     monkeypatch.setitem(sys.modules, "torch", None)  # find_spec finds none then
     with pytest.raises(
-        UsageError, match=rf"has no torch.*{re.escape(shlex.quote(sys.executable))} -m pip install torch$"
+        UsageError, match=rf"ranks need torch, but .*{re.escape(shlex.quote(sys.executable))} -m pip install torch$"
     ):
         require_usable(Options(), plan)
     require_usable(Options(), make_plan(Options(only=("host",)), CHECKS))  # it starts no ranks

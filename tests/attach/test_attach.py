@@ -106,7 +106,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         attach.attach([4194305])  # above the largest pid there can be
     with pytest.raises(UsageError, match="expected a job ID"):
         attach.attach(slurm_job="4711; true")
-    with pytest.raises(UsageError, match="of SLURM job 999999999 on this host"):
+    with pytest.raises(UsageError, match="of SLURM job 999999999 that has torch loaded on this host"):
         attach.attach(slurm_job="999999999")
     with subprocess.Popen(["sleep", "infinity"]) as other:
         with pytest.raises(UsageError, match=r"\(sleep\) nor any of its child processes has torch loaded"):
@@ -117,14 +117,14 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
 @pytest.mark.parametrize(
     ("own", "other", "scope", "said", "why", "grant"),
     [
-        ({}, {"Uid": "1234\t1234"}, "0", "Permission denied", "it is a process of user 1234", "run this as user 1234"),
+        ({}, {"Uid": "1234\t1234"}, "0", "Permission denied", "it is a process of user 1234", "run this command as"),
         ({}, {}, "1", "Permission denied (os error 13)", "kernel.yama.ptrace_scope is 1", "ddp-doctor watch --"),
         ({}, {}, "2", "Operation not permitted", "kernel.yama.ptrace_scope is 2", "sysctl kernel.yama.ptrace_scope=0"),
         ({"CapEff": "80000"}, {}, "3", "denied", "kernel.yama.ptrace_scope is 3", "a boot with"),
         ({"Seccomp": "2"}, {}, "0", "denied", "a filter of system calls (seccomp)", "--cap-add=SYS_PTRACE"),
         ({}, {"CapPrm": "21"}, "0", "denied", "it has capabilities (CapPrm)", "as root, with CAP_SYS_PTRACE"),
         ({"NoNewPrivs": "1"}, {}, None, "denied", "the kernel closes it to its own user", "NoNewPrivs"),
-        ({"Seccomp": "2"}, {}, None, "denied", "the kernel closes it to its own user", "run this as root"),
+        ({"Seccomp": "2"}, {}, None, "denied", "the kernel closes it to its own user", "run this command as root"),
         ({"CapEff": "80000"}, {}, "0", "denied", "the kernel refused it, although", "on the host"),
         ({}, {}, "0", "denied", "the kernel refused it", "on the host"),
         ({}, {}, "0", "Error: Failed to find a Python version", "Failed to find a Python version", ""),

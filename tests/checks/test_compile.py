@@ -82,7 +82,7 @@ def test_a_number_that_counts_the_steps_is_compiled_again_in_each_of_them(ranks)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("not_compiled", "is not compiled; use --compile to test it compiled"),
+        ("not_compiled", "does not use torch.compile; add --compile to test it compiled"),
         ("without_batches", "does not return make_batch"),
         ("switched_off", "did not compile any part of"),
     ],

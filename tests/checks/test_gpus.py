@@ -237,7 +237,7 @@ def amd(machine: Machine) -> Machine:
 
 
 def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure_with_what_they_are(bare: Machine) -> None:
-    with pytest.raises(Failed, match=r"^1 AMD GPU \(0000:47:00.0\): not supported yet"):
+    with pytest.raises(Failed, match=r"^ddp-doctor does not support this hardware yet: 1 AMD GPU \(0000:47:00.0\)"):
         probe(amd(bare).context(NO_LIBRARY))
     with pytest.raises(Failed):
         probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0", "SLURM_PROCID": "0"}))

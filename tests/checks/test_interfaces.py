@@ -188,7 +188,7 @@ def test_interfaces_that_cannot_be_listed_are_a_failure_and_not_an_empty_list():
         def interfaces(self):
             raise PermissionError(1, "Operation not permitted")
 
-    with pytest.raises(Failed, match="cannot be listed"):
+    with pytest.raises(Failed, match="cannot list the network interfaces"):
         probe(Blind())
 
 

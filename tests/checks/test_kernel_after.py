@@ -99,7 +99,7 @@ def test_the_probe_reads_the_last_hour_of_the_log():
 
 
 def test_a_log_that_cannot_be_read_is_a_reason_and_no_fact():
-    with pytest.raises(Skip, match="the kernel log cannot be read: dmesg"):
+    with pytest.raises(Skip, match="cannot read the kernel log: dmesg"):
         probe(FakeContext(files=FILES, links=LINKS, commands={"dmesg": REFUSED}))
     with pytest.raises(Absent):
         probe(FakeContext())

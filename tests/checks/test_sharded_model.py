@@ -217,7 +217,9 @@ def test_a_rank_whose_step_calls_the_model_less_often_is_named_before_the_others
 def test_a_step_that_trains_nothing_is_not_healthy(ranks):
     facts = seen(ranks, "sharded_planted:never_steps")
 
-    assert {fact.sharded.not_compared for fact in facts} == {"your step does not change any parameter"}
+    assert {fact.sharded.not_compared for fact in facts} == {
+        "step(model, optimizer, batch) does not change any parameter; it must update the model"
+    }
 
 
 # What could not be looked at
@@ -259,7 +261,7 @@ def test_a_torch_that_cannot_run_it_is_said_in_a_sentence(monkeypatch):
     with monkeypatch.context() as older:
         older.delattr(torch.cpu.Stream, "record_event")
         sharding.require_torch("cuda:0")
-        with pytest.raises(Failed, match=r"the CPU, where fully_shard .FSDP2. requires torch newer than 2\.6"):
+        with pytest.raises(Failed, match=r"on the CPU, fully_shard .FSDP2. requires a torch newer than 2\.6"):
             sharding.require_torch("cpu")
     monkeypatch.delattr(fsdp, "FSDPModule")
     with pytest.raises(Failed, match=r"requires torch 2\.6; this is torch"):
@@ -277,7 +279,7 @@ def timed(ctx: Any) -> str:
 
 def test_the_time_of_a_sharded_step_is_not_measured_and_the_reason_is_said(ranks):
     assert set(ranks.facts(timed)) == {
-        "not measured: tests.models.sharded:plain is sharded by fully_shard, and only DDP steps are timed"
+        "not measured: tests.models.sharded:plain is sharded by fully_shard, but only DDP steps are timed"
     }
 
 

@@ -324,7 +324,7 @@ def test_a_helper_without_an_answer_is_a_failure_not_a_fact():
         with pytest.raises(Failed, match="gave no answer"):
             probe(FakeContext(children={"software": answer}))
     late = CommandResult(("software",), "timed_out")
-    with pytest.raises(Failed, match="did not end in time"):
+    with pytest.raises(Failed, match="it timed out"):
         probe(FakeContext(children={"software": late}))
 
 

@@ -286,7 +286,7 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     world = OuterWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
 
     assert run._wait_for_agent(world, {}, 60.0) == 3
-    assert "local rank 1 needs a private directory" in capsys.readouterr().err
+    assert "local rank 1 cannot create a private directory" in capsys.readouterr().err
 
 
 def test_the_options_of_run_are_these():
@@ -428,7 +428,7 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     done = asked("run", "--nnodes", "1", env={**state, **step, **nodes})
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes uses only the first 1\n"
+    assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes uses only the first node\n"
 
 
 @pytest.mark.ranks

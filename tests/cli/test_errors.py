@@ -58,16 +58,22 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("prolog --model net:make", "unknown option '--model'; run `ddp-doctor prolog --help` for usage"),
         (
             "run --nnodes 2 --node-rank 1",
-            "--node-rank requires --rdzv-endpoint HOST:PORT, the head node's address, the same on all hosts",
+            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address; give the same on all hosts",
         ),
         ("run --node-rank first", "invalid --node-rank 'first': expected an integer"),
-        ("run --nnodes 2 --master-port 1", "--master-port requires --master-addr HOST, the host with node rank 0"),
+        ("run --nnodes 2 --master-port 1", "--master-port requires --master-addr HOST with the host of node rank 0"),
         ("run --hosts ''", "invalid --hosts: '' is not a host name"),
-        ("run --hosts a,a", "host 'a' is listed twice; list each host once, whatever its slots"),
-        ("run --hosts a,b --nnodes 3", "--nnodes asks for 3, but the list of hosts has only 2"),
+        ("run --hosts a,a", "host 'a' is listed twice; list each host once, even if it has several slots"),
+        (
+            "run --hosts a,b --nnodes 3",
+            "--nnodes asks for 3 nodes, but the host list has only 2; list more hosts, or omit --nnodes",
+        ),
         ("run --hosts a,b --node-rank 0", "--hosts assigns the node ranks itself; omit --node-rank"),
-        ("run --hosts a,b --hostfile hosts", "--hosts and --hostfile exclude each other; give one of them"),
-        ("run --hosts a,localhost", "the other hosts cannot reach this host as localhost; list it by its name"),
+        ("run --hosts a,b --hostfile hosts", "--hosts and --hostfile are mutually exclusive; give one of them"),
+        (
+            "run --hosts a,localhost",
+            "other hosts cannot reach this host by the name localhost; list its host name instead",
+        ),
         ("run --hosts -oProxyCommand=id", "invalid --hosts: '-oProxyCommand=id' is not a host name"),
         ("run --hostfile /nowhere/hosts", "cannot read '/nowhere/hosts': No such file or directory"),
         ("run --hostfile /dev/null", "'/dev/null' does not list any host; write one host per line"),
@@ -75,14 +81,14 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("run --isolate --topology /nowhere/t", "cannot read '/nowhere/t': No such file or directory"),
         (
             "run --isolate --topology -",
-            "--topology cannot be read from stdin because the agent of every node reads it; name a file",
+            "cannot read --topology from stdin (-), because each node reads the file itself; give a path",
         ),
         (
             "run --isolate --topology /dev/zero",
             "cannot read '/dev/zero': it is larger than 4 MiB, more than any valid input",
         ),
         ("run --isolate --topology /dev/null", "'/dev/null' is not a valid topology: it is empty"),
-        ("run --isolate --topology /bin/sh", "'/bin/sh' is not a valid topology: line 1: '\\x7fELF"),
+        ("run --isolate --topology /bin/sh", "'/bin/sh' is not a valid topology: '\\x7fELF"),
         ("run --isolate", "--isolate requires several nodes, but this run has one; add --hosts or --nnodes"),
         (
             "run --isolate --nnodes 2 --skip isolation",
@@ -124,7 +130,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ),
         (
             "run --collective gather --sizes 8:1G:1",
-            "invalid --sizes '8:1G:1': expected FROM:TO:FACTOR with a factor of 2 or more, such as 8:1G:4",
+            "invalid --sizes '8:1G:1': expected FROM:TO:FACTOR, for example 8:1G:4, with a factor of 2 or more",
         ),
         (
             "run --collective gather --sizes 10",
@@ -132,14 +138,17 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ),
         (
             "run --collective gather --sizes many",
-            "invalid size 'many' in --sizes: expected bytes, for example 8, 512K or 1G (powers of 1024)",
+            "invalid size 'many' in --sizes: expected a number of bytes, for example 8, 512K or 1G (powers of 1024)",
         ),
         ("run --collective gather --iters 0", "invalid --iters '0': expected at least 1"),
         (
             "run --min-busbw gather:1M=180",
-            "invalid --min-busbw 'gather:1M=180': expected a rate with a unit, such as 180GB/s (10^9 bytes per second)",
+            (
+                "invalid --min-busbw 'gather:1M=180': expected a rate with a unit, for example 180GB/s (1 GB is 10^9"
+                " bytes)"
+            ),
         ),
-        ("run --join-timeout inf", "invalid --join-timeout inf: expected at most 86400 seconds (a day)"),
+        ("run --join-timeout inf", "invalid --join-timeout inf: expected 1 to 86400 seconds (a day)"),
         ("run --repeat 0", "invalid --repeat '0': expected at least 1"),
         ("run --repeat -4", "invalid --repeat '-4': expected at least 1"),
         ("run --repeat 1000000", "invalid --repeat '1000000': expected 1 to 10000"),
@@ -150,11 +159,14 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("run --soak 5 --skip repeats", "--soak has no effect without the check repeats; remove repeats from --skip"),
         ("run --repeat 5 --only p2p", "--repeat has no effect without the check repeats; add repeats to --only"),
         ("run --only repeats", "--only repeats requires --repeat; add --repeat, or remove repeats from --only"),
-        ("run --mesh ''", "invalid --mesh '': expected NAME=RANKS for each axis, such as dp=2,shard=4"),
-        ("run --mesh dp", "invalid --mesh 'dp': expected NAME=RANKS for each axis, such as dp=2,shard=4"),
-        ("run --mesh dp=two", "invalid --mesh 'dp=two': expected NAME=RANKS for each axis, such as dp=2,shard=4"),
+        ("run --mesh ''", "invalid --mesh '': expected NAME=RANKS for each axis, for example dp=2,shard=4"),
+        ("run --mesh dp", "invalid --mesh 'dp': expected NAME=RANKS for each axis, for example dp=2,shard=4"),
+        ("run --mesh dp=two", "invalid --mesh 'dp=two': expected NAME=RANKS for each axis, for example dp=2,shard=4"),
         ("run --mesh dp=2,shard=0", "invalid --mesh 'dp=2,shard=0': an axis has 0 ranks; give each at least 1"),
-        ("run --mesh dp=2,tp=2,dp=2", "invalid --mesh 'dp=2,tp=2,dp=2': two axes have the same name"),
+        (
+            "run --mesh dp=2,tp=2,dp=2",
+            "invalid --mesh 'dp=2,tp=2,dp=2': two axes have the same name; rename one of them",
+        ),
         ("run --mesh dp=2 --only p2p", "--mesh has no effect without the check mesh; add mesh to --only"),
         (
             "run --min-busbw barrier:1M=1GB/s",
@@ -162,11 +174,11 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ),
         (
             "run --min-busbw gather",
-            "invalid --min-busbw 'gather': expected COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s",
+            "invalid --min-busbw 'gather': expected COLLECTIVE:SIZE=RATE, for example all_reduce:1G=180GB/s",
         ),
         (
             "run --min-busbw gather:1M=1GB/s --min-busbw gather:1024K=2GB/s",
-            "--min-busbw gives two rates for gather of 1048576 bytes; give one of them",
+            "--min-busbw has two rates for gather with 1048576 bytes; remove one of them",
         ),
         ("run --level deep", "invalid --level 'deep': expected quick, standard or thorough"),
         ("replay /nowhere/recording.json", "cannot read '/nowhere/recording.json': No such file or directory"),
@@ -185,7 +197,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("template pbs", "unknown template 'pbs'; expected slurm-prolog, slurm-healthcheck, slurm-gate"),
         (
             "template slurm-gate --require-gpus 8",
-            "--require-gpus applies only to slurm-prolog and slurm-healthcheck; a gate requires the GPUs of its job",
+            "--require-gpus applies only to slurm-prolog and slurm-healthcheck; omit it for 'slurm-gate'",
         ),
         (
             "replay - --redact --json x --settings env:y",
@@ -195,24 +207,36 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("nonsense", "unknown command 'nonsense'; run `ddp-doctor --help` for usage"),
         (
             "attach --seconds 0",
-            "invalid --seconds 0: expected 4 (the default) to 3600; in less time, a hang looks like work",
+            (
+                "invalid --seconds 0: expected 4 (the default) to 3600 seconds;"
+                " a shorter time cannot show whether a job hangs"
+            ),
         ),
         (
             "attach --seconds -3",
-            "invalid --seconds -3: expected 4 (the default) to 3600; in less time, a hang looks like work",
+            (
+                "invalid --seconds -3: expected 4 (the default) to 3600 seconds;"
+                " a shorter time cannot show whether a job hangs"
+            ),
         ),
         (
             "attach --seconds 1e9",
-            "invalid --seconds 1e+09: expected 4 (the default) to 3600; in less time, a hang looks like work",
+            (
+                "invalid --seconds 1e+09: expected 4 (the default) to 3600 seconds;"
+                " a shorter time cannot show whether a job hangs"
+            ),
         ),
         (
             "attach --seconds nan",
-            "invalid --seconds nan: expected 4 (the default) to 3600; in less time, a hang looks like work",
+            (
+                "invalid --seconds nan: expected 4 (the default) to 3600 seconds;"
+                " a shorter time cannot show whether a job hangs"
+            ),
         ),
-        ("watch --stuck-after inf -- true", "invalid --stuck-after inf: expected 10 to 86400 (a day)"),
+        ("watch --stuck-after inf -- true", "invalid --stuck-after inf: expected 10 to 86400 seconds (a day)"),
         (
             "run --hostfile train.py",
-            "'train.py' is not a host file: line 1: 'import torch' is not a host name or HOST slots=N",
+            "'train.py' is not a host file: 'import torch' in line 1 is neither a host name nor HOST slots=N",
         ),
         (
             "run --hostfile recording.json",
@@ -229,7 +253,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("explainn DD305", "unknown command 'explainn'; did you mean 'explain'?"),
         ("run --skp p2p", "unknown option '--skp'; did you mean '--skip'?"),
         ("run --level quik", "invalid --level 'quik': expected quick, standard or thorough; did you mean 'quick'?"),
-        ("fit ''", "no model given; name MODULE:FACTORY or hf:NAME, for example train.models:make"),
+        ("fit ''", "no model given; add MODULE:FACTORY, for example train.models:make, or hf:NAME"),
         ("lint", "missing argument FILE|DIR|-...; run `ddp-doctor lint --help` for usage"),
         ("fit", "missing argument MODULE:FACTORY|hf:NAME; run `ddp-doctor fit --help` for usage"),
         ("watch", "missing argument CMD...; run `ddp-doctor watch --help` for usage"),
@@ -250,9 +274,12 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("topology --svg", "option '--svg' requires an argument"),
         ("attach --pid 0", "invalid --pid '0': expected at least 1"),
         ("attach --pid x --slurm-job 3", "invalid --pid 'x': expected an integer"),
-        ("attach --pid 1 --hosts a", "--pid, --slurm-job, --hosts and --hostfile exclude each other; give one of them"),
+        (
+            "attach --pid 1 --hosts a",
+            "--pid, --slurm-job, --hosts and --hostfile are mutually exclusive; give one of them",
+        ),
         ("attach --slurm-job x", "'x' is not a SLURM job ID such as 4711 or 4711_3"),
-        ("logs", "no input given; name the job's output files, or its job ID with --job"),
+        ("logs", "no input given; name the job's output files, or give the job ID with --job"),
         ("trace", "missing argument PATH|-...; run `ddp-doctor trace --help` for usage"),
         ("fleet nowhere", "found no run in 'nowhere': cannot read 'nowhere': No such file or directory; write reports"),
         ("logs nowhere", "cannot read 'nowhere': there is no such file"),
@@ -302,7 +329,7 @@ def test_wrong_request_is_one_sentence_and_keeps_nothing(asked, tmp_path, comman
             b'{"schema_version": 2, "run_id": "x"}',
             "'x' is not a recording of ddp-doctor: schema_version has the invalid value '2'",
         ),
-        ("replay", b"[" * 100_000, "'x' is not a recording of ddp-doctor: it is nested too deeply"),
+        ("replay", b"[" * 100_000, "'x' is not a recording of ddp-doctor: its JSON is nested too deeply"),
         ("replay", b"print(1)\n", "'x' is not a recording of ddp-doctor: line 1 is not JSON"),
         (
             "replay",
@@ -314,30 +341,34 @@ def test_wrong_request_is_one_sentence_and_keeps_nothing(asked, tmp_path, comman
         ("replay", V1 + b'"n": -1' + b"0" * 5000 + b"}", "'x' is not a recording of ddp-doctor: -1000"),
         ("replay", b"report", "'x' is not a recording of ddp-doctor: it is a report of ddp-doctor"),
         ("replay", b'{"cells": [], "nbformat": 4}', "'x' is not a recording of ddp-doctor: it is a Jupyter notebook"),
-        ("env --from", b"recording", "'x' is a recording of ddp-doctor, but the output of env"),
-        ("env --from", b"report", "'x' is a report of ddp-doctor, but the output of env"),
-        ("env --from", b"#!/usr/bin/env python3\n", "'x' is a Python script, but the output of env"),
-        ("run --isolate --topology", b"recording", "'x' is a recording of ddp-doctor, but a topology of SLURM"),
+        ("env --from", b"recording", "'x' is a recording of ddp-doctor, but the output of `env`"),
+        ("env --from", b"report", "'x' is a report of ddp-doctor, but the output of `env`"),
+        ("env --from", b"#!/usr/bin/env python3\n", "'x' is a Python script, but the output of `env`"),
+        (
+            "run --isolate --topology",
+            b"recording",
+            "'x' is a recording of ddp-doctor, but a file in SLURM topology format",
+        ),
         (
             "run --hostfile",
             b"recording",
             "'x' is a recording of ddp-doctor, but a host file is expected; run `ddp-doctor replay x` to read it",
         ),
-        ("run --hostfile", b"node1\n<html>\n", "'x' is not a host file: line 2: '<html>' is not a host name"),
+        ("run --hostfile", b"node1\n<html>\n", "'x' is not a host file: '<html>' is not a host name (line 2)"),
         (
             "run --hostfile",
             b"node1 slots=8\nset -e\n",
-            "'x' is not a host file: line 2: 'set -e' is not a host name or HOST slots=N",
+            "'x' is not a host file: 'set -e' in line 2 is neither a host name nor HOST slots=N",
         ),
         (
             "run --hostfile",
             b"\x7fELF\x02\x01",
-            "'x' is not a host file: line 1: '\\x7fELF\\x02\\x01' is not a host name",
+            "'x' is not a host file: '\\x7fELF\\x02\\x01' is not a host name (line 1)",
         ),
         (
             "topology",
             b"recording",
-            "'x' is a recording of ddp-doctor, but the output of nvidia-smi topo -m is expected",
+            "'x' is a recording of ddp-doctor, but the output of `nvidia-smi topo -m` is expected",
         ),
         (
             "lint",

@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nett:make", "cannot use nett:make: found no module 'nett'"),
         ("net:mak", "has no function 'mak'; did you mean 'make'"),
         ("net.py:make", "expected a module name instead of a file"),
-        ("net:make --memory 80", "invalid --memory '80': expected the memory of one GPU with a unit, such as 80GiB"),
+        ("net:make --memory 80", "invalid --memory '80': expected one GPU's memory with a unit, for example 80GiB"),
         ("net:make --memory 0GiB", "expected more than 0 bytes"),
         ("net:make --memory much", "invalid --memory 'much'"),
         ("net:make --ranks 0", "invalid --ranks '0': expected at least 1"),
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("net:make --strategy fsdp", "did you mean 'zero3'"),
         ("net:make --batch 3", "--batch applies only to hf: models"),
         ("net:make --seq 3", "--seq applies only to hf: models"),
-        ("net:make --measure --ranks 64", "--measure runs on ranks of this machine"),
+        ("net:make --measure --ranks 64", "--ranks cannot be used with --measure, which runs on this machine"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_2(asked: Asked, here: Path, args: str, sentence: str):

@@ -60,7 +60,7 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
         problems = Outputs({output.name: str(target)}).write(results)
         nothing = {
             "svg": ["cannot write --svg: there is no GPU matrix to draw"],
-            "reproducer": ["cannot write --reproducer: the run has no collectives of a job (--collectives-of)"],
+            "reproducer": ["cannot write --reproducer: the run was made without --collectives-of"],
         }
         assert problems == nothing.get(output.name, [])
         assert target.exists() == (not problems)
@@ -102,7 +102,7 @@ def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tm
         ({"env": "-", "docker": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
         ({"good_nodes": "nodes", "bad_nodes": "nodes"}, OutputFormat.FULL, "two outputs would write to 'nodes"),
         ({"json": "-", "record": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
-        ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl writes to stdout"),
+        ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl already writes to stdout"),
     ],
 )
 def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
@@ -118,9 +118,9 @@ def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
         (("k8s:x",), "docker, kubernetes or torchrun; did you mean 'kubernetes'?"),
         (("Docker:",), "did you mean 'docker'?"),
         (("torchrn:x",), "did you mean 'torchrun'?"),
-        (("qqqq:x",), "unknown form 'qqqq' of --settings: expected env"),
-        ((":x",), "unknown form '' of --settings: expected env"),
-        (("json:x",), "unknown form 'json' of --settings: expected env"),
+        (("qqqq:x",), "unknown --settings form 'qqqq': expected env"),
+        ((":x",), "unknown --settings form '': expected env"),
+        (("json:x",), "unknown --settings form 'json': expected env"),
         (("env",), "--settings env has no path; give env:FILE, or env:- for stdout"),
         (("docker:",), "--settings docker has no path"),
         (("env:a", "env:b"), "--settings env is given twice"),

@@ -213,10 +213,15 @@ def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_
     with forked(lambda: None) as of_root, forked(sleep_as_daemon) as closed:
         assert stack_seen_by(lambda: None, of_root) == "read"
         assert stack_seen_by(filter_calls, of_root) == "read"  # py-spy reads /proc/PID/mem then
-        assert stack_seen_by(lambda: be(65534), of_root).startswith("it is a process of root; run this as root")
-        assert stack_seen_by(lambda: be(65534), closed) == "it is a process of daemon; run this as daemon or as root"
+        assert stack_seen_by(lambda: be(65534), of_root).startswith("it is a process of root; run this command as root")
+        assert (
+            stack_seen_by(lambda: be(65534), closed)
+            == "it is a process of daemon; run this command as daemon or as root"
+        )
         assert stack_seen_by(lambda: be(1), closed).startswith("the kernel closes it to its own user: ")
-        assert stack_seen_by(daemon_with_filter, closed).endswith("; run this as root, outside of what set NoNewPrivs")
+        assert stack_seen_by(daemon_with_filter, closed).endswith(
+            "; run this command as root, outside of what set NoNewPrivs"
+        )
         assert stack_seen_by(lambda: None, closed) == "read"
 
 

@@ -277,7 +277,10 @@ def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has
     found = json.loads(report.read_text())
     assert [(one["rank"], one["node"]) for of in found["findings"] for one in of["culprits"]] == [(1, "node2")]
     assert unknown.returncode == 2
-    assert unknown.stderr == "ddp-doctor: SLURM does not have job 4000000, or no longer has a record of it\n"
+    assert (
+        unknown.stderr
+        == "ddp-doctor: SLURM has no record of job 4000000: the job ID is wrong, or the job ended too long ago\n"
+    )
     job.wait()
     told = re.findall(r"ddp-doctor: Stuck: Rank 1 \(pid \d+ on node2\) never entered all-reduce", job.output)
     assert len(told) == job.output.count("Stuck: ") == job.output.count("ddp-doctor: watching ") == 1, job.output

@@ -222,7 +222,7 @@ def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
 
     assert scenario.codes == []
     readings = scenario.outcome.recording.of_check("mesh")
-    assert {reading.reason for reading in readings} == {"the mesh of --model, shard=2, does not include all ranks"}
+    assert {reading.reason for reading in readings} == {"the mesh shard=2 of --model does not include all ranks"}
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,12 @@ def test_a_subset_of_a_step_lets_the_other_nodes_leave():
 
     assert place_in({**first, "SLURM_STEP_NUM_NODES": "3"}, nnodes="2").nnodes == 2
     assert place_in(first, nnodes="1").nnodes == 1
-    with pytest.raises(NotNeeded, match="node rank 1 is not needed: --nnodes uses only the first 1"):
+    with pytest.raises(NotNeeded, match="node rank 1 is not needed: --nnodes uses only the first node"):
         place_in(STEP, nnodes="1")
 
 
 def test_more_nodes_than_the_step_has_are_refused():
-    with pytest.raises(ValueError, match="--nnodes asks for 3, but this SLURM step has 2 nodes"):
+    with pytest.raises(ValueError, match="--nnodes asks for 3 nodes, but srun started 2 nodes; start 3 nodes"):
         place_in(STEP, nnodes="3")
 
 
@@ -285,9 +285,16 @@ def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
         place_in(env)
 
 
+def test_unreadable_host_list_of_mpirun_is_reported_with_its_variable():
+    with pytest.raises(
+        ValueError, match=r"OMPI_MCA_orte_node_regex: 'fan\[1-2\]' is not an Open MPI host list; name the"
+    ):
+        place_in({**MPI_FROM_LOGIN, "OMPI_MCA_orte_node_regex": "fan[1-2]"})
+
+
 def test_a_subset_of_mpiruns_nodes_is_refused():
     with pytest.raises(
-        ValueError, match="mpirun started 2 nodes, but --nnodes asks for 1; omit --nnodes, or start 1 with mpirun"
+        ValueError, match="--nnodes asks for 1 node, but mpirun started 2; start 1 node with mpirun, or omit --nnodes"
     ):
         place_in(MPI_FIRST, nnodes="1")
 

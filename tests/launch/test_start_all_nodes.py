@@ -94,7 +94,7 @@ def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
 @pytest.mark.parametrize(
     ("asked", "path", "sentence"),
     [
-        (Asked(nnodes="4"), "", "--nnodes asks for 4, but SLURM job 2 has 3"),
+        (Asked(nnodes="4"), "", "--nnodes asks for 4 nodes, but SLURM job 2 has 3"),
         (Asked(), "/nowhere", "SLURM job 2 has 3 nodes, but srun is not on PATH"),
         (Asked(nnodes="0"), "", "invalid --nnodes"),
     ],
@@ -240,9 +240,9 @@ def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools,
     ("asked", "sentence"),
     [
         (Asked(hosts=("a", "b@a")), "host 'a' is listed twice"),
-        (Asked(hosts=("a", "b"), nnodes="3"), "--nnodes asks for 3, but the list of hosts has only 2"),
+        (Asked(hosts=("a", "b"), nnodes="3"), "--nnodes asks for 3 nodes, but the host list has only 2"),
         (Asked(hosts=("a", "b"), node_rank=0), "--hosts assigns the node ranks itself; omit --node-rank"),
-        (Asked(hosts=("a", "localhost")), "the other hosts cannot reach this host as localhost"),
+        (Asked(hosts=("a", "localhost")), "other hosts cannot reach this host by the name localhost"),
         (Asked(hosts=("a", "b"), rdzv_endpoint="a:0"), "a port from 1 to 65535"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
 
 @pytest.mark.parametrize(("env", "launcher"), [(STEP, "srun"), (MPI_FIRST, "mpirun")])
 def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, launcher, tools):
-    with pytest.raises(ValueError, match=f"run this command once instead of under {launcher}"):
+    with pytest.raises(ValueError, match=f"run this command once, without {launcher}"):
         start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, outer_world(env, 1), ())
 
 

@@ -75,18 +75,15 @@ _OFF = {"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status":
     ("data", "problem"),
     [
         (b"", "the file is empty"),
-        (b"\0" * 87, "the file contains only whitespace"),
+        (b"\0" * 87, "the file contains only whitespace or NUL bytes"),
         (as_json(_DUMP)[:-40], "the file is truncated"),
         (as_pickle(_DUMP)[:-40], "the file is truncated"),
         (pickle.dumps([1]), "it has no flight recorder entries"),
         (b'{"a": 1}', "it has no flight recorder entries"),
         (as_pickle(_OFF), "it has no entries because TORCH_FR_BUFFER_SIZE was not set"),
         (b'{"entries" 1}', "it is damaged: line 1 is not JSON"),
-        (b'{"entries":' + b"[" * 100_000 + b"]}", "it is damaged: it is nested too deeply"),
-        (
-            b"cos\nsystem\n.",
-            "the pickle was not read: it contains an instruction that is not plain data, at byte 0 (opcode c)",
-        ),
+        (b'{"entries":' + b"[" * 100_000 + b"]}", "it is damaged: its JSON is nested too deeply"),
+        (b"cos\nsystem\n.", "the pickle was not read: the instruction at byte 0 (opcode c) is not plain data"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_plain_words(data: bytes, problem: str):

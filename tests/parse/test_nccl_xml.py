@@ -66,11 +66,11 @@ def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
         ("</system>", "", "line 1: the topology file that starts here is truncated"),
         ('busid="0000:18:00.0"', "", "line 4: '' is not a PCI address"),
         ('busid="0000:18:00.0"', 'busid="$(reboot)"', "line 4: '.*' is not a PCI address"),
-        ('busid="0000:18:00.0"', 'busid="0000:19:00.0"', "line 10: 0000:19:00.0 appears twice"),
+        ('busid="0000:18:00.0"', 'busid="0000:19:00.0"', "line 10: PCI address 0000:19:00.0 appears twice"),
         ('count="10"', 'count="-1"', "line 6: '-1' is not a link count; expected a whole number"),
         ('numaid="0"', 'numaid="x"', "line 2: 'x' is not a NUMA node"),
         ("</cpu>", "", "the file is not XML"),
-        ('<system version="1">', '<system version="1"><!DOCTYPE a>', "line 1: the file has a document type"),
+        ('<system version="1">', '<system version="1"><!DOCTYPE a>', "line 1: the file declares a document type"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_line(old: str, new: str, reason: str) -> None:
@@ -82,7 +82,7 @@ def test_a_file_that_names_no_gpu_is_refused() -> None:
     bare = '<system version="1">\n<cpu numaid="0">\n<pci busid="0000:00:16.0"/>\n</cpu>\n</system>'
     with pytest.raises(TopologyError, match="line 3: the file does not show which of its PCI devices are GPUs"):
         read(bare)
-    with pytest.raises(TopologyError, match="line 1: the topology file has no cpu"):
+    with pytest.raises(TopologyError, match="line 1: the topology file has no <cpu> tag"):
         read('<system version="1"></system>')
 
 

@@ -49,7 +49,10 @@ def test_access_alone_is_read():
     ("text", "says"),
     [
         (WHOLE.replace("GPU3   PCIE         PCIE         XGMI         0", "", 1), "the row of GPU3 is missing"),
-        (WHOLE.replace("XGMI         PCIE         PCIE", "XGMI         PCIE", 1), "3 cells under 4 columns"),
+        (
+            WHOLE.replace("XGMI         PCIE         PCIE", "XGMI         PCIE", 1),
+            "3 cells, but the header has 4 columns",
+        ),
         (WHOLE.replace("GPU1   15           0 ", "GPU1   PIX          0 ", 1), "PIX in row GPU1 is not a weight"),
         ("===== Hops between two GPUs =====\nnothing\n", "no table follows this title"),
     ],

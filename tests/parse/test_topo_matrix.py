@@ -85,7 +85,7 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         (PAIR + "GPU2\tPIX\tPIX\n", "the header has no column for row GPU2"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no number of links"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
-        (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),
+        (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells, but the header has 2 columns"),
         (PAIR.replace("PIX\t0-7", "NV40-7"), "line 2: the end of row GPU0 is cut or garbled, and GPU0-GPU1 is NV40"),
         (PAIR.replace("\tPIX\t0-7\t0", "\tPX"), "GPU0-GPU1 is PX there, PIX in row GPU1"),
         (PAIR.replace("PIX", "NV0"), "NV0 in row GPU0 is no link code"),

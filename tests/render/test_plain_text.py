@@ -102,10 +102,11 @@ def test_a_sentence_on_a_terminal_of_thirty_columns_is_broken_between_words(monk
     out = Screen()
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setenv("COLUMNS", "30")
-    print_to_stderr("ddp-doctor: --hosts and --hostfile exclude each other; give one of them")
+    print_to_stderr("ddp-doctor: --hosts and --hostfile are mutually exclusive; give one of them")
 
     assert out.getvalue().splitlines() == [
         "ddp-doctor: --hosts and",
-        "    --hostfile exclude each",
-        "    other; give one of them",
+        "    --hostfile are mutually",
+        "    exclusive; give one of",
+        "    them",
     ]

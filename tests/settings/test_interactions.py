@@ -63,8 +63,8 @@ def test_settings_that_go_together_are_left_alone(env):
         ({"NCCL_PROTO": "^LL,LL128,Simple"}, "leaves NCCL without a protocol", (), True),
         ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "4"}, "contradict each other", (), False),
         ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "request 128 sockets", (), False),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "exclude each other", (2, 29), None),
-        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "exclude each other", (2, 30), True),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "are mutually exclusive", (2, 29), None),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "are mutually exclusive", (2, 30), True),
     ],
     ids=str,
 )

@@ -29,7 +29,7 @@ def test_package_that_works_is_accepted_on_an_unhealthy_machine(tmp_path: Path):
     ("script", "message"),
     [
         ("echo broken >&2; exit 3", r"failed with exit code 3: \S+/program --version\nbroken"),
-        ("echo ddp-doctor 0.0.0", r"place: --version did not print .*\nddp-doctor 0\.0\.0"),
+        ("echo ddp-doctor 0.0.0", r"--version in place did not print .*\nddp-doctor 0\.0\.0"),
         (f"touch $TMPDIR/rest; {WORKS}", "place left temporary files: rest"),
     ],
 )

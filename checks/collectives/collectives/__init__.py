@@ -62,7 +62,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
         wrong += [share for share in found if share.source is None or counts[share.source] < _MOST_OF_A_SOURCE]
         sources.update(looked_at)
     if not tested:
-        raise Absent(f"the backend does not offer {row.words}: {next(iter(refused.values()))}")
+        raise Absent(f"the backend does not support {row.words}: {next(iter(refused.values()))}")
     repeatable = collectives.is_repeatable(ctx, row) if row.reduces else None
     swept = _times(ctx, row) if row.is_timed else all_reduces.Sweep([])
     return CollectiveFact(
@@ -179,7 +179,7 @@ def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
     several = {kind: [ranks for ranks in groups if len(ranks) > 1] for kind, groups in kinds.items()}
     kept = {kind: groups for kind, groups in several.items() if groups and (len(of_nodes) > 1 or len(groups) > 1)}
     if not kept:
-        raise Skip("needs two nodes, or four ranks on one: a group has at least two ranks")
+        raise Skip("requires two nodes, or four ranks on one node, because each group needs at least two ranks")
     return kept
 
 

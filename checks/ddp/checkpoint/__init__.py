@@ -59,7 +59,7 @@ def probe(ctx: RankContext) -> Checkpoint:
             sharded_reason=reason,
         )
     except OSError as error:
-        raise Skip(f"the first rank cannot save in {folder.parent}: {error}") from error
+        raise Skip(f"the first rank cannot save a checkpoint in {folder.parent}: {error}") from error
     finally:
         if ctx.group_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)

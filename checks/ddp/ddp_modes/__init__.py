@@ -139,7 +139,7 @@ class _ModeProbe:
             try:
                 model.register_comm_hook(*hook)
             except TypeError as refused:  # bf16_compress_hook, by a torch without a fit NCCL
-                raise _Refused(f"torch rejects the hook: {refused}") from refused
+                raise _Refused(f"torch rejects the communication hook: {refused}") from refused
         with self._joined(model):
             for number, step in enumerate(self._way.steps, 1):
                 if self._way.joined and not step[-1](self._ctx.group_rank):
@@ -165,7 +165,9 @@ class _ModeProbe:
             lacks = self._make_scaler() if way.autocast else ""
         except (ImportError, AttributeError, TypeError) as lacking:
             other = lacking.name if isinstance(lacking, ModuleNotFoundError) else None
-            lacks = f"{f'it needs {other}' if other and other[:5] != 'torch' else 'this torch lacks it'}: {lacking}"
+            lacks = (
+                f"{f'requires {other}' if other and other[:5] != 'torch' else 'not available in this torch'}: {lacking}"
+            )
         if others := [lack for lack in self._exchange("ready", lacks) if lack]:
             raise _NotLooked(others[0])
         if way.sent != "float32" and (refused := not_reduced(self._ctx, way.sent)):

@@ -108,7 +108,7 @@ def _power_sgd(ctx: RankContext) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     if ctx.device == "cpu" and torch.cuda.is_available():
-        raise ImportError("on a machine with a GPU, torch has it only for GPUs, but these ranks are on the CPU")
+        raise ImportError("these ranks are on the CPU, but on a machine with GPUs torch supports PowerSGD only on GPUs")
     state = powerSGD_hook.PowerSGDState(ctx.group, matrix_approximation_rank=1, start_powerSGD_iter=_PLAIN_STEPS)
     return state, powerSGD_hook.powerSGD_hook
 

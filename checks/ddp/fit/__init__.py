@@ -57,7 +57,7 @@ def probe(ctx: RankContext) -> FitFact:
     if ctx.group_rank:
         with ctx.step("wait_for_estimate"):
             ctx.exchange("estimated", "")
-        raise Skip("the first rank estimates for all")
+        raise Skip("the first rank makes the estimate for all ranks")
     try:
         fact = estimated(ctx)
     finally:

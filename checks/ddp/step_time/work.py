@@ -86,7 +86,7 @@ def own(ctx: RankContext) -> Work:
     if ctx.device.startswith("cuda"):
         free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
         if free < _GPU_LEAST_BYTES:
-            raise Skip("a GPU has too little free memory")
+            raise Skip(f"a GPU has less than {_GPU_LEAST_BYTES >> 20} MiB of free memory")
         room = free // _GPU_SHARE
     most = room // (2 * depth * width * 4)  # what each layer keeps for backward
     module = torch.nn.Sequential(*layers).to(ctx.device)
@@ -167,7 +167,9 @@ def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
     except Exception as error:  # noqa: BLE001 - the user's code may rule it out: a lock, a file, a tensor's history
         problem = f"{type(error).__name__} on this rank"
     if agreed(ctx, float(bool(problem))):
-        raise Skip(f"the model cannot be copied, which this test needs ({problem or 'on another rank'})")
+        raise Skip(
+            f"this test needs a copy of the model, but the model cannot be copied ({problem or 'on another rank'})"
+        )
     given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
     with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
         return DistributedDataParallel(module, process_group=ctx.group, **given)
@@ -199,17 +201,20 @@ def yours(ctx: RankContext) -> Work:
     try:
         loaded = probe.load()
         if probe.sharded:
-            raise Skip(f"not measured: {ctx.model} is sharded by fully_shard, and only DDP steps are timed")
+            raise Skip(f"not measured: {ctx.model} is sharded by fully_shard, but only DDP steps are timed")
         given, unused = probe.ready(loaded)
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); check user_model reports why"
+            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); the user_model check reports"
+            " why"
         ) from None
     if not given:
         raise Skip(f"not measured: {ctx.model} does not return make_batch, so the inputs are unknown")
     options = as_the_job_has_them(loaded.options, ctx.options.advice)
     if unused and not copes_with_unused(options):
-        raise Skip(f"not tested: DDP waits for gradients that parameters of {ctx.model} do not get (DD775, DD776)")
+        raise Skip(
+            f"not tested: some parameters of {ctx.model} never get gradients, but DDP waits for them (DD775, DD776)"
+        )
     batch = given[0]
     common = batches.common(ctx, batch)
     return Work(
@@ -239,7 +244,5 @@ def _copies(ctx: RankContext, model: Any) -> int:
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
     copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))
     if not copies:
-        raise Skip(
-            "not measured: a second copy of the model does not fit in the share of GPU memory that ddp-doctor uses"
-        )
+        raise Skip("not measured: a second copy of the model does not fit in the GPU memory that ddp-doctor may use")
     return copies

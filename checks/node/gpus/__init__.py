@@ -57,7 +57,7 @@ def _of_other_makers(ctx: Context, fact: GpusFact) -> GpusFact:
     """The fact with GPUs that a setting hides. Raises Failed for those that it cannot judge, and Absent for none."""
     if not _is_without_grant(fact):
         if (others := accelerators.unsupported(ctx)) is not None:
-            raise Failed(f"{others}: not supported yet, so they were not tested")
+            raise Failed(f"ddp-doctor does not support this hardware yet: {others}")
         if (others := accelerators.hidden(ctx)) is not None:
             hiding = {"others_hidden": others, "others_hidden_by": accelerators.hiding(ctx)}
             return fact.model_copy(update={**hiding, "nvml_error": None})
@@ -78,7 +78,7 @@ def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
         last = result.stderr.strip().rpartition("\n")[2]
         raise Failed(f"the program that queries NVML gave no answer: {last or result.status}") from None
     if answer.error == "pynvml_missing":
-        raise Failed(f"nvidia-ml-py is missing in ddp-doctor's Python: {answer.text}")
+        raise Failed(f"cannot import pynvml in ddp-doctor's Python: {answer.text}; install nvidia-ml-py in that Python")
     if answer.error == "timed_out" and not answer.call:
         raise TookTooLong("the program that queries NVML did not reach the driver in time")
     return answer

@@ -34,7 +34,7 @@ def probe(ctx: Context) -> InterfacesFact:
     try:
         found = ctx.interfaces()
     except OSError as error:
-        raise Failed(f"the network interfaces cannot be listed: {error}") from None
+        raise Failed(f"cannot list the network interfaces: {error}") from None
     hostname = ctx.hostname()
     own, problem = _own_addresses(ctx, hostname)
     nccl_env = shielded(nccl_interface.nccl_environment(ctx), SETTINGS)

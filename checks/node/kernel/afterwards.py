@@ -42,7 +42,7 @@ def probe(ctx: Context) -> KernelAfterFact:
         raise Absent("no NVIDIA GPU and no RDMA device found")
     log = read_log(ctx)
     if log.source is None:
-        raise Skip(f"the kernel log cannot be read: {log.problem}")
+        raise Skip(f"cannot read the kernel log: {log.problem}")
     since_s = (uptime_s(ctx) or 0.0) - JUST_NOW_S
     parsed = parse_kernel_log(log.text, booted_at(ctx), since_s)
     ctx.keep("\n".join(parsed.lines))

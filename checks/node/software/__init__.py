@@ -60,7 +60,7 @@ def _installed_software(ctx: Context) -> Software:
     try:
         return Software.model_validate_json(software.last_line(answer.stdout))
     except ValidationError:
-        how = "it did not end in time" if answer.status == "timed_out" else software.last_line(answer.stderr)
+        how = "it timed out" if answer.status == "timed_out" else software.last_line(answer.stderr)
         raise Failed(f"the helper that reads the installed packages gave no answer: {how}") from None
 
 

@@ -52,7 +52,7 @@ def text_of_entries(data: bytes) -> str:
     """The messages of all entries, with the host before each line. Raises ValueError if there is none."""
     lines = [line for value in _values(data.decode("utf-8", "replace")) for line in _lines_in(value)]
     if not lines:
-        raise ValueError("its entries do not contain messages")
+        raise ValueError("no log entry contains a message")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -188,7 +188,7 @@ def _of_json(text: str) -> _Lines:
             answer, end = decoder.raw_decode(text, at)
             lines += _of_answer(answer)
         except OTHER_SHAPE as error:
-            raise ValueError("it is not a valid answer of NCCL RAS, or it is truncated") from error
+            raise ValueError("it is not a valid NCCL RAS response, or it is truncated") from error
         at = text.find("{", end)
     return lines
 

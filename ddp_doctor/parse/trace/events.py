@@ -113,7 +113,7 @@ class EventStream:
                 return seen[start.end() :]
             if len(seen) > _LONGEST_HEADER_BYTES:
                 break
-        raise NotATrace("it is empty" if not seen.strip() else "it is not a trace: it has no traceEvents")
+        raise NotATrace("it is empty" if not seen.strip() else "it is not a trace, because it has no traceEvents")
 
     def _piece(self, text: bytes) -> list[Event]:
         try:

@@ -202,7 +202,7 @@ class _Estimates:
             optimizer = make(made)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise Misuse(
-                    f"optimizer(parameters) returns type {type(optimizer).__name__}; it must return an optimizer"
+                    f"optimizer(parameters) returns type {type(optimizer).__name__}; it must return a torch optimizer"
                 )
             self.optimizer = self.optimizer or type(optimizer).__name__
             with fake.following(lives):

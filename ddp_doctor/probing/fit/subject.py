@@ -98,11 +98,13 @@ def _require_whole(name: str, model: Any) -> None:
 
     for module in model.modules():
         if any(map(is_lazy, module.parameters(False))):
-            raise Misuse(f"{type(module).__name__} has no size yet; call the model once with a batch in {name}")
+            raise Misuse(
+                f"{type(module).__name__} has no size yet; before {name} returns the model, call it once with a batch"
+            )
     if any(map(is_dtensor, model.parameters())):
         raise Misuse(f"{name} returns a sharded model; return it unsharded, because each strategy shards it")
     if not trainable(model.parameters()):
-        raise Misuse(f"{name} returns a model without a trainable parameter")
+        raise Misuse(f"{name} returns a model without trainable parameters")
 
 
 def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
@@ -141,13 +143,15 @@ def _config(spec: str) -> Any:
     else:
         values = {}
     if name not in CONFIG_MAPPING:
-        raise Misuse(unknown("model of transformers", name, CONFIG_MAPPING, "use the model_type of a config.json file"))
+        raise Misuse(
+            unknown("transformers model", name, CONFIG_MAPPING, "use the model_type in the model's config.json")
+        )
     known = AutoConfig.for_model(name).to_dict()
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or key not in known:
             raise Misuse(
-                unknown(f"setting of {name}", key, known, f"expected a form such as hf:{name},num_hidden_layers=16")
+                unknown(f"{name} setting", key, known, f"expected a form such as hf:{name},num_hidden_layers=16")
             )
         values[key] = value
         with suppress(NotJson):  # a word is one without quotes
@@ -183,7 +187,9 @@ def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
     named = {id(item) for item in given}
     found = [module for module in modules if id(module) in named or isinstance(module, classes)]
     if given and not found:
-        raise Misuse("the model contains none of the given units to shard; expected its modules or their classes")
+        raise Misuse(
+            "the model contains none of the units to shard; return modules of the model, or their classes, as units"
+        )
     return [module for module in found if module is not model]
 
 
@@ -259,8 +265,9 @@ def _bounded(name: str) -> Iterator[None]:
         refused = ("allocate memory", "Unable to allocate")
         if trouble.type == "MemoryError" or any(words in trouble.message for words in refused):
             raise Misuse(
-                f"{name} needs more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}; create the weights"
-                " with torch, which uses none during an estimate, instead of another library"
+                f"{name} allocates more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}; create the"
+                " weights"
+                " with torch, because torch allocates no memory for weights during an estimate"
             ) from None
         raise
     finally:

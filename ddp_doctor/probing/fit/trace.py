@@ -220,7 +220,7 @@ def _spread(events: list[Event], first: int, last: int) -> list[Event]:
         raise ValueError("the layers are not called in sequence")
     forwards = (events[places["pre_forward", unit] : places["post_forward", unit]] for unit in (first, middle, last))
     if len({tuple(event.bytes for event in events if event.bytes > 0) for events in forwards}) > 1:
-        raise ValueError("the layers differ: the input of a layer may be larger than that before it")
+        raise ValueError("the layers differ: a layer's input may be larger than the previous layer's input")
 
     def of(unit: int, segment: tuple[int, int]) -> list[Event]:
         return [replace(event, unit=unit) if event.unit == middle else event for event in events[slice(*segment)]]

@@ -89,7 +89,7 @@ class Batch:
                 f"loss(output, batch) returns type {type(value).__name__}; it must return a tensor with one element"
             )
         if value.numel() != 1:
-            raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
+            raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; return its mean()")
         if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
             raise Misuse("loss(output, batch) returns a tensor without a gradient; remove .item() and .detach()")
         return _real(value).reshape(())
@@ -106,7 +106,7 @@ class Batch:
                 module(*self.args[:-1])
             except Exception:  # noqa: BLE001 - what it raised before is what there is to say
                 return
-            raise user_code.no_argument(self.given, self.form, f"raises {raised} with it, but not with the inputs only")
+            raise user_code.no_argument(self.given, self.form, f"raises {raised} with the target, but not without it")
 
 
 def _moves_itself(value: Any) -> bool:
@@ -155,7 +155,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     batch = Batch({str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form)
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
-            f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object that has .to()"
+            f"make_batch({step}) returns type {type(given).__name__} without any tensor or object that has .to()"
         )
     batch = batch.changed(partial(_moved, device=ctx.device))
     return batch, tuple(

@@ -41,7 +41,7 @@ class CompileProbe(ModelProbe):
             with ctx.step("compare_outcomes", "compiled"):
                 compiled = ctx.exchange("compiled", f"{by_factory or ctx.options.compile}")
             if "True" not in compiled:
-                raise Skip(f"{ctx.model} is not compiled; use --compile to test it compiled")
+                raise Skip(f"{ctx.model} does not use torch.compile; add --compile to test it compiled")
             if loaded.make_batch is None:
                 raise Skip(f"not tested: {ctx.model} does not return make_batch, so the inputs are unknown")
             capture = Capture()
@@ -53,8 +53,8 @@ class CompileProbe(ModelProbe):
                 capture.end()
         if steps and not self._captured:
             raise Failed(
-                f"torch.compile did not compile any part of {ctx.model}: torch.compile is disabled, or skips this kind"
-                " of object, for example a torch module on which .compile() was called"
+                f"torch.compile did not compile any part of {ctx.model}: it is disabled, or it skips this kind of model"
+                " (for example, a torch.nn layer compiled with .compile())"
             )
         return CompiledFact(
             model=ctx.model,

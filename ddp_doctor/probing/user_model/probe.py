@@ -133,12 +133,12 @@ class ModelProbe:
         if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
-            raise Failed(f"the share of GPU memory that ddp-doctor uses is too small for the {phase}")
+            raise Failed(f"the GPU memory that ddp-doctor may use is too small for the {phase}")
         if trouble is not None and set(answers) == {_MISUSED}:
             raise Misused(trouble.message)
         if set(answers) <= {"", _NO_MEMORY}:
             where = self.ctx.ranks[answers.index(_NO_MEMORY)]
-            raise Skip(f"the share of GPU memory that rank {where} uses is too small")
+            raise Skip(f"the GPU memory that ddp-doctor may use on rank {where} is too small")
         self.seen["trouble"] = trouble
         self._stop(phase)
 
@@ -163,7 +163,9 @@ class ModelProbe:
             loaded = self._attempt("factory", lambda: called(lambda: made(name, factory)))
         self.ctx.model_mesh = mesh.of_model(loaded.mesh)
         if not dist.is_initialized():
-            raise Failed(f"{self.ctx.model} destroyed the process group, which ddp-doctor needs")
+            raise Failed(
+                f"{self.ctx.model} destroyed ddp-doctor's process group; remove its call of destroy_process_group()"
+            )
         if self.ctx.device.startswith("cuda"):
             current = f"cuda:{torch.cuda.current_device()}"
             self.seen["found_device"] = current if current != self.ctx.device else None

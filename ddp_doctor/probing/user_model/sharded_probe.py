@@ -188,7 +188,7 @@ class ShardedProbe(ModelProbe):
         def twice() -> tuple[Trained, Trained]:
             first = sharded_steps.alone(self.ctx, loaded, copy, given, "as it is")
             if all(torch.equal(pair.whole, value) for pair, value in zip(copy.pairs, initial, strict=True)):
-                raise Misuse("your step does not change any parameter")
+                raise Misuse("step(model, optimizer, batch) does not change any parameter; it must update the model")
             self.of_sharded["drifted"] = steps.counted(sharded_steps.drifted(self.ctx, copy, initial))
             steps.restore_buffers(copy.model, buffers)
             sharded_steps.round_once(copy, initial)

@@ -102,7 +102,7 @@ def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batc
 
     done, optimizer = Trained(shards()), optimizer_of(loaded, copy.model)
     if held_elsewhere(optimizer, copy.model)[0]:
-        raise Misuse("optimizer(parameters) does not return an optimizer of the given parameters")
+        raise Misuse("optimizer(parameters) returns an optimizer of other parameters; pass it the given parameters")
     clear(copy.model)
     for number, batch in given.items():
         with ctx.step("step_alone", f"{name}, batch {number}"):

@@ -75,7 +75,7 @@ def copy_of(model: Any) -> Copy:
             pairs.append(Pair(sharded, whole))
     units = [module for module in model.modules() if sharding.is_unit(module)]
     if any(user_code.uncompiled(unit) is not unit for unit in units):
-        raise Skip("a unit is the result of torch.compile, which cannot be copied")
+        raise Skip("the model has a unit compiled with torch.compile, and such units cannot be copied")
     for unit in units:  # before anything is copied: modules may refer to one another
         known[id(unit)] = _empty(unit)
     try:

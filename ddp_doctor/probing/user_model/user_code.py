@@ -153,11 +153,11 @@ def find(name: str) -> Callable[[], Any]:
     import torch
 
     if isinstance(found, torch.nn.Module):
-        raise Misuse(f"{name} is a model; name a callable that returns one")
+        raise Misuse(f"{name} is a model; name a callable that returns a model")
     if not callable(found):
         raise Misuse(f"{name} is of type {type(found).__name__}; name a callable that returns a model")
     if problem := not_taken(found):
-        raise Misuse(f"{name} is called without arguments, but is {problem}")
+        raise Misuse(f"{name} must be callable without arguments (Python says: {problem})")
     factory: Callable[[], Any] = found
     return factory
 
@@ -202,16 +202,17 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     _require_function(name, optimizer, "optimizer(parameters)", 1, "lambda parameters: AdamW(parameters, lr=1e-4)")
     _require_function(name, step, "step(model, optimizer, batch)", 3, "def step(model, optimizer, batch): ...")
     if options and not isinstance(options, Mapping):
-        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
+        raise Misuse(f"{name} returns type {type(options).__name__} as the DDP options; they must be a dict")
     taken = {"module", "device_ids", "output_device", "process_group", "self"}
     known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - taken
     unknown = [str(option) for option in options or () if option not in known]
     if unknown:
         raise Misuse(
-            f"{name} returns the DDP option {quoted(unknown[0])}, which DDP does not have or ddp-doctor sets itself"
+            f"{name} returns the DDP option {quoted(unknown[0])}; remove it, because DDP does not have it or"
+            " ddp-doctor sets it"
         )
     if not (mesh is None or hasattr(mesh, "mesh_dim_names")):
-        raise Misuse(f"{name} returns a {type(mesh).__name__} as the mesh; it must be a DeviceMesh")
+        raise Misuse(f"{name} returns type {type(mesh).__name__} as the mesh; it must be a DeviceMesh")
     return Loaded(parts["model"], make_batch, loss, dict(options or {}), optimizer, step, tuple(units or ()), mesh)
 
 
@@ -223,7 +224,10 @@ def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
     if isinstance(returned, Mapping):
         parts = dict(returned)
         if unknown := [part for part in parts if part not in _NAMES + _MORE]:
-            raise Misuse(f"{name} returns a dict with {quoted(unknown[0])}; expected {', '.join(_NAMES + _MORE)}")
+            raise Misuse(
+                f"{name} returns a dict with the unknown key {quoted(unknown[0])}; known keys:"
+                f" {', '.join(_NAMES + _MORE)}"
+            )
     elif isinstance(returned, tuple) and not hasattr(returned, "model"):
         parts = dict(zip(("model", "make_batch", "ddp"), returned, strict=False)) if len(returned) < 4 else {}
     else:
@@ -256,7 +260,7 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
             "optimizer": "the parameters",
             "step": "the model, the optimizer and a batch",
         }[what]
-        raise Misuse(f"{what} of {name} must take {takes}: def {form} (Python says: {problem})")
+        raise Misuse(f"{what} of {name} must take {takes}, as in `def {form}` (Python says: {problem})")
 
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -300,7 +304,7 @@ def arguments(given: Any, form: Form) -> Arguments:
     if chosen is None:
         names = ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"{len(choices[0][0])} arguments"
         raise Misuse(
-            f"make_batch returns {names}, which forward({', '.join(form.forward.parameters)}) does not take"
+            f"forward({', '.join(form.forward.parameters)}) does not take what make_batch returns, {names}"
             f" ({_problem(form.forward, choices[0])}); for values that only the loss needs, return {_WITH_A_LOSS}"
         )
     return chosen
@@ -326,10 +330,10 @@ def _last_parameter(given: Any, form: Form) -> inspect.Parameter:
 
 def no_argument(given: Any, form: Form, raised: str = "takes no target") -> Misuse:
     """What to return instead of a batch whose last thing is a target."""
-    what = "(inputs, target)" if len(given) == 2 else f"{len(given)} things, the last of which is a target"
+    what = "(inputs, target)" if len(given) == 2 else f"{len(given)} values with a target at the end"
     names = "" if form.forward is None else ", ".join(form.forward.parameters)
     return Misuse(
-        f"make_batch returns {what}, and forward({names}) {raised}: return the inputs alone, or {_WITH_A_LOSS}"
+        f"make_batch returns {what}, but forward({names}) {raised}; return only the inputs, or {_WITH_A_LOSS}"
     )
 
 

@@ -236,7 +236,7 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
 
 def _stop_if_many(shell: Shell) -> None:
     if len(shell.given) > MOST_SETTINGS:
-        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo; no job does that")
+        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, more than any job does")
 
 
 def _written(given: Given) -> Written:

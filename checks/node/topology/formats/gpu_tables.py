@@ -109,7 +109,7 @@ def _add_row(table: Table, label: str, text: str, line: int, split: Split, what:
     if label not in table.gpus:
         raise TopologyError(f"the header has no column for row {label}", line)
     if len(cells) != len(table.gpus):
-        raise TopologyError(f"row {label} has {len(cells)} cells under {len(table.gpus)} columns", line)
+        raise TopologyError(f"row {label} has {len(cells)} cells, but the header has {len(table.gpus)} columns", line)
     row = dict(zip(table.gpus, cells, strict=True))
     if label in table.cells:
         if table.cells[label] != row:
@@ -171,7 +171,7 @@ def _capability(lines: Sequence[str], header: int) -> str | None:
 def _fact(table: Table, capability: str | None) -> P2pStatusFact:
     for gpu, row in table.cells.items():
         if row[gpu] != "X" or list(row.values()).count("X") != 1:
-            raise TopologyError(f"row {gpu} does not have its X under {gpu}", table.line)
+            raise TopologyError(f"row {gpu} does not have its only X in column {gpu}", table.line)
     return P2pStatusFact(
         capability=capability, gpus=table.gpus, statuses=_others(table), warnings=tuple(table.warnings)
     )

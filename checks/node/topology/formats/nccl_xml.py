@@ -69,9 +69,11 @@ def parse_xml(text: str, first_line: int = 1) -> Tag:
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
-        raise TopologyError("the file has a document type or entity, which is not allowed", line)
+        raise TopologyError("the file declares a document type or an entity; remove the declaration", line)
     if len(text) > MOST_CHARACTERS:
-        raise TopologyError(f"the file is larger than {MOST_CHARACTERS // 1024} KiB", first_line)
+        raise TopologyError(
+            f"the file is larger than {MOST_CHARACTERS // 1024} KiB, the maximum for a topology file", first_line
+        )
     builder = _Builder(first_line)
     try:
         builder.parser.Parse(text.encode("utf-8", "replace"), True)
@@ -104,7 +106,9 @@ class _Builder:
         tag = Tag(name, attributes, self._before + self.parser.CurrentLineNumber)
         self._count += 1
         if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
-            raise TopologyError("the file has more or deeper tags than any machine needs", tag.line)
+            raise TopologyError(
+                f"the file has more than {MOST_TAGS} tags, or tags nested more than {DEEPEST} deep", tag.line
+            )
         if self._open:
             self._open[-1].children.append(tag)
         else:
@@ -150,7 +154,7 @@ def _hosts(text: str, first_line: int) -> Iterator[TopologyFact | RocmTopologyFa
         raise TopologyError(reason, system.line)
     cpus = grouped((cpu.get("host_hash"), cpu) for cpu in system.named("cpu"))
     if not cpus:
-        raise TopologyError("the topology file has no cpu", system.line)
+        raise TopologyError("the topology file has no <cpu> tag", system.line)
     for alike in cpus.values():
         yield _Host(alike).fact()
 
@@ -191,9 +195,9 @@ class _Host:
     def _add(self, pci: Tag, cpu: Tag, above: tuple[str, ...]) -> None:
         bus_id = pci.get("busid").lower()
         if not is_bus_id(bus_id):
-            raise TopologyError(f"{quoted(pci.get('busid'))} is not a PCI address", pci.line)
+            raise TopologyError(f"{quoted(pci.get('busid'))} is not a PCI address such as 0000:3b:00.0", pci.line)
         if self.places.setdefault(bus_id, pci) is not pci:
-            raise TopologyError(f"{bus_id} appears twice in the file", pci.line)
+            raise TopologyError(f"PCI address {bus_id} appears twice in the file", pci.line)
         below = list(pci.named("pci"))
         for child in below:
             # The port of the switch has no entry of its own in the file.
@@ -287,7 +291,7 @@ def _device(
 ) -> PciDevice:
     node, width, speed = cpu.get("numaid"), pci.get("link_width"), pci.get("link_speed")
     if not re.fullmatch(r"-?[0-9]{1,6}", node):
-        raise TopologyError(f"{quoted(node)} is not a NUMA node", cpu.line)
+        raise TopologyError(f"{quoted(node)} is not a NUMA node; expected an integer", cpu.line)
     return PciDevice(
         bus_id=pci.get("busid").lower(),
         name=name,

@@ -78,7 +78,7 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
             has_uuids = has_uuids or bool(title[3])
             current.has_none = _NONE.search(text, title.end()) is not None
         elif current is None and _LINK.search(text):
-            raise TopologyError("this line has the state of an NVLink without its GPU", index + 1, text)
+            raise TopologyError("no GPU line comes before this NVLink state", index + 1, text)
     if current is not None and (current.links or current.has_none):
         yield current, len(lines)
 
@@ -98,7 +98,7 @@ def _take(section: _Section, text: str, index: int) -> bool:
     number = int(found[1])
     link = Nvlink(index=number, active=found[3] is None, gb_per_s=float(found[2]) if found[2] else None)
     if section.links.setdefault(number, link) != link:
-        raise TopologyError(f"GPU{section.number} has two states of link {number}", index + 1, text)
+        raise TopologyError(f"GPU{section.number} has two different states for link {number}", index + 1, text)
     return True
 
 

@@ -155,7 +155,9 @@ def columns_of(text: str) -> tuple[str, ...] | None:
 def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
     """Raises TopologyError for a header that no machine has."""
     if len(columns) > _MOST_COLUMNS:
-        raise TopologyError("the matrix is too wide to be real", line, text)
+        raise TopologyError(
+            f"the header has {len(columns)} columns, but no machine has more than {_MOST_COLUMNS}", line, text
+        )
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice:
         raise TopologyError(f"{twice} appears twice in the header", line, text)
@@ -279,7 +281,7 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], str
             return (cells, after_codes, Tail(label, line, (after_codes, *(field[0] for field in behind)), None))
         if after_codes:
             raise TopologyError(_unknown_cell(label, token[0], len(cells), count), line, text)
-    raise TopologyError(f"row {label} has more link cells than the {count} columns", line, text)
+    raise TopologyError(f"row {label} has more link cells than the header has columns ({count})", line, text)
 
 
 def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
@@ -288,7 +290,7 @@ def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
     if re.fullmatch(r"NV#?", cell):
         return f"{cell} in row {label} has no number of links: no driver prints that, so the text was altered"
     if re.match(r"[0-9]|N/A", cell):
-        return f"row {label} has {read} link cells under {count} columns, then {cell[:40]}"
+        return f"row {label} has {read} link cells, but the header has {count} columns; the next cell is {cell[:40]}"
     return f"{cell[:40]} in row {label} is no link code of nvidia-smi topo -m"
 
 
