@@ -262,7 +262,8 @@ def _variable(text: str) -> str:
         return f"{name}: NCCL, torch and gloo do not read this variable. {means}\nSource: {unread.source}\n"
     for owner in foreign() if re.fullmatch(r"\w+", name) else ():
         if name.startswith(owner.name):
-            return f"{name}: {owner.reader} reads this variable, but NCCL, torch and gloo do not.\nSource: {owner.source}\n"
+            reader = f"{owner.reader} reads this variable, but NCCL, torch and gloo do not."
+            return f"{name}: {reader}\nSource: {owner.source}\n"
     return ""
 
 

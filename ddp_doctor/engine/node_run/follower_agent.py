@@ -42,7 +42,8 @@ class FollowerAgent:
             unknown = [name for name in order["checks"] if name not in self.known]
             if unknown:
                 raise ValueError(
-                    f"this node's ddp-doctor does not have the check {unknown[0]}; install the head node's release on this node"
+                    f"this node's ddp-doctor does not have the check {unknown[0]}; install the head node's release on"
+                    " this node"
                 )
             checks = [self.known[name] for name in order["checks"]]
             if order["do"] == "probe":
