@@ -214,7 +214,7 @@ def test_what_is_no_mesh_is_misused(play: Play):
     scenario = with_model(play, "no_mesh_at_all")
 
     [reading, *_] = scenario.outcome.recording.of_check("user_model")
-    assert (reading.misused, "returns a tuple as the mesh" in (reading.reason or "")) == (True, True)
+    assert (reading.misused, "returns type tuple as the mesh" in (reading.reason or "")) == (True, True)
 
 
 def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
