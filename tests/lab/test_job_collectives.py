@@ -108,4 +108,4 @@ def test_another_number_of_ranks_is_refused_with_the_option_to_add(tmp_path: Pat
     )
 
     assert run.returncode == 2
-    assert "have 4 ranks, but this run has 2; add --nproc-per-node 4" in run.stderr
+    assert "has 4 ranks, but this run has 2; add --nproc-per-node 4" in run.stderr
