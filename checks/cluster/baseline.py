@@ -26,7 +26,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator, remedy
 from ddp_doctor.views.trace.compared import changes, efficiency
-from ddp_doctor.wording.findings import NOBODY, Who, likely, possible, proved
+from ddp_doctor.wording.findings import NOBODY, Who, counted, likely, possible, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.preflight import reached, share
 from ddp_doctor.wording.ranks import capital
@@ -121,7 +121,7 @@ def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft
     worst, runs = _loss(ordered[0]), min(each.runs for each in ordered)
     known = runs >= FEWEST_RUNS
     make, severity = (likely, of_lost_share(worst)) if known else (possible, Severity.INFO)
-    healthy = f"the {runs} healthy runs of its baseline" if known else "the run it is compared with"
+    healthy = f"its baseline of {runs} healthy runs" if known else "the run it is compared with"
     return make(
         who,
         f"{{who}} is {100 * worst:.0f}% slower than {healthy}",
@@ -206,7 +206,7 @@ def traced_step_changed(recording: Recording) -> Iterator[Draft]:
         if longer >= 1
         else f"{abs(longer):.0%} {'longer' if longer > 0 else 'less'} than"
     )
-    yield _of_traces(fact, f"A step takes {much} in {fact.before.file}: {_changed(fact)}", _severity(fact, longer))
+    yield _of_traces(fact, f"A step takes {much} in {fact.before.file!r}: {_changed(fact)}", _severity(fact, longer))
 
 
 @rule("DD833", "more-ranks-for-their-work", Consequence.SLOWER, TracesFact)
@@ -227,7 +227,7 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
     share = efficiency(fact)
     yield _of_traces(
         fact,
-        f"{many} ranks do {share * many / few:.2g} times the work of {few} (scaling"
+        f"{many} ranks do {share * many / few:.2g} times the work of {counted(few, 'rank')} (scaling"
         f" efficiency {share:.0%}): {_changed(fact, 1 if fact.now.ranks == many else -1)}",
         _severity(fact, 1 / share - 1),
         "" if fact.before.samples and fact.now.samples else "Assumes the same batch on every rank in both.",

@@ -158,10 +158,14 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
         if _OUR_SIGNALS.search(output):
             continue
         last = [line.strip() for line in output.splitlines() if line.strip()][-3:]
-        what = note if failed else f"torchrun was still running {CHECK_S:.0f} s"
+        what = (
+            note.replace("ended with exit code", "exited with code")
+            if failed
+            else f"torchrun was still running {CHECK_S:.0f} s"
+        )
         yield likely(
             NOBODY,
-            f"{what} after all its {len(trial.ranks)} ranks had finished",
+            f"{what} after all {len(trial.ranks)} ranks had finished",
             (Evidence(text=line[:200]) for line in last or [note]),
             _by_hand(recording),
             detail=" ".join(("The ranks themselves report no error.", *last[-1:])),

@@ -169,7 +169,9 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     wrong_sizes = (size.size_bytes for size in faulty[0].fact.sizes if size.wrong)
     whose = (
-        "the faulty rank is unknown" if blamed is None else f"the contribution of {rank_at(recording, blamed)} is wrong"
+        "it is unknown which rank is faulty"
+        if blamed is None
+        else f"the contribution of {rank_at(recording, blamed)} is wrong"
     )
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
@@ -217,7 +219,7 @@ def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
         on_all = len(unrepeatable_ranks) == len(recording.facts(AllReduceFact))
         yield likely(
             (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
-            f"All-reduce does not repeat bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
+            f"All-reduce is not bit-for-bit reproducible on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((ONE_ALGORITHM,) if recording.on_nccl else ()),
             detail="Two all-reduces of the same inputs in one process group gave different bits."

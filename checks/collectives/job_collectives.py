@@ -139,14 +139,17 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     does, cure = "made mismatched calls", "the condition or the order that makes these calls differ"
     if sides:
         most = max(sides.values(), key=len)
-        called = "; ".join(f"{rank_list(ranks)} called {shape}" for shape, ranks in sides.items())
-        happens = f"calls differ at number {replayed.number}: {called}"
+        called = ", but ".join(f"{shape} on {rank_list(ranks)}" for shape, ranks in sides.items())
+        happens = f"call {replayed.number} is {called}"
         if set(blamed) & {*most} or not set(blamed) <= replayed.differing.keys():  # of another hang in the same job
             blamed = ()
     else:
         happens = f"the replay hangs at the same place as the job: {replayed.where(replayed.waits)}"
         if blamed and replayed.waits.keys().isdisjoint(blamed):
-            does, cure = "never entered", "its position in its stack or last output, and a condition on the rank"
+            does, cure = (
+                "never entered the collective",
+                "its position in its stack or last output, and a condition on the rank",
+            )
             says += " The recorders do not show whether it skipped the call or stalled in its own code."
     who = f"{capital(rank_list(blamed))} {does}; " if blamed else ""
     again = f"ddp-doctor run --collectives-of {shlex.quote(job.path)} --only {JOB_COLLECTIVES}"
@@ -207,8 +210,10 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     """
     replayed = _replayed(recording)
     if replayed is not None and replayed.hangs and not replayed.hangs_as_the_job:
-        where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
-        title = f"The job's collectives also hang here: {replayed.where(replayed.waits)}; {where}"
+        title = f"The replay hangs, although the job did not hang: in the replay, {replayed.where(replayed.waits)}"
+        if replayed.waited:
+            title = f"The replay hangs in other collectives than the job: here, {replayed.where(replayed.waits)}"
+            title += f"; in the job, {replayed.where(replayed.waited)}"
         yield likely(NOBODY, title, replayed.evidence)
 
 

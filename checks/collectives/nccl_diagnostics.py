@@ -77,14 +77,14 @@ def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
         return
     pairs = [result.ranks for result in told if result.ranks]
     first, others = told[0], sum(not _VALUE.search(result.text) for result in told[1:])
-    more = f"; and {others} more" if others else ""
+    more = f" (and {others} more)" if others else ""
     fault = first.text
     if first.ranks:
         source, target = (rank_at(recording, rank) for rank in first.ranks)
         fault = f"{fault.partition(' srcRank=')[0]} from {source} to {target}, path {first.path or 'not named'}"
     yield possible(
         (pair_culprit(recording, *pair) for pair in dict.fromkeys((min(pair), max(pair)) for pair in pairs)),
-        f"NCCL's own diagnostics say: {fault}{more}",
+        f"NCCL's own diagnostics report: {fault.replace(': ', ' ', 1)}{more}",
         (
             *(Evidence(text=result.text.partition(";")[0]) for result in told[:LINES_OF_EVIDENCE]),
             *(evidence for pair in pairs[:LINES_OF_EVIDENCE] for evidence in _own(recording, pair)),

@@ -99,7 +99,7 @@ def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
     if fact.error:
         return "cannot be imported", lines[-1]
     frames = [line for line in lines if line.startswith("File ")]
-    return f"is not imported after {fact.import_s:.0f} s", (frames or lines)[0]
+    return f"has not been imported after {fact.import_s:.0f} s", (frames or lines)[0]
 
 
 @rule("DD605", "two-ranks-share-one-gpu", Consequence.FAILS, ProcessGroupFact)

@@ -213,7 +213,7 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
             continue
         ranks, who = ranks_at(recording, map(rank_of, group.ranks)), NOBODY
         whose = "the faulty rank is unknown" if group.sound else "no rank is right every time"
-        what = f"products of the same matrices differ: {whose}"
+        what = f"products of the same matrices differ, and {whose}"
         if len(group.ranks) == 1:
             who, what = (_culprit(recording, group.ranks[0]),), "its own products of the same matrices differ"
         yield likely(who, f"{capital(ranks)}: {what}", _evidence(recording, group), _THIRD)

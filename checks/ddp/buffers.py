@@ -71,10 +71,10 @@ def _holds(state: _RankState) -> str:
     rank, _, off = state
     origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
     if origins == {rank}:
-        return "they are the rank's own"
+        return "they hold local values"
     if len(origins) == 1:
-        return f"they are rank {origins.pop()}'s"
-    return "they match no rank" if not origins else "they come from several ranks"
+        return f"they hold rank {origins.pop()}'s values"
+    return "their values match no rank" if not origins else "their values come from several ranks"
 
 
 @rule("DD711", "buffers-not-from-rank-0", Consequence.WRONG, Buffers)
@@ -90,12 +90,12 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://github.com/pytorch/pytorch/issues/63916
     """
     yield from _drafts(
-        recording, "buffers_off", "After a forward, buffers on {ranks} differ from rank {source}", _FROM_RANK_0
+        recording, "buffers_off", "After a forward, buffers on {ranks} differ from rank {source}'s", _FROM_RANK_0
     )
     if not any(rank.fact.buffers_off for rank in recording.facts(Buffers)):  # without any broadcast it is missing, too
-        what = "After replacing a buffer, its values on {ranks} differ from rank {source}"
+        what = "Replaced buffers on {ranks} differ from rank {source}'s"
         yield from _drafts(recording, "reassigned_off", what, _FROM_RANK_0)
-    what = "Buffers on {ranks} are overwritten without buffer broadcast"
+    what = "Without buffer broadcast, buffers on {ranks} are overwritten"
     yield from _drafts(recording, "kept_off", what, "the rank's own")
 
 
@@ -108,7 +108,7 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
         with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
-    what = "After wrapping, parameters on {ranks} differ from rank {source}"
+    what = "After wrapping, parameters on {ranks} differ from rank {source}'s"
     yield from _drafts(recording, "parameters_off", what, _FROM_RANK_0)
 
 
@@ -133,7 +133,7 @@ def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
         what, field = (
             ("statistics", statistics) if any(getattr(fact, statistics) for fact in facts) else ("outputs", outputs)
         )
-        yield from _drafts(recording, field, f"{norm}'s {what} on {{ranks}} are wrong", f"closed form of {batches}")
+        yield from _drafts(recording, field, f"{norm} {what} on {{ranks}} are wrong", f"closed form of {batches}")
 
 
 CHANNELS = 3

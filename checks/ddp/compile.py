@@ -81,9 +81,12 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
         for rank, step in reversed(parted):
             assert step.parting is not None
             calls, peer = (step.parting.here, step.parting.there), step.parting.peer
-            here, there = (f"{call.module}{at(call.where)}" if call else "nothing more" for call in calls)
+            here, there = (f"{call.module}{at(call.where)}" if call else "no further call" for call in calls)
             who = f"{capital(ranks_at(recording, odd))} {'compiles' if len(odd) == 1 else 'compile'}"
-            title = f"{who} other graphs of {model} than rank {peer}: {here}, but rank {peer} has {there}"
+            title = (
+                f"{who} different graphs of {model} than rank {peer}:"
+                f" rank {rank} has {here}, but rank {peer} has {there}"
+            )
             place = next((call.where for call in calls if call and call.where), "")
             evidence.insert(0, f"step {number}, rank {rank}: {here}; rank {peer}: {there}")
         same_sizes = len({step.batch for _, step in steps}) == 1
@@ -128,13 +131,14 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     rank, step = alone[0]
     before = {earlier.batch for earlier in _facts(recording)[rank].steps if earlier.step < number}
     resized = step.batch not in before
-    why = f"its batch is {step.batch}, and was {min(before)}" if resized else step.compiled[0].reason
+    whose = "its" if len(ranks) == 1 else f"rank {rank}'s"
+    why = f"{whose} batch changed from {min(before)} to {step.batch}" if resized else _failed(step.compiled[0].reason)
     where = step.compiled[0].where
     yield proved(
         (*_culprits(recording, ranks), *code("" if resized else where)),
         f"{capital(ranks_at(recording, ranks))}"
         f" {'recompiles' if len(ranks) == 1 else 'recompile'}"
-        f" {step.compiled[0].function}{at(where)} in step {number}, other ranks do not:"
+        f" {step.compiled[0].function}{at(where)} in step {number} (other ranks do not):"
         f" {why or 'a branch that was not taken before'}",
         tuple(
             Evidence(
@@ -163,6 +167,10 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     )
 
 
+def _failed(guard: str) -> str:
+    return f"a guard failed ({guard})" if guard else ""
+
+
 @rule("DD842", "compiled-again-in-every-step", Consequence.COST, CompiledFact)
 def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
     """All ranks compile again in every step that was looked at.
@@ -181,7 +189,7 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
     yield proved(
         code(last.where),
         f"Every rank recompiles {last.function}{at(last.where)} in each of {len(again)} steps: "
-        + (last.reason or "another branch each time"),
+        + (_failed(last.reason) or "another branch each time"),
         tuple(
             Evidence(text=f"step {steps[0][1].step}: {steps[0][1].compiled[0].reason or 'not compiled before'}")
             for steps in again

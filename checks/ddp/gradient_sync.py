@@ -100,7 +100,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
     for off in by_cause((rank, gradient) for rank, gradient in agreed if gradient.held.holds != "own"):
         held = off[0][1].held
-        unsure = ": the faulty rank is unknown" if held.holds == "other" else ""
+        unsure = " (the faulty rank is unknown)" if held.holds == "other" else ""
         blamed = sorted(held.shares) if held.holds == "shares" else ()
         yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
 
@@ -143,7 +143,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     before = {(gradient.parameter, gradient.held.holds) for _, gradient in off_in(recording, "step")}
     inside = off_in(recording, "no_sync")
     wrong = [(rank, gradient) for rank, gradient in inside if (gradient.parameter, gradient.held.holds) not in before]
-    yield from drafts(recording, "Inside no_sync(), the gradient on {ranks} is not the rank's own", wrong)
+    yield from drafts(recording, "Inside no_sync(), the gradient on {ranks} is not the local gradient", wrong)
 
 
 @rule("DD704", "step-after-no-sync-not-synchronised", Consequence.WRONG, GradientSync)

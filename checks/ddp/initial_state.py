@@ -113,7 +113,7 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
         consequence = _UNSEEN if unseen else _CONSEQUENCES.get(difference.kind, _UNSEEN)
         yield finding(
             rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
-            f"ddp-doctor's own model differs between {ranks} and {peer}: {difference.words()}",
+            f"ddp-doctor's own model differs between {ranks} and {peer}: {difference.words(ranks)}",
             Evidence(
                 text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
                 f" {difference.there} on {peer}"
@@ -154,7 +154,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         source, where = facts[rank].source_rank, ranks_at(recording, ranks)
         yield likely(
             rank_culprits(recording, InitialState, () if blameless else ranks),
-            f"After wrapping, parameters or buffers on {where} differ from rank {source}: {holds}",
+            f"After wrapping, parameters or buffers on {where} differ from rank {source}'s: {holds}",
             Evidence(
                 text=f"fingerprint of {name} on rank {rank}: {facts[rank].after[name]}, and"
                 f" {facts[source].before.get(name, 'none')} on rank {source} before",
@@ -172,8 +172,8 @@ def _holds(rank: int, name: str, facts: Mapping[int, InitialState]) -> str:
     origin = next((source for source, fact in facts.items() if fact.before.get(name) == got), None)
     alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:
-        return "they match those of no rank"
-    return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
+        return "their values match no rank"
+    return "they hold local values" if origin == rank and alone else f"they hold rank {origin}'s values"
 
 
 _SAME_SEED = 20

@@ -299,7 +299,7 @@ def summary(
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
-            why = f"possible but not proved: {_worst(diagnosis, Severity.ERROR)}"
+            why = _worst(diagnosis, Severity.ERROR, "possible, not proved")
         differ: tuple[str, ...] = ()
         if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
             why, differ = f"{slower.title}; how much of that is noise is unknown", _differ(diagnosis)
@@ -353,11 +353,12 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
     return f"{ {Command.TRACE: 'Slow', Command.COMPARE: 'Slower'}.get(recording.command, word) }: "
 
 
-def _worst(diagnosis: Diagnosis, severity: Severity) -> str:
-    """Return the title of the first finding, and how many more are as severe."""
+def _worst(diagnosis: Diagnosis, severity: Severity, note: str = "") -> str:
+    """Return the title of the first finding, a note on it, and how many more are as severe."""
     others = sum(finding.severity is severity for finding in diagnosis.findings) - 1
-    more = f" (and {others} more finding{'s' if others > 1 else ''})" if others else ""
-    return f"{diagnosis.findings[0].title.rstrip('.')}{more}"
+    more = f"and {others} more finding{'s' if others > 1 else ''}" if others else ""
+    notes = "; ".join(filter(None, (note, more)))
+    return f"{diagnosis.findings[0].title.rstrip('.')}{f' ({notes})' if notes else ''}"
 
 
 def _reached(recording: Recording) -> tuple[str, ...]:

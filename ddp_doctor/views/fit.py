@@ -72,7 +72,7 @@ def unknown(recording: Recording) -> str:
 def _lacks(fact: FitFact) -> str:
     """What of activations and optimizer is in no estimate: then what fits by the rest may not."""
     parts = ("activations", "the state of the optimizer")
-    return next((f"the estimates lack {each}" for each in fact.left_out if each.startswith(parts)), "")
+    return next((f"the estimates do not include {each}" for each in fact.left_out if each.startswith(parts)), "")
 
 
 @once_a_recording
@@ -158,8 +158,8 @@ def advice(recording: Recording) -> tuple[str, ...]:
     if taken == first:
         sharded = max((each.sent_bytes for each in estimates(recording) if each.strategy == "zero3"), default=0)
         more = sharded / first.sent_bytes if first.sent_bytes else 0.0
-        return (needs, f"FSDP would send {more:.3g} times as much") if more > 1 else (needs,)
+        return (needs, f"FSDP would send {more:.3g} times as much data") if more > 1 else (needs,)
     ratio = taken.sent_bytes / first.sent_bytes if first.sent_bytes else 1.0
     sends = "as much as DDP" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times as much as DDP"
     costs = ", and computes each forward twice" if taken.checkpointing else ""
-    return f"{needs}; DDP would need {size(first.needed_bytes)}", f"It sends {sends} per step{costs}"
+    return f"{needs}; DDP would need {size(first.needed_bytes)}", f"{name_of(taken)} sends {sends} per step{costs}"

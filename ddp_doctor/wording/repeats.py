@@ -24,11 +24,15 @@ def failures(tests: Sequence[GroupTest]) -> str:
 
 
 def none_failed(tests: Sequence[GroupTest]) -> str:
-    """``no failure in 40 repeats: fewer than 8.8% fail``; inconclusive repeats may have been failures."""
+    """Return ``no failure in 40 repeats: failure rate below 8.8% (95% interval)``.
+
+    Inconclusive repeats may have been failures.
+    """
     told = len(telling(tests))
     silent = len(tests) - told
     beside = f" and {silent} inconclusive" if silent else ""
-    return f"no failure in {told} repeats{beside}: fewer than {percent(wilson(silent, len(tests))[1])}% fail"
+    most = percent(wilson(silent, len(tests))[1])
+    return f"no failure in {told} repeats{beside}: failure rate below {most}% (95% interval)"
 
 
 def clock(seconds: float) -> str:

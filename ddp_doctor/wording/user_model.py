@@ -64,4 +64,4 @@ def at(where: str) -> str:
 
 def calls(call: Call | None) -> str:
     """``calls head at net.py:31``."""
-    return f"calls {call.module}{at(call.where)}" if call is not None else "makes no more calls"
+    return f"calls {call.module}{at(call.where)}" if call is not None else "makes no further call"

@@ -46,7 +46,7 @@ def whose_share(
     if any(wrong.source is None for rank in ranks for wrong in rank.wrong):
         blamed = _one_contribution(ranks, ranks[:MOST_ROOTS] if to_root else ranks)
         if blamed is None:
-            return (), "the faulty rank is unknown"
+            return (), "it is unknown which rank is faulty"
         return (rank_culprit(recording, blamed),), f"the contribution of {rank_at(recording, blamed)} is wrong"
     bad, tested = set[tuple[int, int]](), set[tuple[int, int]]()
     for rank in ranks:
@@ -54,17 +54,14 @@ def whose_share(
         tested |= {(source, rank.rank) for source in rank.sources}
         # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
         bad |= {(source, rank.rank) for source, times in wrong_cases.items() if times > 1}
-    for given, words in (
-        (True, "everything that {} sends arrives wrong"),
-        (False, "everything that {} receives is wrong"),
-    ):
+    for given, words in ((True, "all data from {} arrives wrong"), (False, "all data that {} receives is wrong")):
         for end in sorted({pair[0 if given else 1] for pair in bad}):
             own = {pair for pair in tested if pair[0 if given else 1] == end}
             others = own - {(end, end)}
             if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
                 return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
     if len(bad) != 1:
-        return (), "the faulty rank is unknown"
+        return (), "it is unknown which rank is faulty"
     [(source, taker)] = bad
     giver, other = rank_at(recording, source), rank_at(recording, taker)
     if source == taker:

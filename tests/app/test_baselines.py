@@ -48,7 +48,7 @@ def test_a_slower_node_is_named_with_the_margin(baseline, speed, severity):
     [finding] = held(baseline, speed)
 
     assert (finding.code, finding.severity) == ("DD830", severity)
-    assert finding.title == f"n is {100 - 100 * speed:.0f}% slower than the 10 healthy runs of its baseline"
+    assert finding.title == f"n is {100 - 100 * speed:.0f}% slower than its baseline of 10 healthy runs"
     assert [culprit.node for culprit in finding.culprits] == ["n"]
     assert all("is noise" in (each.expected_from or "") for each in finding.evidence)
 

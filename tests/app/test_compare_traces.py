@@ -52,7 +52,7 @@ def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
     [finding] = outcome.report.findings
 
     assert (finding.code, finding.severity, finding.confidence) == ("DD832", Severity.WARNING, Confidence.LIKELY)
-    assert finding.title == f"A step takes 30% longer than in {before}: host +0.3 ms"
+    assert finding.title == f"A step takes 30% longer than in {str(before)!r}: host +0.3 ms"
     assert finding.remedies[0].commands == (f"ddp-doctor trace {tmp_path / 'b'}",)
     assert "+0.30 !!" in table(outcome)
 
@@ -81,7 +81,9 @@ def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficienc
     one, four = job(tmp_path / "a"), job(tmp_path / "b", ranks=4, length=1250.0)
     forth, back = found(beside(one, four)), found(beside(four, one))
 
-    assert forth == back == {"DD833": "4 ranks do 1.6 times the work of 2 (scaling efficiency 80%): host +0.25 ms"}
+    assert (
+        forth == back == {"DD833": "4 ranks do 1.6 times the work of 2 ranks (scaling efficiency 80%): host +0.25 ms"}
+    )
 
 
 def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_compared(tmp_path):

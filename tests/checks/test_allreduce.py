@@ -57,7 +57,7 @@ def test_a_share_that_one_type_finds_wrong_is_likely():
 )
 def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
     finding = judge(*facts)
-    assert finding.title.endswith("the faulty rank is unknown")
+    assert finding.title.endswith("it is unknown which rank is faulty")
     assert finding.culprits == ()
 
 

@@ -244,26 +244,26 @@ def on_the_others(what: str, how: str) -> str:
 @planted(
     (
         *("buffers that are never broadcast", (never_broadcasts,), "DD711", []),
-        on_the_others("buffers", "differ from rank 0: they are the rank's own"),
+        on_the_others("buffers", "differ from rank 0's: they hold local values"),
     ),
     ("rank 1 with its own buffer", (stamps_again_in_forward, 1), "DD711", [1], "(node1)", "float_stamp"),
     ("rank 3 with its own buffer", (stamps_again_in_forward, 3), "DD711", [3], "(node3)", "float_stamp"),
     (*("statistics that stray in the second forward", (statistics_alone_stray,), "DD711", [1]), "norm.running_var"),
     (
         *("parameters that are never broadcast", (never_starts_equal,), "DD712", []),
-        on_the_others("parameters", "differ from rank 0: "),
+        on_the_others("parameters", "differ from rank 0's: "),
     ),
     ("wrong statistics of a rank", (computes_wrong_statistics, (2,)), "DD719", [2]),
     ("wrong statistics on all ranks", (computes_wrong_statistics, (0, 1, 2, 3)), "DD719", []),
     (
         *("plain BatchNorm in place of SyncBatchNorm", (sync_batch_norm, buffers.stamped_model), "DD719", []),
-        "every rank are wrong: they are the rank's own",
+        "every rank are wrong: they hold local values",
     ),
     ("one rank outside SyncBatchNorm", (sync_batch_norm, synchronised_model, (2,)), "DD719", [2]),
     (
         *("buffers that are broadcast though it is off", (always_broadcasts,), "DD711", []),
         *(
-            on_the_others("Buffers", "are overwritten without buffer broadcast: they are rank 0's"),
+            on_the_others("Without buffer broadcast, buffers", "are overwritten: they hold rank 0's values"),
             "float_stamp, int_stamp",
         ),
     ),
@@ -271,14 +271,14 @@ def on_the_others(what: str, how: str) -> str:
     ("rank 3 that loses its own buffer", (overwrites_its_own_buffer, 3), "DD711", [3], "float_stamp"),
     (
         *("a DDP that loses sight of new buffers", (loses_sight_of_new_buffers, (0, 1, 2, 3)), "DD711", []),
-        *("they are the rank's own", "float_stamp"),
+        *("they hold local values", "float_stamp"),
     ),
     ("a rank that loses sight of a new buffer", (loses_sight_of_new_buffers, (2,)), "DD711", [2]),
-    ("a rank that normalizes wrongly", (normalises_wrongly, (2,)), "DD719", [2], "BatchNorm's outputs on "),
+    ("a rank that normalizes wrongly", (normalises_wrongly, (2,)), "DD719", [2], "BatchNorm outputs on "),
     (
         "statistics that synchronize without the outputs",
         (sync_batch_norm, synchronises_statistics_alone),
-        *("DD719", [], "SyncBatchNorm's outputs on every rank are wrong: they are the rank's own"),
+        *("DD719", [], "SyncBatchNorm outputs on every rank are wrong: they hold local values"),
     ),
 )
 def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
@@ -295,7 +295,7 @@ def test_buffers_of_another_rank_are_told(ranks):
 def test_a_smaller_world_is_judged_against_its_own_first_rank(ranks):
     on = (1, 2, 3)
     finding = only(judge(recording(ranks.facts(never_starts_equal, on=on), on)), "DD712")
-    assert "parameters on rank 2 (node2) and rank 3 (node3) differ from rank 1: " in finding.title
+    assert "parameters on rank 2 (node2) and rank 3 (node3) differ from rank 1's: " in finding.title
     assert finding.evidence[0].expected_from == "rank 1's, broadcast by DDP"
 
 

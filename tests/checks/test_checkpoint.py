@@ -307,13 +307,13 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
     ("a rank that overwrites the file, and not its readers", (rank_1_saves_too,), "DD763", [1]),
     (
         *("a lost shard", (in_shards, loses_its_shard), "DD765", [1], "__1_0.distcp"),
-        "saved in shards cannot be loaded by 1 rank, nor by 3: it fails on every rank, where the shard of rank 1",
+        "cannot be loaded by a single rank, nor by 3 ranks: loading fails on every rank, and the shard of rank 1",
     ),
     ("a torn shard", (in_shards, tears_its_shard), "DD765", [], "torch says: "),
     ("a garbled shard", (in_shards, garbles_its_shard), "DD765", [2]),
     (
         *("a rank that reads from wrong offsets, and no shard", (reads_from_wrong_offsets, 1), "DD765", [1]),
-        "be loaded by 3 ranks: it fails on rank 1 (node1), though 1 rank alone can load all of it",
+        "be loaded by 3 ranks: loading fails on rank 1 (node1), although a single rank can load all of it",
         "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86.",
     ),
     (  # rank 0 begins at 0 in any case
@@ -331,7 +331,7 @@ def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed
 
 def test_a_smaller_world_names_the_rank_that_saves_in_it(ranks):
     finding = only(judge(recording(ranks.facts(reads_half_on_rank_1, on=(1, 2)), (1, 2))), "DD761")
-    assert finding.title.startswith("The checkpoint that rank 1 saved is incomplete or changed when rank 1")
+    assert finding.title.startswith("The checkpoint that rank 1 saved is incomplete or changed when read on rank 1")
 
 
 def test_a_node_that_does_not_see_the_file_is_information(ranks):

@@ -167,9 +167,9 @@ def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> Colle
 @pytest.mark.parametrize(
     ("sources", "culprit", "words"),
     [
-        (None, (2, None), "everything that rank 2 receives is wrong"),
+        (None, (2, None), "all data that rank 2 receives is wrong"),
         ((1,), (1, 2), "only data from rank 1 to rank 2 is wrong"),
-        ((0, 1), None, "the faulty rank is unknown"),
+        ((0, 1), None, "it is unknown which rank is faulty"),
     ],
     ids=["receiver", "path", "nobody"],
 )

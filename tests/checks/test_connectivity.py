@@ -539,7 +539,7 @@ def test_a_black_hole_tells_sizes_and_a_mtu_that_passes():
     more = [interfaces(node, "eth0", f"10.0.0.{node + 1}") for node in range(4)]
     finding = only(matrix(4, lambda a, b: HOLE if 2 in (a, b) else None, more=more))
 
-    assert "messages of 1440 bytes arrive, of 4000 bytes never" in finding.title
+    assert "1440-byte messages arrive, but 4000-byte messages never do" in finding.title
     assert "sudo ip link set dev eth0 mtu 1492   # on node2" in finding.remedies[1].commands
     assert "sudo ip link set dev eth0 mtu 9000" in finding.remedies[1].undo
     assert finding.remedies[0].commands[0] == "ping -c 3 -M do -s 8972 10.0.0.3   # on node0"
@@ -549,7 +549,7 @@ def test_a_black_hole_between_all_is_one_finding():
     finding = only(matrix(3, lambda a, b: HOLE))
 
     assert named(finding) == {0, 1, 2}
-    assert finding.title.startswith("Between all nodes")
+    assert finding.title.startswith("Large packets are lost between all nodes")
 
 
 @pytest.mark.parametrize(("rate", "severity"), [(100e6, Severity.WARNING), (12e6, Severity.ERROR)])

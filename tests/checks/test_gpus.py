@@ -105,7 +105,7 @@ def test_the_sick_gpu_is_named_by_index_uuid_and_bus_id_and_no_other(node: Machi
 
 def test_a_gpu_lost_at_once_is_named_by_its_index(node: Machine) -> None:
     finding = judge(recorded(look(node, "gpu_lost"), world=world()))[0]
-    assert finding.title == "GPU 3 on node0: lost, it fell off the bus or does not respond"
+    assert finding.title == "GPU 3 on node0: lost (it fell off the bus or does not respond)"
 
 
 def test_a_missing_gpu_is_named_by_its_bus_id(node: Machine) -> None:

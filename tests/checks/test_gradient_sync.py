@@ -204,7 +204,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ),
     (
         *("a garbled element", (sabotaged, garbles_one_element), "DD701", []),
-        *("likely", "the faulty rank is unknown: no mix of the ranks' gradients gives it"),
+        *("likely", "(the faulty rank is unknown): it matches no combination of the ranks' gradients"),
     ),
     (
         *("a rank that keeps its own gradient", (sabotaged, rank_1_keeps_its_own), "DD702", [1]),

@@ -177,16 +177,16 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
-        ("extra head", "DD740", "parameter head.weight and 1 more are not on rank"),
+        ("extra head", "DD740", "parameter head.weight and 1 more are missing on rank"),
         ("no head", "DD740", "parameter second.weight and 1 more are missing"),
-        ("shape", "DD740", "parameter second.weight and 1 more have shape (5, 4) instead of (4, 4)"),
-        ("dtype", "DD740", "parameter second.weight and 1 more have dtype bfloat16 instead of float32"),
-        ("requires_grad", "DD740", "parameter first.weight has requires_grad False instead of True"),
-        ("tied", "DD740", "parameter second.weight is tied to first.weight, not a tensor of its own"),
-        ("strides", "DD740", "first.weight has memory format strides (1, 4) instead of contiguous"),
-        ("order", "DD741", "parameter number 0 is second.weight, not first.weight"),
-        ("name", "DD741", "parameter second.weight is called last.weight, and 1 more name differs"),
-        ("buffer", "DD742", "buffer first.seen is not on rank"),
+        ("shape", "DD740", "parameter second.weight and 1 more have shape (5, 4) on rank"),
+        ("dtype", "DD740", "parameter second.weight and 1 more have dtype bfloat16 on rank"),
+        ("requires_grad", "DD740", "parameter first.weight has requires_grad False on rank"),
+        ("tied", "DD740", "parameter second.weight is tied to first.weight on rank"),
+        ("strides", "DD740", "first.weight has memory format strides (1, 4) on rank"),
+        ("order", "DD741", "parameter number 0 is second.weight on rank"),
+        ("name", "DD741", "parameter second.weight of rank"),
+        ("buffer", "DD742", "buffer first.seen is missing on rank"),
     ],
 )
 def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, how, code, words):
@@ -212,7 +212,7 @@ def test_a_buffer_that_only_some_save_is_a_warning(ranks):
     finding = only(judge(recording(ranks.facts(models_differ, "transient", (1,), "buffer"))), "DD742")
 
     assert finding.severity is Severity.WARNING
-    assert "persistent False instead of True" in finding.title
+    assert "persistent False on rank" in finding.title
 
 
 @pytest.mark.parametrize(("on", "odd"), [((0, 1), (1,)), ((0, 1, 2, 3), (1, 3))], ids=str)
@@ -241,8 +241,8 @@ def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
 def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     finding = only(judge(recording(ranks.facts(scenario))), "DD743")
 
-    assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) differ from rank 0: " in finding.title
-    assert finding.title.endswith("they are the rank's own")
+    assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) differ from rank 0's: " in finding.title
+    assert finding.title.endswith("they hold local values")
     assert blamed(finding) == []
 
 
@@ -250,7 +250,7 @@ def test_values_of_a_wrong_rank_are_told(ranks):
     findings = judge(recording(ranks.facts(broadcasts_from_rank_2)))
 
     assert {finding.code for finding in findings} == {"DD743"}
-    assert any("they are rank 2's" in finding.title for finding in findings)
+    assert any("they hold rank 2's values" in finding.title for finding in findings)
     assert all(blamed(finding) == [] for finding in findings)
 
 

@@ -67,7 +67,7 @@ def found(report: Report) -> Finding:
             "missing",
             "DD650",
             [3],
-            "Rank 3 never entered; the replay hangs at the same place as the job: ranks 0-2 wait in all_red",
+            "Rank 3 never entered the collective; the replay hangs at the same place as the job: ranks 0-2 wait in all",
         ),
         (
             "sub-group",
@@ -77,8 +77,13 @@ def found(report: Report) -> Finding:
         ),
         ("crossed-groups", "DD650", [3], "Rank 3 made mismatched calls; the replay hangs"),
         ("one-more", "DD650", [0], "rank 0 waits in broadcast 3 of the default group"),
-        ("other-operation", "DD650", [3], "ranks 0-2 called all_reduce of 4 float32; rank 3 called broadcast of 4"),
-        ("skipped-backward", "DD650", [3], "ranks 0-2 called all_reduce of 10 float32; rank 3 called barrier"),
+        (
+            "other-operation",
+            "DD650",
+            [3],
+            "is all_reduce of 4 float32 on ranks 0-2, but broadcast of 4 float32 on rank 3",
+        ),
+        ("skipped-backward", "DD650", [3], "is all_reduce of 10 float32 on ranks 0-2, but barrier on rank 3"),
         ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups finished in"),
     ],
 )
@@ -105,7 +110,7 @@ def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(rank
     finding = found(judged(job, ranks.facts(replayed, job)))
 
     assert (finding.code, [culprit.rank for culprit in finding.culprits]) == ("DD650", [2])
-    assert "ranks 0, 1, 3 called all_reduce of 4 float32; rank 2 called all_reduce of 5 float32" in finding.title
+    assert "all_reduce of 4 float32 on ranks 0, 1, 3, but all_reduce of 5 float32 on rank 2" in finding.title
 
 
 @pytest.mark.ranks
@@ -121,7 +126,7 @@ def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, t
     finding = found(judged(job, ranks.facts(replayed, job)))
 
     assert (finding.code, finding.culprits) == ("DD650", ())
-    assert "rank 1 called all_reduce of 5 float32" in finding.title
+    assert "all_reduce of 5 float32 on rank 1" in finding.title
 
 
 @pytest.mark.ranks
@@ -134,7 +139,7 @@ def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ran
     finding = found(judged(job, ranks.facts(replayed, job)))
 
     assert finding.code == "DD650"
-    assert "rank 2 called all_reduce of 5 float32 and all_reduce of 8 float32" in finding.title
+    assert "all_reduce of 5 float32 and all_reduce of 8 float32 on rank 2" in finding.title
 
 
 @pytest.mark.ranks
@@ -162,7 +167,7 @@ def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tm
     finding = found(judged(job, ranks.facts(replayed, job)))
 
     assert (finding.code, finding.culprits) == ("DD650", ())
-    assert "rank 0 called all_reduce of 4 float32; rank 1 called all_reduce of 5 float32" in finding.title
+    assert "all_reduce of 4 float32 on rank 0, but all_reduce of 5 float32 on rank 1" in finding.title
 
 
 @pytest.mark.ranks
@@ -198,7 +203,9 @@ def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
     finding = found(judged(job, ranks.facts(replayed, job)))
 
     assert (finding.code, finding.culprits) == ("DD653", ())
-    assert "ranks 0-2 wait in barrier 2 of the default group; the job did not hang" in finding.title
+    assert finding.title.startswith(
+        "The replay hangs, although the job did not hang: in the replay, ranks 0-2 wait in barrier 2"
+    )
 
 
 @pytest.mark.ranks

@@ -182,7 +182,7 @@ def test_how_grave_an_xid_that_stays_is_depends_on_what_nvml_says_now(
     ("gpus", "title"),
     [
         (None, "the GPU at 0000:61:00.0 on node0: fallen off the bus, without an Xid"),
-        (nvml(), "GPU 0 (0000:61:00.0) on node0: was off the bus and works again"),
+        (nvml(), "GPU 0 (0000:61:00.0) on node0: was off the bus but works again"),
     ],
 )
 def test_a_gpu_off_the_bus_without_an_xid_is_told_without_one(gpus: GpusFact | None, title: str):
@@ -215,7 +215,7 @@ def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
     both = nvml(bad, gpus=(*nvml(bad).gpus[:1], Gpu(index=1, bus_id="0000:9d:00.0", **bad)))
     (finding,) = judge(kernel((60, LOST), (50, other)), both)
     assert finding.title == (
-        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0: lost, it fell off the bus or does not respond"
+        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0: lost (it fell off the bus or does not respond)"
     )
     assert [one.text for one in finding.evidence if "Xid" in one.text] == [
         f"node0, 1 min ago: {LOST}",

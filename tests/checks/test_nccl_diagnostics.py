@@ -42,7 +42,7 @@ def told(line: str) -> list[str]:
 def test_what_nccl_found_is_told_unless_it_says_that_it_is_well(text: str):
     [title] = told(f"[INFO] {text}")
 
-    assert title.startswith(f"NCCL's own diagnostics say: {text.partition(' in comm')[0]}")
+    assert title.startswith(f"NCCL's own diagnostics report: {text.partition(' in comm')[0].replace(': ', ' ', 1)}")
     assert told(f"[OK]   {text}") == []
 
 

@@ -80,7 +80,7 @@ def test_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp_path: 
     report = run(tmp_path, "--repeat", "8")
 
     assert (report.verdict, [finding for finding in report.findings if finding.code == "DD670"]) == ("healthy", [])
-    assert report.summary.endswith("No failure in 8 repeats: fewer than 32% fail.")
+    assert report.summary.endswith("No failure in 8 repeats: failure rate below 32% (95% interval).")
     assert shares(report)["repeats_failed"] == 0.0
 
 

@@ -150,7 +150,7 @@ def came(*ranks: int | None, nnodes: int = 4) -> list[Present]:
 def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
     found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
 
-    assert found.title.startswith("node rank 2 did not check in (not started, or cannot reach node0:29400): 3 of 4")
+    assert found.title.startswith("node rank 2 did not check in (not started or cannot reach node0:29400): 3 of 4")
     assert (found.culprits, absent(found)) == ((), [(None, 2)])
     assert found.remedies[0].commands == (
         "ddp-doctor run --nnodes 4 --node-rank 2 --rdzv-endpoint node0:29400   # on node rank 2",
@@ -161,8 +161,8 @@ def test_nobody_is_named_where_any_host_may_be_the_missing_one():
     found = only(met_by(head("missing", came(0, None, None), missing=(3,))))
 
     assert found.title == (
-        "3 of 4 nodes checked in within 60 s, only node0, node1 and node2; the others were"
-        " not started, or cannot reach node0:29400"
+        "Only 3 of 4 nodes checked in within 60 s (node0, node1 and node2); the other was"
+        " not started or cannot reach node0:29400"
     )
     assert (found.culprits, found.missing) == ((), ())
     assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)

@@ -76,7 +76,7 @@ def test_of_two_ranks_that_differ_nobody_is_named(ranks: Ranks):
     finding = only(judge_by(CHECK, of_ranks(ranks, TWO, 1)), "DD641")
 
     assert (blamed(finding), finding.severity) == ([], Severity.ERROR)
-    assert finding.title.endswith("products of the same matrices differ: the faulty rank is unknown")
+    assert finding.title.endswith("products of the same matrices differ, and the faulty rank is unknown")
 
 
 @pytest.mark.ranks

@@ -147,8 +147,8 @@ def tried(without: Sequence[float], changed: Sequence[float], **changes: Any) ->
 @pytest.mark.parametrize(
     ("without", "changed", "status", "title"),
     [
-        ([1.0] * 5, [0.8, 0.7, 0.8, 0.9, 0.8], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
-        ([1.0] * 9, [0.8] * 8 + [1.1], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
+        ([1.0] * 5, [0.8, 0.7, 0.8, 0.9, 0.8], "proved", "A step of train:model is 20% shorter without bucket_cap_mb"),
+        ([1.0] * 9, [0.8] * 8 + [1.1], "proved", "A step of train:model is 20% shorter without bucket_cap_mb"),
         (
             [1.0] * 5,
             [0.8, 0.7, 0.8, 1.1, 0.8],

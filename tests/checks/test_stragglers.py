@@ -42,7 +42,7 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(r
     [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
 
     assert (finding.code, blamed(finding)) == ("DD661", [2])
-    assert finding.title.endswith("it is stopped, but not by a quota or another process")
+    assert finding.title.endswith("(stopped, but not by a quota or another process)")
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def control_groups() -> None:
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
-        (planted_stragglers.quota, "a CPU quota of 0.5 processors stops it"),
-        (planted_stragglers.neighbor, "it waits for a CPU that other programs use"),
+        (planted_stragglers.quota, "(stopped by a CPU quota of 0.5 processors)"),
+        (planted_stragglers.neighbor, "(waiting for a CPU that other programs use)"),
     ],
 )
 def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
@@ -275,11 +275,11 @@ SLOW_CPU = sampled(products_per_s=4e4)()
 @pytest.mark.parametrize(
     ("odd", "code", "severity", "reason"),
     [
-        pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that other programs use", id="neighbor"),
-        pytest.param(STOPPED, "DD661", "warning", "it is stopped, but not by a quota or another process", id="stopped"),
-        pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
-        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),
+        pytest.param(THROTTLED, "DD661", "warning", "(stopped by a CPU quota of 0.5 processors)", id="quota"),
+        pytest.param(CROWDED, "DD661", "warning", "(waiting for a CPU that other programs use)", id="neighbor"),
+        pytest.param(STOPPED, "DD661", "warning", "(stopped, but not by a quota or another process)", id="stopped"),
+        pytest.param(SLOW_CPU, "DD660", "warning", "(slow CPU or memory)", id="slow"),
+        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "(slow CPU or memory)", id="much slower"),
     ],
 )
 def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):

@@ -222,7 +222,7 @@ def test_gpu_without_any_nvlink_among_linked_peers_is_an_info():
     (reading,) = read_pasted("\n".join(lines))
     (finding,) = judge(Recording(readings=(reading,)))
     assert (finding.code, finding.severity) == ("DD403", Severity.INFO)
-    assert finding.title == "NVLinks are missing on this host: GPU3 has none where the others have 18"
+    assert finding.title == "NVLinks are missing on this host: GPU3 has none, but the others have 18"
 
 
 # --- pasted text ---------------------------------------------------------------------------------

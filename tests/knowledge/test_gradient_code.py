@@ -64,7 +64,7 @@ def test_a_scaled_mean_is_told(scale, words):
 def test_more_ranks_off_than_are_worth_listing_are_unsure():
     reading = read([0.0] * 20 + [1.0] * 40)
     assert reading == code.Reading(holds="other")
-    assert "no mix of the ranks' gradients" in code.words(reading, 60)
+    assert "no combination of the ranks' gradients" in code.words(reading, 60)
 
 
 @given(RANKS)

@@ -130,11 +130,11 @@ def test_gloo_takes_the_first_address_of_its_own_name_that_it_has(own, interface
         ("eth1,eth0", "eth1", "10.78.0.1", None),
         ("v6", "v6", "fd00:12::1", None),
         ("bare", "bare", None, "bare has no address"),
-        ("ib1", None, None, "no interface is called 'ib1'"),
-        ("eth", None, None, "no interface is called 'eth'"),
-        (" eth0", None, None, "no interface is called ' eth0'"),
-        ("eth0,ib1", "eth0", "10.77.0.1", "no interface is called 'ib1'"),
-        ("eth0,,eth1", "eth0", "10.77.0.1", "no interface is called ''"),
+        ("ib1", None, None, "no interface is named 'ib1'"),
+        ("eth", None, None, "no interface is named 'eth'"),
+        (" eth0", None, None, "no interface is named ' eth0'"),
+        ("eth0,ib1", "eth0", "10.77.0.1", "no interface is named 'ib1'"),
+        ("eth0,,eth1", "eth0", "10.77.0.1", "no interface is named ''"),
     ],
 )
 def test_gloo_takes_the_interfaces_that_it_is_told_and_no_others(own, value, interface, address, error):

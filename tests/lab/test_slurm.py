@@ -14,7 +14,7 @@ from tests.lab.slurm import Job, Slurm, why_no_slurm
 
 pytestmark = pytest.mark.lab
 
-LOST = "ddp-doctor DD304: GPU 3 on {}: lost, it fell off the bus or does not respond"
+LOST = "ddp-doctor DD304: GPU 3 on {}: lost (it fell off the bus or does not respond)"
 NOTHING = "#!/bin/sh\nexit 0\n"
 PROLOG = "prolog.d/50-ddp-doctor.sh"
 HEALTHCHECK = "ddp-doctor-healthcheck.sh"

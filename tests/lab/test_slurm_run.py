@@ -165,7 +165,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     finally:
         slurm["node2"].run(("umount", python))
     assert done.returncode != 0
-    assert done.stdout.count("Unhealthy: node2 did not check in (not started, or cannot reach") == 1, done.stdout
+    assert done.stdout.count("Unhealthy: node2 did not check in (not started or cannot reach") == 1, done.stdout
 
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):

@@ -125,7 +125,7 @@ def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_do
 
     [path] = outcome.report.findings
     assert path.code == "DD626"
-    assert path.title.startswith("NCCL's own diagnostics say: p2p: write mismatch from rank 1 (")
+    assert path.title.startswith("NCCL's own diagnostics report: p2p write mismatch from rank 1 (")
     assert path.title.endswith("), path NVL")
     assert [(evidence.check, evidence.value) for evidence in path.evidence] == [
         ("nccl_diagnostics", None),

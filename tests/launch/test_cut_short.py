@@ -61,9 +61,9 @@ def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
     assert check.status is CheckStatus.SKIPPED
     assert check.reason is not None
     assert check.reason.startswith("interrupted after ")
-    assert "; rank 1 stood in misbehaving.py:" in check.reason
+    assert "; rank 1 was in misbehaving.py:" in check.reason
     assert check.reason.endswith(", rank 0 waited for it")
-    assert "rank 1 stood in misbehaving.py" in report.summary
+    assert "rank 1 was in misbehaving.py" in report.summary
     assert {check.id: check.reason for check in report.checks}["p2p"] == "interrupted before it began"
     assert (report.exit_code, report.findings) == (ExitCode.INTERRUPTED.value, ())
     assert app.judge(Recording.model_validate_json(recording.model_dump_json())).report == report
@@ -108,7 +108,7 @@ def _rank(rank: int, *stack: str, seq: int = 1, **more: Any) -> RankEvidence:
         ((_rank(0), _rank(1, exited_at=1.0, exit_code=-9)), "rank 1 had ended, rank 0 waited for it"),
         ((_rank(0), _rank(1, state="T")), "rank 1 was stopped, rank 0 waited for it"),
         ((RankEvidence(rank=0), RankEvidence(rank=1)), "ranks 0, 1 had not begun"),
-        ((_rank(0, done=True), _rank(1, done=True)), "the ranks were through"),
+        ((_rank(0, done=True), _rank(1, done=True)), "the ranks had finished"),
     ],
     ids=("all in one place", "one that died", "one that is stopped", "none that began", "all done"),
 )

@@ -205,7 +205,7 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
     (found,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert (code, found["code"], found["severity"]) == (1, "DD555", "error")
     assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("rank", 2)]
-    assert "local rank 2 has TORCH_DISTRIBUTED_DEBUG=DETAIL" in found["title"]
+    assert "TORCH_DISTRIBUTED_DEBUG differs: set to DETAIL on local rank 2" in found["title"]
     again = recordings.replay(tmp_path / "node0.rec").report
     assert json.loads(again.model_dump_json())["findings"] == report["findings"]
     assert meeting_files(tmp_path) == []

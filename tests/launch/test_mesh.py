@@ -121,9 +121,9 @@ def told(scenario: Scenario) -> tuple[list[str], set[int | None]]:
         (
             has_another_order,
             "DD643",
-            "would make the groups of the mesh in a different order: shard=2,dp=2, not dp=2,shard=2",
+            "would create the mesh groups in a different order: shard=2,dp=2, not dp=2,shard=2",
         ),
-        (gives_a_stale_share, "DD644", "everything that rank 1 sends arrives wrong"),
+        (gives_a_stale_share, "DD644", "all data from rank 1 arrives wrong"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -146,7 +146,7 @@ FAULTS = (
     Fault(
         "a node's ranks are missing",
         "DD516",
-        "node rank 1 did not report in",
+        "node rank 1 did not check in",
         (),
         options=(*QUICK, "--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", HEAD, "--join-timeout", "5"),
     ),
@@ -204,7 +204,7 @@ FAULTS = (
     Fault(
         "NCCL_NET names no network",
         "DD233",
-        'provides the network named in NCCL_NET="nosuch"',
+        'provides the network of NCCL_NET="nosuch"',
         (("node", "planted-0"),),
         of=_env(0, NCCL_NET="nosuch"),
         proved=True,
@@ -245,7 +245,7 @@ FAULTS = (
     Fault(
         "NCCL_MAX_NCHANNELS is set on one node",
         "DD551",
-        "NCCL_MAX_NCHANNELS unset on planted-0; NCCL_MAX_NCHANNELS=2 on planted-1",
+        "NCCL_MAX_NCHANNELS differs: unset on planted-0; set to 2 on planted-1",
         (),
         _TWO,
         of=_env(1, NCCL_MAX_NCHANNELS="2"),
@@ -298,7 +298,7 @@ FAULTS = (
     Fault(
         "a batch on another rank's GPU",
         "DD774",
-        "are on cuda:0 on rank 1",
+        "are on device cuda:0 instead of .*, on rank 1",
         (*_RANK_1, ("file", "[0]")),
         options=of_model("on_the_first_gpu"),
     ),

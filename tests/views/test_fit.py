@@ -27,7 +27,7 @@ def test_ddp_is_taken_where_it_fits_and_the_reason_is_what_fsdp_would_send():
     report = judged(memory=200 * GIB)
 
     assert (report.exit_code, codes(report)) == (0, [])
-    assert report.advice == ("DDP needs 191 GiB of 200 GiB. FSDP would send 1.5 times as much")
+    assert report.advice == ("DDP needs 191 GiB of 200 GiB. FSDP would send 1.5 times as much data")
     assert report.summary == f"Fits: {report.advice}."
 
 

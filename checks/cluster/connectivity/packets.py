@@ -19,13 +19,14 @@ from ddp_doctor.wording.nodes import host, hosts, node_culprit
 
 
 def on_paths(recording: Recording, found: Blame) -> str:
-    """ "On all paths to and from node2,", to begin a sentence with."""
+    """Return ``on the paths to and from node2``, for the end of a clause."""
     if found.everyone:
-        return "Between all nodes"
+        return "between all nodes"
     if not found.nodes:
-        return f"On the path {wording.path_words(recording, found.paths)}"
+        several = len({frozenset(path) for path in found.paths}) > 1
+        return f"on the path{'s' * several} {wording.path_words(recording, found.paths)}"
     sides = [side for side, nodes in (("to", found.inbound), ("from", found.outbound)) if nodes]
-    return f"On the paths {' and '.join(sides)} {hosts(recording, found.nodes)}"
+    return f"on the paths {' and '.join(sides)} {hosts(recording, found.nodes)}"
 
 
 def blamed(recording: Recording, found: Blame) -> tuple[Culprit, ...]:
@@ -80,7 +81,8 @@ def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
     if len(matrix.nodes) == 2:
-        found = Blame(paths=tuple(pair for pair, answer_s in answers.items() if answer_s >= path_quality.SLOW_ANSWER_S))
+        slow = [pair for pair, answer_s in answers.items() if answer_s >= path_quality.SLOW_ANSWER_S]
+        found = Blame(paths=tuple(path for pair in slow for path in (pair, pair[::-1])))
     for nodes, paths in ((found.nodes, ()), ((), found.paths)):
         pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
         if pairs:
@@ -100,10 +102,10 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
     usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
     severity = Severity.ERROR if slow >= path_quality.VERY_SLOW_ANSWER_S else Severity.WARNING
     who = f"in {quick.network}" if two and quick else "between other nodes"
-    against = "" if usual is None else f" instead of {usual * 1e3:.2f} ms {who}"
+    against = "" if usual is None else f", but {usual * 1e3:.2f} ms {who}"
     return finding(
         blamed(recording, found),
-        f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
+        f"A round trip takes {slow * 1e3:.1f} ms {on_paths(recording, found)}{against}",
         (
             measured(
                 f"shortest round trip {wording.path_words(recording, [pair, pair[::-1]])}",
@@ -156,11 +158,11 @@ def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draf
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
         blamed(recording, found),
-        f"{on_paths(recording, found)} packets are lost: {lost} of {trips} round trips were sent again",
+        f"Packets are lost {on_paths(recording, found)}: {lost} of {trips} round trips needed a retransmission",
         (
             Evidence(
                 text=f"{loss.retransmits} of {loss.round_trips} round trips"
-                f" {wording.path_words(recording, [pair, pair[::-1]])} sent again",
+                f" {wording.path_words(recording, [pair, pair[::-1]])} needed a retransmission",
                 value=round(100 * loss.share, 2),
                 unit="%",
                 expected=0,
@@ -209,8 +211,8 @@ def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     around = way_out(recording)
     yield proved(
         blamed(recording, found),
-        f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes"
-        f" arrive, of {lost} bytes never",
+        f"Large packets are lost {on_paths(recording, found)}: {passed}-byte messages arrive,"
+        f" but {lost}-byte messages never do",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         *around,
         *_smaller_mtu(recording, matrix, min(about), passed, found),

@@ -86,7 +86,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         ),
         *around,
         wording.look_at_link(recording, nodes),
-        detail=f"{on_paths(recording, part)} throughput is low, but high between other nodes:"
+        detail=f"Throughput is low {on_paths(recording, part)}, but high between other nodes:"
         " a slow or faulty link, traffic shaping, or a host without a free CPU."
         f" Collectives with {names} run at that speed.",
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),

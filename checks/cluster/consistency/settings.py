@@ -26,6 +26,7 @@ from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
+from ddp_doctor.wording.ranks import capital
 
 
 @rule("DD551", "nodes-have-different-settings", Consequence.RISK, ConsistencyFact, EnvVars)
@@ -88,7 +89,7 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         few = differences.local_ranks(recording, parts.few)
         many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
-        title = _title(group, few, many, differences.values_with_ranks(recording, parts))
+        title = capital(_title(group, few, many, differences.values_with_ranks(recording, parts)))
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" The settings of {silent} more rank{'s' if silent > 1 else ''} are unknown."
@@ -99,12 +100,13 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
     parts, names = group[0].split, name_list([difference.name for difference in group])
+    if len(group) == 1:  # the name is not repeated with each value
+        if parts.usual is not None:
+            values = f"{differences.odd_values(parts)} on {few}, but {parts.usual} on {many}"
+        return f"{names} differs: {values.replace(f'{names}=', 'set to ').replace(f'{names} unset', 'unset')}"
     if parts.usual is None:
-        return f"{names} {'differs' if len(group) == 1 else 'differ'}: {values}"
-    alone = len(parts.few) == 1
-    if len(group) == 1:
-        return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)}, but {many} have {parts.usual}"
-    return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
+        return f"{names} differ: {values}"
+    return f"{few} {'differs' if len(parts.few) == 1 else 'differ'} from {many} in {names}"
 
 
 _same_for_all = partial(remedy, scope="job", undo="restore the previous lines")
@@ -216,14 +218,14 @@ def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Dra
 
 
 def _unlike(recording: Recording, parts: Split[int]) -> str:
-    """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
+    """Return ``node1 has 1 rank, but the other 3 nodes have 2 ranks each``, or every number with its nodes."""
     if parts.usual is None:
         return differences.values_with_nodes(recording, parts)
-    have = "has" if parts.many == 1 else "have"
+    have, each = ("has", "") if parts.many == 1 else ("have", " each")
     return (
         f"{hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
         f" {differences.odd_values(parts)}"
-        f" where {differences.others(parts)} {have} {parts.usual}"
+        f", but {differences.others(parts)} {have} {parts.usual}{each}"
     )
 
 

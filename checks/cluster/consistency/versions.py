@@ -166,7 +166,7 @@ def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
         else:
             here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
             there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
-            title = f"{hosts(recording, parts.few)} {'runs' if len(parts.few) == 1 else 'run'} {here} where"
+            title = f"{hosts(recording, parts.few)} {'runs' if len(parts.few) == 1 else 'run'} {here}, but"
             title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."
         is_doctor = [each.name for each in group] == [_DOCTOR]

@@ -88,7 +88,7 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
         most = max(map(len, hosts_by_number.values()), default=0)
         usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
         odd_numbers = [number for number in hosts_by_number if len(usual) == 1 and number != usual[0]]
-        each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
+        each = "; ".join(f"{number} on {name_list(hosts)}" for number, hosts in sorted(hosts_by_number.items()))
         yield proved(
             tuple(
                 Culprit(kind="setting", node=host, node_rank=ranks[host], name="--nnodes")
@@ -170,7 +170,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
     me = wording.reader(fact)
     return likely(
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
-        f"Head node {head} stopped responding before all nodes had joined: {me.node} was connected",
+        f"Head node {head} stopped responding before all nodes had joined, while {me.node} was connected",
         Evidence(
             text=f"on {me.node}, {fact.error or 'the head node stopped responding'}; waited for it",
             value=round(fact.waited_s, 1),
@@ -213,9 +213,11 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
     here = name_list([node.hostname for node in fact.present]) or fact.hostname
     came = f"{len(fact.present)} of {fact.nnodes} nodes checked in within {wording.time_given(fact)}"
-    who = name_list(gone.names) if gone.named else "the others"
-    why = f"not started, or cannot reach {wording.endpoint(fact)}"
-    title = f"{who} did not check in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
+    others = "the other was" if fact.nnodes - len(fact.present) == 1 else "the others were"
+    why = f"not started or cannot reach {wording.endpoint(fact)}"
+    title = f"Only {came} ({here}); {others} {why}"
+    if gone.named:
+        title = f"{name_list(gone.names)} did not check in ({why}): {came}"
     reason = f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
     return finding(
         _nodes_kept_from_starting(fact, gone),

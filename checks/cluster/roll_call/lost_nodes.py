@@ -78,7 +78,7 @@ def _title(recording: Recording, cause: Cause) -> str:
             return f"{names} {were} stopped for {stopped:.1f} s, and {silent} gave up waiting"
         if cause.how == "link-down":
             lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
-            return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
+            return f"{names} lost the link on {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
         is_off = f"was cut off{since}" if since else "is cut off"
         return f"{names} {is_off}: it receives nothing from other nodes ({silent})"
     if cause.how == "one-sided":
@@ -174,7 +174,7 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
     if fact.stopped_s >= 1.0:
         parts.append(f"{observer} itself had stalled for {fact.stopped_s:.1f} s")
     if fact.links_down:
-        parts.append(f"{observer} itself lost the link of {', '.join(fact.links_down)}")
+        parts.append(f"{observer} itself lost the link on {', '.join(fact.links_down)}")
     if timed:
         parts.append(f"{observer} received nothing from {silent} for")
     return Evidence(

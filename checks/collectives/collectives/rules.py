@@ -20,7 +20,7 @@ from ddp_doctor.views.expected_speed import expected
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import NOBODY, finding, in_units, likely, proved
 from ddp_doctor.wording.nodes import name_list
-from ddp_doctor.wording.ranks import ranks_at
+from ddp_doctor.wording.ranks import capital, ranks_at
 from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 
@@ -85,7 +85,8 @@ def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
         on = sorted({rank for ranks in unsteady.values() for rank in ranks})
         yield likely(
             (),
-            f"Results do not repeat bit for bit on {ranks_at(recording, on)}: {name_list([*unsteady])}",
+            f"{capital(name_list([*unsteady]))} {'is' if len(unsteady) == 1 else 'are'} not bit-for-bit reproducible"
+            f" on {ranks_at(recording, on)}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((ONE_ALGORITHM,) if recording.on_nccl else ()),
         )

@@ -55,7 +55,8 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
             whose = "Its peers have more" if is_fault else "Some slots are wired with fewer lanes"
             yield finding(
                 comparison.culprits(recording, those),
-                f"{capital(ranks_at(recording, map(rank_of, those)))}: PCIe link runs at {links}, GPU supports {most}",
+                f"{capital(ranks_at(recording, map(rank_of, those)))}: PCIe link runs at {links},"
+                f" but {most} is supported",
                 (_link_evidence(recording, gpu) for gpu in those[:LINES_OF_EVIDENCE]),
                 comparison.RESEAT,
                 confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
@@ -142,8 +143,8 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
             worst = max(those, key=lambda copy: copy.factor)
             yield finding(
                 comparison.culprits(recording, (gpus[rank] for rank in sorted(gpus))),
-                f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate.median:.1f} GB/s where "
-                f"{worst.typical:.1f} GB/s are expected",
+                f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} reach {worst.rate.median:.1f} GB/s"
+                f" instead of the expected {worst.typical:.1f} GB/s",
                 (
                     Evidence(
                         text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",

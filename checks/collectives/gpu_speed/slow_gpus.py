@@ -51,7 +51,7 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
                 who = capital(ranks_at(recording, map(rank_of, gpus)))
                 yield proved(
                     comparison.culprits(recording, gpus),
-                    f"{who}: {_how_slow(those)} than on {those[0].others} other {those[0].gpu.fact.gpu_name}",
+                    f"{who}: {_how_slow(those)} than on {those[0].others} other {those[0].gpu.fact.gpu_name} GPUs",
                     (*_rates(recording, those), *comparison.evidence(recording, gpus, gpus)),
                     *(() if is_known else comparison.remedies(recording, gpus)),
                     detail=f"The lowered power limit causes it (DD318). {_DETAIL}" if is_known else _DETAIL,
@@ -257,8 +257,8 @@ def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
             ranks = ranks_at(recording, map(rank_of, gpus))
             yield possible(
                 NOBODY,
-                f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; a published measurement of "
-                f"{gpus[0].fact.gpu_name} has {expected:.0f} TFLOP/s",
+                f"{capital(ranks)}: matrix products reach {typical:.0f} TFLOP/s instead of the {expected:.0f} TFLOP/s"
+                f" published for {gpus[0].fact.gpu_name}",
                 (
                     Evidence(
                         text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",

@@ -48,7 +48,7 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
             nodes=bad.nodes,
         )
     for how, some in grouped((bad.how, bad) for bad in isolated(recording).alone).items():
-        title = f"{{who}} {_verb(how, len(some))} alone, without any other node"
+        title = f"{{who}} {_verb(how, len(some))} even when tested alone"
         alone = "ddp-doctor run --nnodes 1   # on that node"
         yield _of_nodes(recording, some, title, "GPUs, memory and software", alone, confidence=Confidence.PROVED)
 
@@ -68,12 +68,13 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
     bad = [bad for bad in isolated(recording).nodes if bad.how != "slow"]
     for (how, always), some in grouped(((each.how, each.failed == each.tests), each) for each in bad).items():
         count = len(some)
-        without, told = ("them", "; alone they pass") if count > 1 else ("it", "; alone it passes")
+        without, passes = ("them", "pass") if count > 1 else ("it", "passes")
         partners = f"{min(len(node.partners) for node in some)} other nodes"
-        met = f"with each of {partners}"
+        met = f"with each of {partners} but {passes} alone; the other nodes pass without {without}"
         if not always:
-            met, told = f"intermittently, with {partners}", f": {_counted(some[0])}" if count == 1 else ""
-        title = f"{{who}} {_verb(how, count)} {met}, which pass without {without}{told}"
+            told = f": {_counted(some[0])}" if count == 1 else ""
+            met = f"intermittently with {partners} that pass without {without}{told}"
+        title = f"{{who}} {_verb(how, count)} {met}"
         look_at = "memory, GPUs and network interface" if how == "wrong" else _NETWORK
         confidence = Confidence.PROVED if always else Confidence.LIKELY
         yield _of_nodes(recording, some, title, look_at, confidence=confidence)
@@ -93,11 +94,12 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
     bad = [bad for bad in isolated(recording).nodes if bad.how == "slow"]
     for severity, some in grouped((_severity(each), each) for each in bad).items():
         worst = min(each.share or 0.0 for each in some)
+        reaches, without = ("reach as little as", "them") if len(some) > 1 else ("reaches only", "it")
         yield _of_nodes(
             recording,
             some,
-            f"{{who}} {_verb('slow', len(some))} with every other node tested, which are fast"
-            f" without it: {100 * worst:.0f}% of the usual rate",
+            f"{{who}} {reaches} {100 * worst:.0f}% of the usual rate with every other node tested,"
+            f" and those nodes are fast without {without}",
             "link speeds, clocks and power limits, other programs",
             severity=severity,
         )
@@ -159,7 +161,7 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
     for bad in isolated(recording).pairs:
         yield likely(
             Who((node_pair(recording, bad.nodes[0], bad.nodes[1]),), hosts(recording, bad.nodes)),
-            f"{{who}} {_verb(bad.how, 2)} together, and both pass with others",
+            f"{{who}} {_verb(bad.how, 2)} together, but each passes with other nodes",
             Evidence(text=f"{_counted(bad)}{_of_usual(bad.share)}{_said(bad.reason)}"),
             by_administrator(
                 "Check the path between the two from both ends: routes, firewall, switch ports",
@@ -184,7 +186,7 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
     for bad in isolated(recording).leaves:
         yield likely(
             Who(tuple(node_culprit(recording, node, name=bad.leaf) for node in bad.nodes), bad.leaf),
-            f"Leaf {{who}} {_verb(bad.how)} with other leaves: its nodes pass among themselves",
+            f"Nodes of leaf {{who}} {_verb(bad.how, 2)} with nodes of other leaves but pass among themselves",
             Evidence(
                 text=f"{hosts(recording, bad.nodes)} with nodes of {name_list(bad.others)}: none of the tests passed"
                 f"{_of_usual(bad.share)}"
@@ -213,13 +215,13 @@ def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
     found, fact = isolated(recording).smallest, recording.first(IsolationFact)
     if found is None or fact is None or fact.stopped:
         return
-    count, passes = len(found.nodes), f"groups of up to {found.passing}" if found.passing > 2 else "no more than pairs"
+    count, passes = len(found.nodes), f"groups of up to {found.passing} nodes" if found.passing > 2 else "only pairs"
     evidence = [_evidence(recording, found)]
     if found.alike:
         evidence.append(Evidence(text=f"other groups of {count} nodes that also fail: {found.alike}"))
     yield likely(
         NOBODY,
-        f"{count} nodes {_verb(found.how, count)} together, while no pair of them does: {passes} pass",
+        f"{count} nodes {_verb(found.how, count)} together, but no pair of them fails; {passes} pass",
         evidence,
         by_administrator(
             "Check limits that so many nodes reach: open files and processes, connections"
@@ -266,7 +268,7 @@ def _what(recording: Recording, each: Fault) -> str:
     names, count = hosts(recording, each.nodes), len(each.nodes)
     together = "together" if count > 1 else "alone"
     if each.met:
-        together = f"with {each.met} other nodes or more, and {'pass' if count > 1 else 'passes'} with some"
+        together = f"with at least {each.met} other nodes and {'pass' if count > 1 else 'passes'} with some"
     return f"{names} {_verb(each.how, count)} {together}"
 
 

@@ -54,11 +54,11 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     odd = [rank_of(rank) for typed in others for rank in meshes[typed]]
     is_clear = len(odd) < len(meshes[usual])
     same_axes = all(sorted(typed.split(",")) == sorted(usual.split(",")) for typed in others)
-    what = "the groups of the mesh in a different order" if same_axes else "a different mesh"
-    title = f"{capital(ranks_at(recording, odd))} would make {what}: {name_list(others)}, not {usual}"
+    what = "the mesh groups in a different order" if same_axes else "a different mesh"
+    title = f"{capital(ranks_at(recording, odd))} would create {what}: {name_list(others)}, not {usual}"
     yield proved(
         rank_culprits(recording, MeshFact, odd) if is_clear else NOBODY,
-        title if is_clear else f"The ranks would make different meshes: {' or '.join(meshes)}",
+        title if is_clear else f"The ranks would create different meshes: {' or '.join(meshes)}",
         [Evidence(text=f"{typed}: {ranks_at(recording, map(rank_of, ranks))}") for typed, ranks in meshes.items()],
         _ONE_MESH,
         detail="The ranks would hang, so no group was made.",
@@ -90,11 +90,11 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
     )
     for (culprits, whose, _), groups in causes.items():
         axes, members = [*dict.fromkeys(axis for axis, _ in groups)], {rank for _, ranks in groups for rank in ranks}
-        names = f"axes {name_list(axes)} of the mesh return" if len(axes) > 1 else f"axis {axes[0]} of the mesh returns"
+        names = f"axes {name_list(axes)}" if len(axes) > 1 else f"axis {axes[0]}"
         wrong = [(rank.rank, share) for group in groups for rank in faulty[group] for share in rank.wrong]
         yield proved(
             culprits,
-            f"{capital(names)} wrong results among {ranks_at(recording, members)}: {whose}",
+            f"Collectives on mesh {names} return wrong results among {ranks_at(recording, members)}: {whose}",
             islice(shares_evidence(wrong), 6),
             *against_wrong_sums(recording),
         )
@@ -253,8 +253,8 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
             on = {rank: told[f"{rank % len(nodes)}", size, "0"] for rank in apart}
             yield likely(
                 NOBODY,
-                f"{program} numbers ranks alternately over nodes, so the {axis.name} axis"
-                f" crosses them: {rank_list(apart)} are on {len({*on.values()})} nodes",
+                f"{program} alternates ranks between nodes, so the {axis.name} axis"
+                f" crosses nodes: {rank_list(apart)} are on {len({*on.values()})} nodes",
                 [
                     Evidence(text=f"{world.hostname(on[rank])}: rank {rank} of the job, {program} says")
                     for rank in apart[:LINES_OF_EVIDENCE]

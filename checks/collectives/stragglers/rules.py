@@ -22,8 +22,8 @@ from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, rank_of, r
 #: What is timed. A rank that has work is stopped by a quota, waits for its turn on a CPU, or stands still otherwise.
 PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "products of the same matrices",
-    "programs under its quota",
-    "programs beside others",
+    "programs under its CPU quota",
+    "programs that share a CPU",
     "programs",
     "exchanges with both neighbors",
     "reads of ",  # … large files, and so on
@@ -182,7 +182,7 @@ def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Show
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
         yield (proved if remedy is _QUOTA else likely)(
             rank_culprits(recording, StragglersFact, ranks),
-            f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on a typical rank: {reason}",
+            f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on a typical rank ({reason})",
             [_evidence(recording, one, shown(one)[2]) for one in group[:LINES_OF_EVIDENCE]],
             remedy,
             detail="In DDP, every rank waits for the slowest rank in every step.",
@@ -218,7 +218,7 @@ def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
 def _products(slow: Slow) -> Shown:
     fact = slow.rank.fact
     rate = median(sample.products_per_s for sample in fact.samples)
-    reason = "its GPU is slow" if fact.device.startswith("cuda") else "its CPU or memory is slow"
+    reason = "slow GPU" if fact.device.startswith("cuda") else "slow CPU or memory"
     return reason, _COMPUTE, f"{rate:.3g} products/s, on CPUs of NUMA {name_list(fact.numa_nodes) or 'nodes unknown'}"
 
 
@@ -250,10 +250,10 @@ def _losses(slow: Slow) -> Shown:
         f" waiting {waited:.0%}, stopped by its quota {stopped:.0%}{others}"
     )
     if slow.work == QUOTA:
-        return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA, seen
+        return f"stopped by a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''}", _QUOTA, seen
     if slow.work == WAITS:
-        return "it waits for a CPU that other programs use", _OTHERS, seen
-    return "it is stopped, but not by a quota or another process", _STOPS, seen
+        return "waiting for a CPU that other programs use", _OTHERS, seen
+    return "stopped, but not by a quota or another process", _STOPS, seen
 
 
 @rule("DD662", "rank-reads-data-slowly", Consequence.SLOWER, StragglersFact)
@@ -275,7 +275,7 @@ def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
 def _reads(slow: Slow) -> Shown:
     rates = grouped(rate for sample in slow.rank.fact.samples for rate in sample.read_bytes_per_s.items())
     seen = name_list([f"{name} {median(of_name) / 1e6:.3g} MB/s" for name, of_name in rates.items()])
-    return "its mount or its disk is slow", _DATA, seen
+    return "slow mount or disk", _DATA, seen
 
 
 @rule("DD663", "data-cannot-be-read", Consequence.FAILS, StragglersFact)
@@ -319,7 +319,7 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
 def _exchanges(slow: Slow) -> Shown:
     rates = grouped(pair for sample in slow.rank.fact.samples for pair in sample.exchanged_gb_per_s.items())
     seen = [f"{median(of_peer):.3g} GB/s with rank {peer}" for peer, of_peer in sorted(rates.items())]
-    return "no other part of it is clearly slow", _EXCHANGE, name_list(seen)
+    return "no other part of the rank is clearly slow", _EXCHANGE, name_list(seen)
 
 
 @rule("DD665", "no-straggler-is-sure", Consequence.KNOWN, StragglersFact)

@@ -11,7 +11,7 @@ from ddp_doctor.remedies.kinds import in_code, remedy
 from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
-from ddp_doctor.wording.ranks import capital, rank_culprits, rank_of, ranks_at
+from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
 
 #: What the first rank saves, twice under this name.
 FILE = "checkpoint.pt"
@@ -71,12 +71,12 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     if not bad:
         return
     rank, worst = bad[0]
-    short = f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
+    short = f": {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
     ranks = [rank_of(rank) for rank, _ in bad]
     yield likely(
         () if len(ranks) == rank.fact.world_size else rank_culprits(recording, Checkpoint, ranks),
         f"The checkpoint that rank {_saver(recording)} saved is incomplete or changed when"
-        f" {ranks_at(recording, ranks)} reads it{short}",
+        f" read on {ranks_at(recording, ranks)}{short}",
         Evidence(text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes),
         LOOK_AT_STORAGE,
         ONE_WRITER,
@@ -99,8 +99,8 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
         (rank, worst), ranks = bad[0], [rank_of(rank) for rank, _ in bad]
         yield likely(
             rank_culprits(recording, Checkpoint, ranks),
-            f"{capital(ranks_at(recording, ranks))} still reads the old checkpoint after rank {_saver(recording)} has"
-            " saved a new one",
+            f"The old checkpoint is still read on {ranks_at(recording, ranks)} after rank {_saver(recording)} saved a"
+            " new one",
             Evidence(text=f"version that rank {rank.rank} reads", value=worst.holds_version, expected=worst.version),
             NEW_NAMES,
             LOOK_AT_STORAGE,
@@ -124,7 +124,7 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
         yield likely(
             rank_culprits(recording, Checkpoint, writers),
             f"The checkpoint of rank {_saver(recording)} was overwritten by"
-            f" {ranks_at(recording, writers) or 'nobody known'}",
+            f" {ranks_at(recording, writers) or 'an unknown rank'}",
             Evidence(text=f"rank whose state rank {rank.rank} reads", value=worst.holds_rank, expected=0),
             ONE_WRITER,
             detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}, as read on"
@@ -147,7 +147,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
         directories = sorted({rank.fact.working_directory for rank in ranks})
         yield likely(
             of_nodes(recording, ranks),
-            f"{{who}} does not see what rank {_saver(recording)} saves in its working directory",
+            f"Files that rank {_saver(recording)} saves in its working directory are not visible on {{who}}",
             Evidence(text=f"file {FILE} on rank {ranks[0].rank}: not there"),
             SHARED_PLACE,
             detail=f"Saved in {ranks[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
@@ -213,15 +213,17 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     ranks = _by_group_rank(recording)
     owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
     readers = [rank_of(rank) for rank, _ in bad]
-    sizes = "1 rank" + (f", nor by {bad_parts[0][1].world_size}" if bad_parts else "")
+    sizes = "a single rank" + (f", nor by {bad_parts[0][1].world_size} ranks" if bad_parts else "")
     (rank, found), saved = bad[0], bad[0][0].fact.world_size
     files = ", ".join(f"__{shard}_0.distcp" for shard in (found.missing or found.off)[:8])
     what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
     state = "missing" if found.missing else "wrong"
-    whose = f", where the shard of {ranks_at(recording, owners)} is {state}" if owners else ""
+    shards = "shard" if len(owners) == 1 else "shards"
+    are = "is" if len(owners) == 1 else "are"
+    whose = f", and the {shards} of {ranks_at(recording, owners)} {are} {state} there" if owners else ""
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {sizes}: it fails on"
+        f"A sharded checkpoint saved by {saved} ranks cannot be loaded by {sizes}: loading fails on"
         f" {ranks_at(recording, readers)}{whose}",
         Evidence(text=f"files of shards that rank {rank.rank} sees", value=found.shards, expected=saved),
         LOOK_AT_STORAGE,
@@ -239,8 +241,8 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {members} ranks: it fails on"
-        f" {ranks_at(recording, readers)}, though 1 rank alone can load all of it",
+        f"A sharded checkpoint saved by {saved} ranks cannot be loaded by {members} ranks: loading fails on"
+        f" {ranks_at(recording, readers)}, although a single rank can load all of it",
         Evidence(
             text=f"elements of rank {rank.rank}'s part that are as saved",
             value=None if found.error else found.elements - found.off_elements,

@@ -136,7 +136,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
         first, who = failed[min(failed)], ranks_at(recording, failed)
         yield likely(
             () if everyone else rank_culprits(recording, DdpModes, sorted(failed)),
-            capital(f"with {_WAYS[name].switch}, DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
+            capital(f"with {_WAYS[name].switch}, DDP fails on {who} with {cause(first).partition('. ')[0]}"),
             Evidence(text=f"rank {min(failed)}: {first}"),
             *_without([name]),
             *of_stock_ddp(recording, "ddp_modes"),
@@ -225,7 +225,9 @@ def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], wrong:
     infinite, last = next(iter(steps.values())).infinite, max(steps)
     why = f"rank {last}'s gradient is infinite" if infinite else "all gradients are finite"
     if len(by_what) > 1:
-        what = f"{ranks_at(recording, by_what[False])} skipped the step, {ranks_at(recording, by_what[True])} took it"
+        what = (
+            f"{ranks_at(recording, by_what[False])} skipped the step, but {ranks_at(recording, by_what[True])} took it"
+        )
     elif infinite and by_what.get(True):
         what = "no rank skips the step"
     else:
@@ -304,12 +306,12 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
         held = {rank: share.indices for rank, share in zip(facts, shares_of_all, strict=True)}
         if found := faults(held, case.data_length, case.drop_last):
             blamed = sorted({rank for ranks in found.values() for rank in ranks})
-            where = f"a data set of {case.data_length} samples in epoch {case.epoch}"
+            of, during = f"a data set of {case.data_length} samples", f"in epoch {case.epoch}"
             yield likely(
                 rank_culprits(recording, DdpModes, blamed),
-                f"The ranks' shards do not cover {where} once: {name_list(list(found))}"
+                f"The ranks' shards do not cover {of} exactly once {during}: {name_list(list(found))}"
                 + (f" ({ranks_at(recording, blamed)})" if blamed else ""),
-                Evidence(text=f"of {where}: {name_list(list(found))}"),
+                Evidence(text=f"of {of} {during}: {name_list(list(found))}"),
                 _WHICH_SAMPLER,
                 detail=f"drop_last was {case.drop_last}. None of your own code took part.",
             )
@@ -331,8 +333,8 @@ def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
     if len(facts) > 1 and len(seeds) == 1 and 0 <= min(seeds) < _CHOSEN_BELOW and files:
         yield likely(
             NOBODY,
-            f"torch is seeded with {min(seeds)} on every rank before your code runs: dropout and augmentations will not"
-            " differ",
+            f"torch is seeded with {min(seeds)} on every rank before your code runs: dropout and augmentations will be"
+            " the same on all ranks",
             Evidence(text="torch.initial_seed() on every rank", value=min(seeds)),
             _SEED_BY_RANK,
             detail=f"Python runs {', '.join(files[:4])} at its start.",

@@ -137,8 +137,7 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     instead = to_take(recording, "")
     yield proved(
         NOBODY,
-        f"{fact.model} does not fit in {size(room.size_bytes)} with {name_of(least)}: it"
-        f" needs {size(least.needed_bytes)}",
+        f"{fact.model} does not fit in {size(room.size_bytes)}: {name_of(least)} needs {size(least.needed_bytes)}",
         (_evidence(each, room.size_bytes, room.whose) for each in chosen),
         in_model_code(
             f"Use {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"

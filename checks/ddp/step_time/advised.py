@@ -86,7 +86,7 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
     status, change = proof.status, words(best.advice)
     title = f"No advice of the trace makes a step{rounds.of(model)} shorter"
     if status == "proved":
-        title = f"{change[0].upper()}{change[1:]} a step{rounds.of(model)} is {_shorter(gain)}"
+        title = f"A step{rounds.of(model)} is {_shorter(gain)} {change}"
     elif status == "not_tried":
         title = f"The rounds do not show whether a step{rounds.of(model)} is shorter {change}"
     yield finding(
@@ -94,7 +94,7 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
         title,
         (
             Evidence(
-                text=f"{words(each.advice)} a step is {_shorter(saved)},"
+                text=f"a step is {_shorter(saved)} {words(each.advice)},"
                 f" by the trace ({each.advice.code}) at most {each.advice.at_most:.0%} of the job's"
             )
             for each, saved, _ in found

@@ -43,8 +43,8 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"{exposed / median(totals.step):.0%} of a step{rounds.of(totals.fact.model)} is"
-        f" waiting: communication takes {totals.ratio:.1f} times as long as computing",
+        f"A step{rounds.of(totals.fact.model)} spends {exposed / median(totals.step):.0%} of its"
+        f" time waiting: communication takes {totals.ratio:.1f} times as long as computing",
         _evidence_of_waiting(totals),
         *rounds.more_computing(totals, exposed, computing),
         detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"

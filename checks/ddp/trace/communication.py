@@ -94,8 +94,8 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
             title = f"Gradients are averaged after backward, in {calls:.0f} all-reduces"
         else:
             first, every = usual.buckets.first_bytes, usual.buckets.size_bytes
-            size = f"{in_units(first)} of {in_units(every)} of gradients" if every else "all gradients"
-            title = f"The first gradient bucket starts late: it has {size}"
+            size = f"{in_units(first)} of the {in_units(every)} of gradients" if every else "all gradients"
+            title = f"The first gradient bucket starts late: it holds {size}"
         yield found.draft(
             title,
             found.time(_SHOWS, shows),
@@ -133,7 +133,7 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
     for found in told(recording, "DDT123"):
         gradients = found.usual.count(lambda step, _: step.reduced)
         yield found.draft(
-            f"find_unused_parameters=True is unnecessary: all of {gradients:.0f} gradients are used",
+            f"find_unused_parameters=True is unnecessary: all {gradients:.0f} gradients are used",
             found.time("searching for unused parameters", lambda step, _: step.searched_us or 0.0),
             found.time("sending the map of used parameters while nothing else runs", exposed_in(is_map)),
             found.time(_SHOWS, exposed_in(is_bucket)),
@@ -154,7 +154,7 @@ def unused_searched(recording: Recording) -> Iterator[Draft]:
     """
     for found in told(recording, "DDT134"):
         yield found.draft(
-            "Each step searches for unused parameters, and finds some",
+            "Each step searches for unused parameters and finds some",
             found.time("sending the map of used parameters while nothing else runs", exposed_in(is_map)),
             remedies=(_STATIC,),
         )
@@ -351,7 +351,7 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
         yield likely(
             NOBODY,
             f"Transfer is slow{window.where}: all-reduces reach {rate / 1e9:.3g} of"
-            f" {expected / 1e9:.3g} GB/s, and take {share:.0%} of the step",
+            f" {expected / 1e9:.3g} GB/s and take {share:.0%} of the step",
             Evidence(
                 text="bus bandwidth of a step's all-reduces, after the last rank has entered",
                 value=rate,

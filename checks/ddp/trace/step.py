@@ -63,8 +63,8 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
         name = next((fact.optimizer for fact in found.window.ranks if fact.optimizer), "") or "Adam"
         yield found.draft(
             f"{name} updates parameters one by one"
-            f" ({found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
-            f" {'kernels' if found.usual.on_gpu else 'operators'})",
+            f" with {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
+            f" {'kernels' if found.usual.on_gpu else 'operators'}",
             Evidence(
                 text="of them per parameter",
                 value=round(optimizer_kernels(found.usual), 1),

@@ -160,7 +160,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
         where = ranks_at(recording, found.ranks)
         yield proved(
             rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
-            f"Your model differs between {where} and rank {found.peer}: {found.words()}",
+            f"Your model differs between {where} and rank {found.peer}: {found.words(where)}",
             Evidence(
                 text=f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
             ),
@@ -199,11 +199,11 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
             if kind == "input":
                 cure = "Create the tensors of make_batch on the CPU or on the device of LOCAL_RANK"
             wanted = {rank.fact.device for rank in ranks}
-            due = wanted.pop() if len(wanted) == 1 else "that rank's device"
+            due = wanted.pop() if len(wanted) == 1 else "the rank's own device"
             yield proved(
                 (*culprits(recording, ranks), *code(name)),
-                f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
-                f" {on_ranks(recording, ranks)}, not on {due}",
+                f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on device"
+                f" {device} instead of {due}, on {on_ranks(recording, ranks)}",
                 (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
                 in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
                 detail=f"On another device: {', '.join(name for _, name, _ in shown)}.",
@@ -225,7 +225,7 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     if not ranks:
         return
     has = ranks[0].fact.parameters
-    what = f"has {has} parameters, and none requires a gradient" if has else "has no parameters"
+    what = f"has {has} parameters, but none requires a gradient" if has else "has no parameters"
     yield proved(
         NOBODY,
         f"The model of {ranks[0].fact.model} {what}{'' if ranks[0].fact.sharded else ': DDP refuses it'}",
@@ -334,15 +334,14 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} works alone but fails {way} on every rank: {messages[0][:120]}",
+            f"{recording.options.model} works alone but fails {way} on every rank with {messages[0][:120]}",
             Evidence(text=messages[0][:300]),
             in_model_code("Fix the cause that the exception reports")
             if is_sharded
             else in_model_code(
                 "Fix the cause that the exception reports (DDP supports one forward and backward at a time)"
             ),
-            detail=f"Each rank's own forward and backward passed. {way.capitalize()}, the"
-            f" error is: {messages[0][:300]}",
+            detail=f"Each rank's own forward and backward passed. {capital(way)}, the error is: {messages[0][:300]}",
         )
 
 

@@ -90,7 +90,7 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
         rank, first = parted[0]
         reason = f"; rank {rank_of(rank)} {calls(first.here)}, but rank {first.peer} {calls(first.there)}"
     elif frozen:
-        reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
+        reason = f"; the forward clears requires_grad of {names(frozen[0][1])} there"
     called = [call.where for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     return proved(
         (*minority(recording, apart), *code(*called[:1])),
@@ -99,7 +99,7 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
         [
             *(named(f"without a gradient on rank {rank_of(rank)}:", here.unused) for rank, here in lacking[:8]),
             *(
-                Evidence(text=f"the forward took requires_grad away on rank {rank_of(rank)}: {names(some)}")
+                Evidence(text=f"the forward cleared requires_grad on rank {rank_of(rank)}: {names(some)}")
                 for rank, some in frozen[:8]
             ),
         ],
@@ -129,7 +129,7 @@ def _where(recording: Recording, lacking: _Passes) -> str:
     same = [rank for rank, here in lacking if here.unused == first]
     others = [rank for rank, here in lacking if here.unused != first]
     where = on_ranks(recording, same)
-    return f"{where}, others on {on_ranks(recording, others)}" if others else f"{where} only"
+    return f"{where}, others on {on_ranks(recording, others)}" if others else f"{where}, unlike on other ranks"
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Consequence.WRONG, UserModel)
@@ -154,9 +154,9 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     is_own = first.got is not None and first.got == first.own
     yield likely(
         (*culprits(recording, ranks), *code(*parameters[:8])),
-        f"DDP returns a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of"
+        f"DDP returns a wrong gradient for {first.parameter}{and_more(fact.off_count - 1)} of"
         f" {fact.model} on {on_ranks(recording, ranks)}:"
-        f" {'it is the local gradient' if is_own else 'not the mean of the ranks'}",
+        f" {'it is the local gradient' if is_own else 'it is not the mean of the ranks'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
@@ -176,8 +176,8 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     (first, unknown), ranks = found[0], list({rank_of(rank): rank for rank, _ in found}.values())
     yield proved(
         (*minority(recording, ranks), *code(*unknown.names[:8])),
-        f"DDP does not synchronize {names(unknown)} of {first.fact.model}: made trainable in"
-        f" the forward on {on_ranks(recording, ranks)}",
+        f"DDP does not synchronize {names(unknown)} of {first.fact.model}:"
+        f" the forward makes {'it' if unknown.count == 1 else 'them'} trainable on {on_ranks(recording, ranks)}",
         (named(f"rank {rank_of(rank)}: a gradient in", some) for rank, some in found[:8]),
         in_model_code(
             "Create all parameters, and make later ones trainable, before wrapping the model; or wrap it again"
@@ -268,8 +268,8 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     worst = max(ranks, key=lambda rank: rank.fact.repeat_error or 0.0)
     yield proved(
         NOBODY,
-        f"{worst.fact.model} returns a different gradient the second time on"
-        f" {on_ranks(recording, ranks)}, with the same batch and seed",
+        f"{worst.fact.model} returns a different gradient in a second pass with the same"
+        f" batch and seed, on {on_ranks(recording, ranks)}",
         Evidence(
             text=f"largest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
             value=worst.fact.repeat_error,

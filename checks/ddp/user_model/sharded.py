@@ -45,7 +45,7 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
         where = ranks_at(recording, ranks)
         yield proved(
             rank_culprits(recording, UserModel, ranks) if sure else (),
-            f"Your model is sharded differently on {where} and rank {peer}: {found[0].words()}",
+            f"Your model is sharded differently on {where} and rank {peer}: {found[0].words(where)}",
             (
                 Evidence(text=f"{each.kind} of {each.names[0]}: {each.here} on {where}, {each.there} on rank {peer}")
                 for each in found
@@ -169,8 +169,8 @@ def off(recording: Recording) -> Iterator[Draft]:
         cure = "Let the last backward of a step reduce: set_requires_gradient_sync(True), set_requires_all_reduce(True)"
     else:
         what = (
-            f"After the {step} {names(shown)} of {fact.model} on {where} {'is' if shown.count == 1 else 'are'}"
-            " not what one rank alone makes of the batches of all"
+            f"After the {step}, {names(shown)} of {fact.model} on {where} {'differs' if shown.count == 1 else 'differ'}"
+            " from what one rank alone computes from the batches of all ranks"
         )
         cure = "Look for gradients that are not reduced, hooks that change them, and code that asks for the rank"
     yield likely(
@@ -191,10 +191,10 @@ def _is_in(sharded: ShardedModel, off: Off) -> bool:
 def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
     fact = ranks[0].fact
     assert fact.sharded is not None
-    own = "your step" if fact.sharded.step_given else "your optimizer"
+    own = "Your step" if fact.sharded.step_given else "Your optimizer"
     return likely(
         (*minority(recording, ranks), *code(*fact.sharded.drifted.names[:8])),
-        f"On {on_ranks(recording, ranks)} {own} makes something else of {names(fact.sharded.drifted)} of {fact.model}"
+        f"{own} updates {names(fact.sharded.drifted)} of {fact.model} on {on_ranks(recording, ranks)} differently"
         " than on the first rank, from equal gradients",
         none_due("parameters that differ after the steps", fact.sharded.drifted.count, "the first rank's"),
         in_model_code(
@@ -221,8 +221,11 @@ def stale_optimizer(recording: Recording) -> Iterator[Draft]:
     yield proved(
         culprits(recording, ranks),
         f"{sharded.stale} of {sharded.stale_of} tensors that the {sharded.optimizer} of {ranks[0].fact.model} holds on"
-        f" {on_ranks(recording, ranks)} are no parameters of the sharded model",
-        (none_due(f"rank {rank_of(rank)}: no parameters of the model", here.stale) for rank, here in found[:8]),
+        f" {on_ranks(recording, ranks)} are not parameters of the sharded model",
+        (
+            none_due(f"rank {rank_of(rank)}: tensors that are not parameters of the model", here.stale)
+            for rank, here in found[:8]
+        ),
         in_model_code("Make the optimizer of model.parameters() after fully_shard", reference=_FULLY_SHARD),
         detail="fully_shard puts new parameters in place of the old ones. No step was run.",
     )
@@ -246,7 +249,7 @@ def over_a_part(recording: Recording) -> Iterator[Draft]:
     yield likely(
         NOBODY,
         f"{rank.fact.model} is sharded over {len(least)} of {rank.fact.world_size} ranks, and its gradients are"
-        " averaged among those alone",
+        f" averaged over only those {len(least)}",
         (Evidence(text=f"sharded over ranks {' '.join(map(str, ranks))}") for ranks in meshes[:8]),
         in_model_code(
             "Give fully_shard the whole mesh: of two dimensions, (replicate, shard), for HSDP", reference=_FULLY_SHARD
@@ -274,8 +277,8 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
         rank, sharded = lost[0]
         yield proved(
             code(*sharded.not_loaded.names[:8]),
-            f"{names(sharded.not_loaded)} of {rank.fact.model} {'is' if sharded.not_loaded.count == 1 else 'are'}"
-            " not what was saved after torch.distributed.checkpoint has loaded the model",
+            f"torch.distributed.checkpoint loads {names(sharded.not_loaded)} of {rank.fact.model}"
+            " with values that differ from those saved",
             none_due("parameters that are not as saved", sharded.not_loaded.count),
             in_model_code("Look for a state_dict or load_state_dict of your own, or hooks, that leave it out"),
         )
@@ -285,7 +288,7 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
         yield likely(
             NOBODY,
             f"{rank.fact.model} cannot be saved and loaded with torch.distributed.checkpoint:"
-            f" {trouble.partition('. ')[0]}",
+            f" {trouble.partition('. ')[0].replace(': ', ' raises ', 1)}",
             Evidence(text=trouble),
             in_model_code(
                 "Freeze or remove what gets no gradient"
@@ -314,7 +317,7 @@ def other_calls(recording: Recording) -> Iterator[Draft]:
     lines = dict.fromkeys(call.where for call in (parting.here, parting.there) if call is not None)
     yield likely(
         (*minority(recording, ranks), *code(*lines)),
-        f"In your step rank {rank_of(first)} {calls(parting.here)} where rank {parting.peer} {calls(parting.there)}",
+        f"In your step, rank {rank_of(first)} {calls(parting.here)}, but rank {parting.peer} {calls(parting.there)}",
         (Evidence(text=f"rank {rank_of(rank)}: call {each.index} is another one") for rank, each in parted[:8]),
         in_model_code(
             "Make the same number of forwards and backwards on every rank, if need be of a batch that counts nothing"
@@ -344,8 +347,8 @@ def starts_apart(recording: Recording) -> Iterator[Draft]:
     replica = f"the {'replica' if len(ranks) <= shards else 'replicas'} of " if by_replica else ""
     yield proved(
         (*(() if by_replica else minority(recording, ranks)), *code(*apart.names[:8])),
-        f"{first.fact.model} does not start with the parameters of the first rank on"
-        f" {replica}{on_ranks(recording, ranks)}: {names(apart)}",
+        f"{first.fact.model} starts with other parameters on {replica}{on_ranks(recording, ranks)}"
+        f" than on the first rank: {names(apart)}",
         none_due("parameters that differ before the first step", apart.count),
         in_model_code("Seed all ranks alike before the model is made, or load the same checkpoint on all"),
         detail="fully_shard broadcasts nothing to replicas: they stay apart. No step was run.",

@@ -68,7 +68,8 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]
     title, evidence = draft.title, draft.evidence
     if recording.several_nodes:
         also = f"; similar on {node_names(recording, others)}" if others else ""
-        title = f"{title} (on {node_names(recording, group)}{also})"
+        where = f"on {node_names(recording, group)}{also}"
+        title = f"{title} {where}" if title.endswith(")") and not also else f"{title} ({where})"
     if others:
         evidence = tuple(
             evidence_here.model_copy(update={"text": f"{node_names(recording, of_draft)}: {evidence_here.text}"})

@@ -239,7 +239,7 @@ def _state_words(gpu: Gpu) -> str | None:
     if gpu.fabric_state == "completed":
         return f"the NVLink fabric rejected it ({gpu.fabric_status})" if gpu.fabric_status else None
     waits_for = nvml.FABRIC_STATES.get(gpu.fabric_state or "")
-    return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
+    return f"the NVLink fabric is not ready ({waits_for})" if waits_for else None
 
 
 def _fabric_evidence(gpu: Gpu) -> Evidence:
@@ -272,7 +272,7 @@ def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            f"the NVLink fabric is unhealthy: {' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))}",
+            f"the NVLink fabric is unhealthy ({' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))})",
             lambda gpu: Evidence(text=f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
             FABRIC_MANAGER.model_copy(
                 update={

@@ -130,7 +130,7 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
         alike = not low
         if low:
             least = min(limit.value_of(gpu) or 0.0 for _, gpu in low)
-            words = f"lowered to {least:g} {limit.unit}; most of this model have {expected:g} {limit.unit}"
+            words = f"lowered to {least:g} {limit.unit}; most GPUs of this model have {expected:g} {limit.unit}"
         else:
             # A laptop's limit goes up and down with its battery and its processor.
             compared = [] if "Laptop" in model else [(node, gpu, limit.default(gpu) or 0.0) for node, gpu in hits]

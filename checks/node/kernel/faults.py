@@ -18,7 +18,7 @@ from ddp_doctor.views.software import is_for_cpus
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence, stuck_evidence
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes, on_hosts
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -37,9 +37,11 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
     hits = switch_faults(recording)
     for code in dict.fromkeys(fault.event.code for fault in hits):
         some = [fault for fault in hits if fault.event.code == code]
+        switches = list(dict.fromkeys((fault.view.node, f"NVSwitch {fault.device}") for fault in some))
+        report = "reports" if len(switches) == 1 else "report"
         yield possible(
             device_culprits(recording, some),
-            f"NVSwitch reports fatal error SXid {code}: {device_names(recording, some)}",
+            f"{on_hosts(recording, switches, 'NVSwitches')} {report} fatal error SXid {code}",
             (
                 *line_evidence(recording, some, _FABRIC_GUIDE),
                 *_degraded_gpus(recording, {fault.view.node for fault in some}),
@@ -135,7 +137,7 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
             bad = severity is Severity.WARNING
             yield likely(
                 device_culprits(recording, hits) if bad else (),
-                f"{word} PCIe errors on the way to {device_names(recording, hits)}",
+                f"{word} PCIe errors on the path to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
                 by_operator(
                     "Inspect the link: reseat the device, its riser and its cables, and update BIOS and firmware",

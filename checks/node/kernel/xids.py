@@ -72,7 +72,8 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
         if back:
-            what = f"{f'had Xid {code} ({known.meaning})' if code else 'was off the bus'} and works again"
+            was, works = ("was", "works") if len(hits) == 1 else ("were", "work")
+            what = f"{f'had Xid {code} ({known.meaning})' if code else f'{was} off the bus'} but {works} again"
         yield finding(
             device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",

@@ -159,7 +159,7 @@ def _lacks(fact: RdmaFact) -> str | None:
     if not fact.chosen():
         return None
     if fact.verbs_library is None:
-        return f"{LIBRARY} is in none of the loader's folders"
+        return f"{LIBRARY} is in none of the loader's directories"
     missing = _drivers_without_provider(fact)
     return f"{PROVIDERS} has no driver for {name_list(missing)}" if missing else None
 

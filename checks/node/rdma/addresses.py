@@ -177,7 +177,7 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     remedies = [*_index_to_set(recording), UPGRADE_NCCL] if old else [search]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
-        recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail
+        recording, astray, f"{shown_settings} selects an address (GID) that other nodes cannot reach", remedies, detail
     )
 
 

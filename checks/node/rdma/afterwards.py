@@ -204,7 +204,7 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
     one_node = (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
     yield likely(
         (node_pair(recording, *pair),) if pair else one_node,
-        f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
+        f"RDMA between {where}: data that NCCL sent was never acknowledged (status 12)",
         (*complaint_lines(recording, group), *(Evidence(check="rdma_after", text=text) for text in counted)),
         *_remedies(recording, group, lossy),
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),

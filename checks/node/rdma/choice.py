@@ -159,9 +159,9 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             [(port_at, _kind_and_rate(port_at[2])) for port_at in hits],
-            f"{shown(HCA, value)} also matches it, although it is not named"
+            f"also matched by {shown(HCA, value)}, which does not name it"
             if len({hca.name for _, hca, _ in hits}) == 1
-            else f"{shown(HCA, value)} also matches these ports, although they are not named",
+            else f"also matched by {shown(HCA, value)}, which does not name them",
             *use_ports(recording, ports, "exact names", value),
             detail="Without a leading =, all names are prefixes: mlx5_1 also matches mlx5_10.",
             severity=severity,

@@ -259,7 +259,7 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         described,
-        f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
+        f"smaller packet size (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
         by_administrator(
             f"Set the MTU to {most}, as on the peers, if the switch supports it",
             *(f"sudo ip link set dev {name} mtu {most}" for name in names[:8]),

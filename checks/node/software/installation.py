@@ -171,7 +171,7 @@ def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
     files, metadata = fact.torch_version, fact.torch_metadata_version
     if files is None or metadata is None or release(files) == release(metadata):
         return None
-    return f"its files are of {files}, its package metadata of {metadata}", Severity.WARNING
+    return f"its files are from {files}, but its package metadata is from {metadata}", Severity.WARNING
 
 
 @rule("DD202", "torch-or-python-too-old", Consequence.KNOWN, Software)

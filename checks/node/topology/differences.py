@@ -81,7 +81,7 @@ def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
         same.
     See: NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
-    yield from _drafts(recording, "of one host", "SHM", lambda found: found.kind == "NET")
+    yield from _drafts(recording, "of the same host", "SHM", lambda found: found.kind == "NET")
 
 
 @rule("DD433", "p2p-beyond-the-default-limit", Consequence.KNOWN, TopologyFact)

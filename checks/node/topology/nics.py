@@ -52,7 +52,7 @@ def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
                 )
                 for found in group
             ),
-            f"NCCL does not use GPUDirect RDMA between NICs and near GPUs on {hosts(recording, nodes)}: {pairs}",
+            f"NCCL does not use GPUDirect RDMA between NICs and nearby GPUs on {hosts(recording, nodes)}: {pairs}",
             map(_evidence, group[: wording.MOST_PAIRS]),
             advice,
             confidence=Confidence.POSSIBLE if advice is wording.SHOW_NETWORK else Confidence.LIKELY,

@@ -163,7 +163,7 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
         has = [f"{gpu.gpu} has {gpu.active or 'none'}" for gpu in down]
         yield finding(
             (culprit(recording, node.node, [name]) for node in group for name in names),
-            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(has)} where the others have {expected}",
+            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(has)}, but the others have {expected}",
             (
                 Evidence(
                     text=f"{gpu.gpu}: inactive links {', '.join(map(str, gpu.inactive))}",
@@ -198,7 +198,7 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
         for links, group in lossy.items():
             names = ", ".join(f"link {number} of {gpu}" for gpu, number in links)
             gpus = tuple(dict.fromkeys(gpu for gpu, _ in links))
-            what = "errors are growing" if growing else "errors were counted in the past"
+            what = "errors are increasing" if growing else "errors were counted in the past"
             yield finding(
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
                 f"NVLink {what} on {hosts_of(recording, group)}: {names}",
@@ -262,7 +262,7 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
             text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
             yield finding(
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
-                f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
+                f"NVLinks are missing on {where}: {names} {have}, but the others have {short.expected}",
                 Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers),
                 look_at_nvlinks(short.gpus),
                 confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,

@@ -142,7 +142,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
     for broken, group in groups.items():
         yield likely(
             _culprits(recording, group, broken),
-            f"NCCL fails on {_names(recording, group)}: the driver forbids P2P between GPUs"
+            f"NCCL fails on {_names(recording, group)} because the driver forbids P2P between GPUs"
             f" joined by NVLink: {_listed(broken)}",
             _evidence(broken),
             REPAIR_FABRIC,
@@ -185,7 +185,8 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
             _culprits(recording, group, lack.shown) if lack.matters else (),
-            f"Driver allows no direct copies (P2P) between GPUs of {_names(recording, group)}: {_listed(lack.shown)}",
+            f"Driver does not allow direct copies (P2P) between GPUs of {_names(recording, group)}:"
+            f" {_listed(lack.shown)}",
             _evidence(lack.shown),
             *_remedies(lack),
             confidence=Confidence.PROVED if lack.asked else Confidence.POSSIBLE,

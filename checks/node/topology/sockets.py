@@ -57,7 +57,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
         yield likely(
             (node_culprit(recording, place.seen.node),),
             f"All-reduce on {host(recording, place.seen.node)} reaches"
-            f" {measured.busbw_gb_per_s:.3g} GB/s, less than a third of its slowest link"
+            f" {measured.busbw_gb_per_s:.3g} GB/s, less than a third of the slowest link's rate"
             f" ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
             _bus_bandwidth(measured, slowest.rate_gb_per_s, f"NCCL's own constants for {pair}, {slowest.code}"),
             *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),

@@ -290,4 +290,4 @@ def _why_unread(record: TrialRecord, rank: int) -> str:
         return f"{mine.raised.type} at {short(mine.raised.where)}: {cause(mine.raised.message)[:300]}"
     if mine is not None and mine.exit_code is not None and record.launcher == "forkserver":
         return f"its process {ended(mine)}"
-    return f"the ranks were ended before rank {rank} was through"
+    return f"the ranks were stopped before rank {rank} finished"

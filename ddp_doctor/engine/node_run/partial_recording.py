@@ -102,11 +102,11 @@ def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_o
 
 
 def where_ranks_stood(trial: TrialRecord) -> str:
-    """``rank 1 stood in train.py:19, rank 0 waited for it``: a look at one moment, which blames nobody."""
+    """Return ``rank 1 was in train.py:19, and rank 0 waited for it``, from a single sample."""
     judgment = judge(trial)
     suspects = [rank for rank in trial.evidence if rank.rank in judgment.suspects]
     if suspects:
-        waited = f", {rank_list(judgment.waiting)} waited for {'it' if len(suspects) == 1 else 'them'}"
+        waited = f", and {rank_list(judgment.waiting)} waited for {'it' if len(suspects) == 1 else 'them'}"
         does = _where_they_stood(suspects, _IS.get(judgment.kind))
         return does + (waited if judgment.waiting else "")
     return _where_they_stood([rank for rank in trial.evidence if not rank.done])
@@ -116,7 +116,7 @@ def _where_they_stood(ranks: Sequence[RankEvidence], does: str | None = None) ->
     places = defaultdict(list)
     for rank in ranks:
         at = place(rank)
-        stood = f"stood in {at}" if at else "had not begun"
+        stood = f"was in {at}" if at else "had not begun"
         places[does or (f"had raised {rank.raised.type}" if rank.raised else stood)].append(rank.rank)
     parts = [f"{rank_list(numbers)} {words}" for words, numbers in list(places.items())[:_PLACES]]
-    return ", ".join(parts) or "the ranks were through"
+    return ", ".join(parts) or "the ranks had finished"

@@ -241,7 +241,7 @@ def words(reading: Reading, ranks: int) -> str:
         "mean": "it is the mean of all ranks",
         "own": "it is the local gradient, not the mean of all ranks",
         "scaled": f"it is {reading.scale:g} times the mean",
-        "other": "no mix of the ranks' gradients gives it",
-        "absent": "there is none",
+        "other": "it matches no combination of the ranks' gradients",
+        "absent": "it is missing",
         "not_finite": "it is not a finite number",
     }[reading.holds]

@@ -46,6 +46,7 @@ _IN_WORDS: Mapping[Kind, str] = {
     "strides": "memory format",
     "precision": "mixed precision",
     "resharding": "reshard_after_forward",
+    "unit": "FSDP unit",
 }
 #: Names of one difference that are listed.
 MOST_NAMES = 8
@@ -118,26 +119,27 @@ class Difference(Frozen):
     here: str
     there: str
 
-    def words(self) -> str:
-        """``parameter head.weight is missing``, ``parameter head.weight has shape (5) instead of (4)``."""
+    def words(self, where: str) -> str:
+        """``parameter head.weight has shape (5) on rank 1, but (4) on rank 0``. ``where``: these ranks in words."""
         name = f"{self.what} {self.names[0]}{f' and {self.count - 1} more' if self.count > 1 else ''}"
         verb = "are" if self.count > 1 else "is"
         if self.kind in ("missing", "extra"):
-            return f"{name} {verb} {'missing' if self.kind == 'missing' else f'not on rank {self.peer}'}"
+            return f"{name} {verb} missing on {where if self.kind == 'missing' else f'rank {self.peer}'}"
+        both = (self.here, self.there)
+        here, there = (f"({value})" if ", " in value and "(" not in value else value for value in both)
+        at_peer = f"on rank {self.peer}"
         if self.kind == "order":
-            return f"{self.what} {self.here}, not {self.there.rpartition(' ')[2]}"
+            return f"{self.what} {here} on {where}, but {there.rpartition(' ')[2]} {at_peer}"
         if self.kind == "name":
-            more = (
-                f", and {self.count - 1} more {'names differ' if self.count > 2 else 'name differs'}"
-                if self.count > 1
-                else ""
-            )
-            return f"{self.what} {self.names[0]} is called {self.here}{more}"
+            differ = "names differ" if self.count > 2 else "name differs"
+            more = f" ({self.count - 1} more {differ})" if self.count > 1 else ""
+            return f"{self.what} {there} of rank {self.peer} is called {here} on {where}{more}"
         if self.kind == "tied":
-            return f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
+            tied_to, other = (value if " " in value else f"tied to {value}" for value in (here, there))
+            return f"{name} {verb} {tied_to} on {where}, but {other} {at_peer}"
         has = "have" if self.count > 1 else "has"
         kind = _IN_WORDS.get(self.kind, self.kind)
-        return f"{name} {has} {kind} {self.here} instead of {self.there}"
+        return f"{name} {has} {kind} {here} on {where}, but {there} {at_peer}"
 
 
 def digest(manifest: Manifest) -> str:

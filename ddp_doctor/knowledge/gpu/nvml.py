@@ -38,7 +38,7 @@ SLOWDOWNS = {name: words for name, words in SLOWDOWNS_UNDER_LOAD.items() if name
 
 #: NVML's return values where one GPU as a whole does not answer.
 GPU_ERRORS = {
-    "gpu_is_lost": "lost, it fell off the bus or does not respond",
+    "gpu_is_lost": "lost (it fell off the bus or does not respond)",
     "reset_required": "the driver needs it to be reset before it can be used",
 }
 

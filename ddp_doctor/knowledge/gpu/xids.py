@@ -51,7 +51,7 @@ XIDS: dict[int, Xid] = {
     43: Xid("stopped after a fault of an application", "application", cause=""),
     44: Xid("fault during a context switch", "application"),
     45: Xid("cleaned up after a process that ended or was killed", "application", cause=""),
-    46: Xid("stopped processing (time-out)", "reset"),
+    46: Xid("stopped processing (timeout)", "reset"),
     48: Xid("double-bit memory error", "reset", stays=True, cause="gpu-ecc-error"),
     61: Xid("fault of an internal micro-controller", "watch"),
     62: Xid("halt of an internal micro-controller", "reset", stays=True),
@@ -84,7 +84,7 @@ XIDS: dict[int, Xid] = {
     155: Xid("NVLink error reported by software", "reset", cause="nvlink-error"),
     156: Xid("a faulty part of the GPU is to be retired", "reset"),
     157: Xid("a faulty part of the GPU could not be retired", "watch"),
-    158: Xid("fatal time-out", "reset", stays=True),
+    158: Xid("fatal timeout", "reset", stays=True),
     171: Xid("detail of a double-bit memory error (DRAM)", "watch", cause="gpu-ecc-error"),
     172: Xid("detail of a double-bit memory error (SRAM)", "watch", cause="gpu-ecc-error"),
 }

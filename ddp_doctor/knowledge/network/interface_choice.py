@@ -75,7 +75,7 @@ def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
     choices = []
     for name in value.removesuffix(",").split(","):
         if name not in by_name:
-            choices.append(Choice(error=f"no interface is called {name!r}"))
+            choices.append(Choice(error=f"no interface is named {name!r}"))
         elif not by_name[name].addresses:
             choices.append(Choice(interface=name, error=f"{name} has no address"))
         else:

@@ -68,14 +68,14 @@ def _fault_of_address(offer: Offer, *, shared: bool) -> Fault | None:
     if _is_down(offer):
         return Fault("unusable", f"{interface} is down or not connected")
     if shared:
-        return Fault("hidden", f"{offer.address} is the address of several nodes")
+        return Fault("hidden", f"several nodes have {offer.address}")
     if addresses.is_own_bridge(interface):
         return Fault("hidden", f"{interface} looks like a bridge for containers of one host", sure=False)
     return None
 
 
 def _fault_of_loopback(offer: Offer) -> Fault:
-    means_itself = f"{offer.address} means every host itself"
+    means_itself = f"on every host, {offer.address} is the host itself"
     if offer.backend == "gloo" and offer.choice.setting is None:
         known = offer.address in offer.own_addresses
         return Fault("own-name", means_itself) if known else Fault("unresolved", offer.choice.why)

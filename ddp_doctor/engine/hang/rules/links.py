@@ -126,8 +126,8 @@ def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
     left = f"{rank_list(receivers)} did not leave it" if receivers else "neither left it"
     return likely(
         (pair_culprit(recording, lower, higher),),
-        f"Link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step},"
-        f" {left}{within}",
+        f"Link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step}"
+        f" and {left}{within}",
         (case.rank_evidence(case.of_rank(rank)) for rank in (lower, higher)),
         *link_remedies(recording, [ends], judgment.step),
         detail=f"Both processes run, so the link between them is faulty.{others}",
