@@ -90,9 +90,11 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     found = slowed(tests, SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU)
     if found is not None:
         first, last = found
+        at_s = tests[-1].at_s
+        elapsed = f"{at_s:.0f} s" if at_s < 60 else f"{at_s / 60:.1f} min"
         yield likely(
             NOBODY,
-            f"Repeats became {percent(1 - last / first)}% slower in {clock(tests[-1].at_s)}:"
+            f"Repeats became {percent(1 - last / first)}% slower within {elapsed}:"
             f" from {rate(first)} to {rate(last)}",
             Evidence(
                 text="median of the last third of the repeats",

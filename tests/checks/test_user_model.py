@@ -190,7 +190,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("two_samples", "DD782", [], "sees only 2 samples per rank (1 layer, body.1)"),
         ("ignored", "DD777", [], "head.weight"),
         ("twice", "DD777", [], "layer.weight and 1 more"),
-        ("restless", "DD780", [], "the second time"),
+        ("restless", "DD780", [], "in a second pass"),
         ("no_parameters", "DD784", [], "has no parameters"),
         ("all_frozen", "DD784", [], "none requires a gradient"),
         ("detached", "DD771", [], "backward"),

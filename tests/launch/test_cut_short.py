@@ -62,7 +62,7 @@ def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
     assert check.reason is not None
     assert check.reason.startswith("interrupted after ")
     assert "; rank 1 was in misbehaving.py:" in check.reason
-    assert check.reason.endswith(", rank 0 waited for it")
+    assert check.reason.endswith(", and rank 0 waited for it")
     assert "rank 1 was in misbehaving.py" in report.summary
     assert {check.id: check.reason for check in report.checks}["p2p"] == "interrupted before it began"
     assert (report.exit_code, report.findings) == (ExitCode.INTERRUPTED.value, ())
@@ -104,9 +104,9 @@ def _rank(rank: int, *stack: str, seq: int = 1, **more: Any) -> RankEvidence:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ((_rank(0), _rank(1)), "ranks 0, 1 stood in p2p.py:9"),
-        ((_rank(0), _rank(1, exited_at=1.0, exit_code=-9)), "rank 1 had ended, rank 0 waited for it"),
-        ((_rank(0), _rank(1, state="T")), "rank 1 was stopped, rank 0 waited for it"),
+        ((_rank(0), _rank(1)), "ranks 0, 1 were in p2p.py:9"),
+        ((_rank(0), _rank(1, exited_at=1.0, exit_code=-9)), "rank 1 had ended, and rank 0 waited for it"),
+        ((_rank(0), _rank(1, state="T")), "rank 1 was stopped, and rank 0 waited for it"),
         ((RankEvidence(rank=0), RankEvidence(rank=1)), "ranks 0, 1 had not begun"),
         ((_rank(0, done=True), _rank(1, done=True)), "the ranks had finished"),
     ],

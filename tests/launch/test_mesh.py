@@ -193,14 +193,14 @@ def test_a_factory_that_makes_another_mesh_on_one_rank_is_told_before_it_hangs(p
     scenario = with_model(play, "in_another_order_on_rank_1")
 
     assert told(scenario) == (["DD643"], {BAD})
-    assert "would make a different mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
+    assert "would create a different mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
 
 
 def test_a_rank_whose_factory_makes_no_mesh_is_named_while_the_others_wait_for_it(play: Play):
     scenario = with_model(play, "on_all_but_rank_1")
 
     assert told(scenario) == (["DD643"], {BAD})
-    assert "would make a different mesh: none, not dp=2,shard=2" in scenario.title
+    assert "would create a different mesh: none, not dp=2,shard=2" in scenario.title
 
 
 def test_a_rank_that_fails_before_it_makes_the_mesh_is_told_by_its_error(play: Play):

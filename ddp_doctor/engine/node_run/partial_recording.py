@@ -118,5 +118,8 @@ def _where_they_stood(ranks: Sequence[RankEvidence], does: str | None = None) ->
         at = place(rank)
         stood = f"was in {at}" if at else "had not begun"
         places[does or (f"had raised {rank.raised.type}" if rank.raised else stood)].append(rank.rank)
-    parts = [f"{rank_list(numbers)} {words}" for words, numbers in list(places.items())[:_PLACES]]
+    parts = [
+        f"{rank_list(numbers)} {words if len(numbers) == 1 else words.replace('was ', 'were ', 1)}"
+        for words, numbers in list(places.items())[:_PLACES]
+    ]
     return ", ".join(parts) or "the ranks had finished"
