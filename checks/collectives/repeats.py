@@ -94,8 +94,7 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
         elapsed = f"{at_s:.0f} s" if at_s < 60 else f"{at_s / 60:.1f} min"
         yield likely(
             NOBODY,
-            f"Repeats became {percent(1 - last / first)}% slower within {elapsed}:"
-            f" from {rate(first)} to {rate(last)}",
+            f"Repeats became {percent(1 - last / first)}% slower within {elapsed}: from {rate(first)} to {rate(last)}",
             Evidence(
                 text="median of the last third of the repeats",
                 value=last,
