@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ddp_doctor.engine.causes.exceptions import cause_of, is_own
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Sign, Tier
+from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -36,43 +37,10 @@ _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 _MESSAGE_LINES = 40
 #: A zone of clocks is a whole number of quarters of an hour from UTC.
 _ZONE_S = 900.0
-#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
-#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
-_OTHERS_FAULT = frozenset(
-    """
-    DistBackendError DistNetworkError DistStoreError ChildFailedError SignalException
-    RendezvousConnectionError RendezvousTimeoutError RendezvousClosedError
-    RendezvousGracefulExitError ProcessRaisedException ProcessExitedException CalledProcessError
-    BrokenProcessPool RayActorError ActorDiedError WorkerCrashedError KeyboardInterrupt SystemExit
-    GeneratorExit BrokenPipeError ConnectionResetError ConnectionAbortedError ConnectionRefusedError
-    EOFError
-    """.split()  # noqa: SIM905  a list of words
-)
-#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py).
-_OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) ")
 #: Words of exceptions that a fault of a machine brings.
 _MACHINE = re.compile(
     r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
 )
-#: Messages of drivers and of libraries between ranks, and the files of such libraries.
-_OF_LIBRARIES = re.compile(
-    r"\b(?:CUDA|HIP|HAS|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
-    r"|DeepEP|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
-    re.IGNORECASE,
-)
-_LIBRARIES = re.compile(
-    r"/(?:deep_ep|nvshmem\w*|cupy|_symmetric_memory|symm_mem\w*|transformer_engine|nccl\w*)(?:/|\.py)"
-    r"|[/\\]torch[/\\](?:distributed|cuda)[/\\]"
-)
-#: Types of exceptions that Python code raises about its own values.
-_ABOUT_VALUES = frozenset(
-    """
-    ValueError TypeError KeyError IndexError AttributeError AssertionError NameError ZeroDivisionError ImportError
-    ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
-    """.split()  # noqa: SIM905  a list of words
-)
-#: The first frame of a launcher that stops before it starts a rank.
-_LAUNCHER = re.compile(r"[/\\](?:torchrun|accelerate|deepspeed|horovodrun|colossalai):\d+ in <module>")
 #: How an exception of a DataLoader's worker begins in the rank.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 
@@ -384,7 +352,7 @@ class Output:
         return tuple(
             sign
             for sign in self.signs("exception")
-            if _is_own(sign) and not self._holds_a_cause(sign)
+            if is_own(sign) and not self._holds_a_cause(sign)
             if not self.got_over(sign) and not self._is_raised_again(sign) and not self._ends_nothing(sign)
         )
 
@@ -440,34 +408,6 @@ def ends_a_job(sign: Sign) -> bool:
     return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
 
 
-# --- exceptions of ranks ------------------------------------------------------------------------
-
-
-def _is_own(exception: SignSeen) -> bool:
-    """Whether an exception is of the rank itself, and no answer to what another process did."""
-    kind, message = exception.values.get("type", "").rpartition(".")[2], exception.values.get("message", "")
-    return bool(kind) and kind not in _OTHERS_FAULT and not _OF_SPAWN.match(message) and not blames_peer(message)
-
-
-def _cause_of_exception(exception: SignSeen) -> tuple[str, ...]:
-    """The cause and what makes exceptions equal: of the job's code only if Python code complains about its values."""
-    frames = exception.values.get("frames", "").split("\n")
-    is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])
-    kind = exception.values.get("type", "").rpartition(".")[2]
-    if kind in _ABOUT_VALUES and _LAUNCHER.search(frames[0]):
-        return ("script-arguments", *_alike(exception)[:2])
-    if is_of_library and kind not in _ABOUT_VALUES:
-        return (LIBRARY_EXCEPTION, *_alike(exception)[:2])
-    return ("rank-exception", *_alike(exception))
-
-
-def _alike(exception: SignSeen) -> tuple[str, ...]:
-    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
-    values = exception.values
-    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
-    return (values.get("type", ""), words, values.get("where", ""))
-
-
 # --- suspects -----------------------------------------------------------------------------------
 
 
@@ -485,7 +425,7 @@ def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
         is_victims = cause is not None and cause.name == NCCL_STATES and blames_peer(sign.values.get("message", ""))
         if cause is not None and known.role == "cause" and beside and ended and not is_victims:
             spoken.append(((cause.name,), sign))
-    spoken += [(_cause_of_exception(sign), sign) for sign in output.exceptions]
+    spoken += [(cause_of(sign), sign) for sign in output.exceptions]
     died = {rank.rank for rank in output.died}
     died_locally = {process.local_rank for process in output.died_locally}
     for (name, *_), signs in grouped(spoken).items():

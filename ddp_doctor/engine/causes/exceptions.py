@@ -1,0 +1,66 @@
+"""Exceptions of ranks: whether one is the rank's own, and whether Python code or a library below it raised it."""
+
+import re
+
+from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION
+from ddp_doctor.knowledge.victims import blames_peer
+
+#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
+#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
+_OTHERS_FAULT = frozenset(
+    """
+    DistBackendError DistNetworkError DistStoreError ChildFailedError SignalException
+    RendezvousConnectionError RendezvousTimeoutError RendezvousClosedError
+    RendezvousGracefulExitError ProcessRaisedException ProcessExitedException CalledProcessError
+    BrokenProcessPool RayActorError ActorDiedError WorkerCrashedError KeyboardInterrupt SystemExit
+    GeneratorExit BrokenPipeError ConnectionResetError ConnectionAbortedError ConnectionRefusedError
+    EOFError
+    """.split()  # noqa: SIM905  a list of words
+)
+#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py).
+_OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) ")
+#: Messages of drivers and of libraries between ranks, and the files of such libraries.
+_OF_LIBRARIES = re.compile(
+    r"\b(?:CUDA|HIP|HAS|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
+    r"|DeepEP|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
+    re.IGNORECASE,
+)
+_LIBRARIES = re.compile(
+    r"/(?:deep_ep|nvshmem\w*|cupy|_symmetric_memory|symm_mem\w*|transformer_engine|nccl\w*)(?:/|\.py)"
+    r"|[/\\]torch[/\\](?:distributed|cuda)[/\\]"
+)
+#: Types of exceptions that Python code raises about its own values.
+_ABOUT_VALUES = frozenset(
+    """
+    ValueError TypeError KeyError IndexError AttributeError AssertionError NameError ZeroDivisionError ImportError
+    ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
+    """.split()  # noqa: SIM905  a list of words
+)
+#: The first frame of a launcher that stops before it starts a rank.
+_LAUNCHER = re.compile(r"[/\\](?:torchrun|accelerate|deepspeed|horovodrun|colossalai):\d+ in <module>")
+
+
+def is_own(exception: SignSeen) -> bool:
+    """Whether an exception is of the rank itself, and no answer to what another process did."""
+    kind, message = exception.values.get("type", "").rpartition(".")[2], exception.values.get("message", "")
+    return bool(kind) and kind not in _OTHERS_FAULT and not _OF_SPAWN.match(message) and not blames_peer(message)
+
+
+def cause_of(exception: SignSeen) -> tuple[str, ...]:
+    """The cause and what makes exceptions equal: of the job's code only if Python code complains about its values."""
+    frames = exception.values.get("frames", "").split("\n")
+    is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])
+    kind = exception.values.get("type", "").rpartition(".")[2]
+    if kind in _ABOUT_VALUES and _LAUNCHER.search(frames[0]):
+        return ("script-arguments", *_alike(exception)[:2])
+    if is_of_library and kind not in _ABOUT_VALUES:
+        return (LIBRARY_EXCEPTION, *_alike(exception)[:2])
+    return ("rank-exception", *_alike(exception))
+
+
+def _alike(exception: SignSeen) -> tuple[str, ...]:
+    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
+    values = exception.values
+    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
+    return (values.get("type", ""), words, values.get("where", ""))
