@@ -101,6 +101,8 @@ class Output:
         for number, sign in enumerate(signs):
             if sign.sign in RENAMED:
                 signs[number] = sign.model_copy(update={"sign": RENAMED[sign.sign]})
+            if sign.sign == "ras-behind" and sign.times > 1:  # in the answers of two files
+                signs[number] = sign.model_copy(update={"sign": "ras-stands-still"})
         return self.recorded.model_copy(update={"signs": tuple(sign for sign in signs if sign.sign in SIGNS)})
 
     def signs(self, *ids: str) -> list[SignSeen]:

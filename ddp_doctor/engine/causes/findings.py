@@ -29,7 +29,7 @@ _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
 _RANK = re.compile(r"\brank ?\d+", re.IGNORECASE)
 #: How titles begin, unless with the name of a host.
-_NO_HOST = re.compile(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?)\b")
+_NO_HOST = re.compile(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?|process(?:es)?)\b")
 _BRACES = re.compile(r"\{(\w+)\}")
 
 
@@ -48,9 +48,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 def _title(judged: Judged) -> str:
     """The cause's title, with a capital first letter unless it starts with a host's name."""
     title = filled(judged.cause.title, {**judged.values, "who": judged.who})
-    return (
-        capital(title) if re.match(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?)\b", title) else title
-    )
+    return capital(title) if _NO_HOST.match(title) else title
 
 
 def finding_of(judged: Judged, check: str) -> Finding:

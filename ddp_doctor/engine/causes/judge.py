@@ -168,18 +168,22 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
             **({"meaning": known.meaning} if known else {}),
             **({"size": in_units(int(suspect.values["bytes"]))} if "bytes" in suspect.values else {}),
             "raised_at": _raised_at(output, suspect),
-            "ranks": _on_one_gpu(suspect),
+            "ranks": _ranks_named(suspect),
         },
     )
 
 
-def _on_one_gpu(suspect: Suspect) -> str:
-    """``ranks 0, 1 and 5``: the ranks that the signs name as a pair, for the GPU or bus that the first one names."""
-    by_gpu = grouped(((sign.host, sign.values.get("bus"), sign.values.get("gpu")), sign) for sign in suspect.signs)
-    first = next(iter(by_gpu.values()), [])
+#: Values of signs that are equal for the ranks of one fault: the GPU that they share, how far they came.
+_SAME = ("bus", "gpu", "launched", "most")
+
+
+def _ranks_named(suspect: Suspect) -> str:
+    """``ranks 0, 1, 5``: the ranks that the signs name, alone or as a pair, with the other values of the first sign."""
+    by_values = grouped(((sign.host, *map(sign.values.get, _SAME)), sign) for sign in suspect.signs)
+    first = next(iter(by_values.values()), [])
     numbers = {sign.values.get(name, "") for sign in first for name in ("rank", "peer_rank")}
     known = sorted(int(number) for number in numbers if number.isdecimal())
-    return rank_list(known) if len(known) > 1 else "several ranks"
+    return rank_list(known) if known else suspect.values.get("several", "several ranks")
 
 
 def _raised_at(output: Output, suspect: Suspect) -> str:

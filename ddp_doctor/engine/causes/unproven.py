@@ -344,7 +344,7 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
         return ()
     for sign in output.signs("ras-mismatch"):
         counts = "; ".join(line.strip() for line in sign.values.get("counts", "").strip().split("\n"))
-        why = f"NCCL's RAS shows different {sign.values['operation']} counts ({counts}), which may last a moment only"
+        why = f"NCCL's RAS shows different {sign.values['what']} ({counts}), which may last a moment only"
         next_check = "ncclras again after 10 seconds, and ddp-doctor logs over both answers; ddp-doctor attach"
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (sign.where,), values={"why": why})
         return (replace(judged, next_check=next_check),)

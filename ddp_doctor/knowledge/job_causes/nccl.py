@@ -10,6 +10,7 @@ from ddp_doctor.knowledge.job_causes.signs import HARMLESS_WARNINGS, NCCL_STATES
 
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
 _NOTE = (RAS_NOTE,)
+_BEHIND = r"\[RAS: (?:rank (?P<rank>\d+)|(?P<several>[^\]]+?)) {} at (?P<launched>\d+) of (?P<most>\d+)"
 
 CAUSES = {
     "DDJ157": host_cause(
@@ -142,7 +143,7 @@ CAUSES = {
     ),
     "DDJ154": JobCause(
         name="rank-behind",
-        title="Rank {rank} launched fewer collectives than other ranks: {launched} of {most}",
+        title="{ranks} launched fewer collectives than other ranks: {launched} of {most}",
         finds="A rank behind the others in NCCL's counts of launched operations: the same in two answers of RAS, or in"
         " one beside a time-out.",
         why="The other ranks wait in an operation that this rank has not launched: it stands in its own code, is"
@@ -151,14 +152,8 @@ CAUSES = {
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
         signs={
-            "ras-stands-still": ras.sign(
-                _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)"
-            ),
-            "ras-behind": ras.hint(
-                _NOTE,
-                r"\[RAS: rank (?P<rank>\d+) behind at (?P<launched>\d+) of (?P<most>\d+)",
-                beside=("watchdog-timeout", "nccl2-timeout"),
-            ),
+            "ras-stands-still": ras.sign(_NOTE, _BEHIND.format("stands still")),
+            "ras-behind": ras.hint(_NOTE, _BEHIND.format("behind"), beside=("watchdog-timeout", "nccl2-timeout")),
         },
     ),
     "DDJ155": sick_gpu(

@@ -329,7 +329,7 @@ _NO_EVIDENCE = {
     # One answer of NCCL's RAS, as text; for ranks that are behind in two answers see rank-behind.
     "ras-mismatch": context(
         "ranks have different ",
-        r"ranks have different (?P<operation>\w+) operation counts"
+        r"ranks have different (?P<what>status|\w+ operation counts)[^\n]*"
         r"(?P<counts>(?:\n\s+(?:\d+ ranks have|Rank \d+ has) [^\n]+)*)",
         lines=4,
     ),

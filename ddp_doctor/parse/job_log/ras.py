@@ -16,8 +16,11 @@
 
 (NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc, 2.24 to 2.31.) The counts are of launches, not of
 what is complete, and are taken one after the other: a rank is behind for a moment in a job that is well. Only a second
-answer with the same counts tells that it stands still. A communicator that is smaller than the largest numbers its
-ranks anew.
+answer with the same counts shows that it stands still. The ranks listed are the minority, ahead or behind: if at least
+half of the ranks are behind, the note gives their number and names none. A communicator that is smaller than the
+largest numbers its ranks anew, so the note names processes.
+
+JSON is converted to these lines first.
 """
 
 import json
@@ -27,16 +30,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddp_doctor.facts.live_job import Launched
+from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 
 #: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
 _BEGINS_WITHIN = 500
 _TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})(?:\s+[\d-]{1,15}){3}\s+(\d{1,7})\s+\d{1,8}\s+[A-Z]")
 _BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
-_SEVERAL = re.compile(r"^\s+\d+ ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
+_SEVERAL = re.compile(r"^\s+(\d{1,7}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
 _ONE = re.compile(r"^\s+Rank (\d{1,7}) has (?:launched up to operation (\d{1,18})|not launched any operations)")
 _OF = re.compile(r"ranks have different (\w{1,30}) operation counts")
 _RANK = re.compile(r"^\s+Rank (\d{1,7}) .{0,80}?managed by process (\d{1,10}) on node (\S{1,255})")
+_MANAGED = re.compile(r"managed by (process \d{1,10} on node \S{1,255})")
 _DEAD = re.compile(r"Process (\d{1,10}) on node (\S{1,255}) managing GPU")
 _OF_PAIRS = ("Send", "Recv", "SendRecv")
 #: NCCL 2.28.9 leaves a comma out behind the GPU of a rank that is missing.
@@ -49,9 +54,9 @@ def is_ras(head: bytes, _name: str = "") -> bool:
 
 
 def text_of_ras(data: bytes) -> str:
-    """The answer with its notes, line by line, of JSON one line a rank in trouble. Raises ValueError."""
+    """The answer with its notes, line by line. Raises ValueError for JSON that is truncated."""
     text = data.decode("utf-8", "replace")
-    lines = _of_text(text) if b"Job summary" in data else _of_json(text)
+    lines = _of_text(text if b"Job summary" in data else _text_of_json(text))
     times = Counter(note for _, note in lines)
     return "".join(f"{line}{_said(note, times[note] > 1) if note else ''}\n" for line, note in lines)
 
@@ -91,16 +96,19 @@ def _differing(answer: str) -> tuple[Launched, ...]:
 
 
 class _Note(NamedTuple):
-    """A rank in trouble; ``most``: operations that others have launched, where it is behind."""
+    """A rank in trouble, or several ranks without their numbers; ``most``: operations that others have launched."""
 
     rank: int | None
     state: str = ""
     launched: int = 0
     most: int = 0
     operation: str = ""
+    several: str = ""
 
 
 _Lines = list[tuple[str, _Note | None]]
+#: The state of the line above the counts of one operation.
+_HEADER = "header"
 
 
 def _said(note: _Note, in_two_answers: bool) -> str:
@@ -108,20 +116,55 @@ def _said(note: _Note, in_two_answers: bool) -> str:
     if not note.most:
         return f" [RAS: {rank}{note.state}]"
     state = "stands still" if in_two_answers else "behind"
-    return f" [RAS: {rank}{state} at {note.launched} of {note.most} {note.operation}]"
+    return f" [RAS: {rank or f'{note.several} '}{state} at {note.launched} of {note.most} {note.operation}]"
 
 
 def _of_text(text: str) -> _Lines:
     read = _Text(text)
-    lines = [(line, read.note(line), len(read.most) - 1) for line in text.splitlines()]
+    lines = [(line, read.note(line), len(read.counts) - 1) for line in text.splitlines()]
     return [(line, read.judged(note, block)) for line, note, block in lines]
+
+
+class _Counts:
+    """The counts of one operation of a communicator: of how many ranks, and what those launched."""
+
+    def __init__(self, operation: str, *, is_world: bool) -> None:
+        self.operation, self.is_world = operation, is_world
+        self.parts: list[tuple[int, int]] = []
+        self.processes: list[tuple[int, str]] = []  # launched, and "process 812 on node n1"
+
+    @property
+    def most(self) -> int:
+        return max((launched for _, launched in self.parts), default=0)
+
+    @property
+    def behind(self) -> int:
+        return sum(ranks for ranks, launched in self.parts if launched < self.most)
+
+    @property
+    def are_few_behind(self) -> bool:
+        """Return True if fewer ranks are behind than not, or one of two is."""
+        total = sum(ranks for ranks, _ in self.parts)
+        return 2 * self.behind < total or total == 2
+
+    def of_several(self) -> _Note | None:
+        """Return the note for ranks that no line names, or that have other numbers in the job."""
+        if not self.behind or self.operation in _OF_PAIRS or (self.is_world and self.are_few_behind):
+            return None
+        launched = max(part for part in self.parts if part[1] < self.most)[1]
+        named = [process for count, process in self.processes if count < self.most]
+        of_part = "" if self.is_world else " of a smaller communicator"
+        several = f"{self.behind} of {sum(ranks for ranks, _ in self.parts)} ranks{of_part}"
+        if named and self.are_few_behind:
+            several = f"{', '.join(named)}{of_part}"
+        return _Note(None, "", launched, self.most, self.operation, several)
 
 
 class _Text:
     """Reads the lines of an answer in order, knowing in which block each stands."""
 
     def __init__(self, text: str) -> None:
-        self.most = [0]  # launched, by block
+        self.counts = [_Counts("", is_world=True)]
         #: By operation of the world: what ranks by name have launched, and what ranks without names.
         self.named: dict[str, dict[int, int]] = defaultdict(dict)
         self.unnamed: dict[str, list[int]] = defaultdict(list)
@@ -129,19 +172,20 @@ class _Text:
         self._sizes: dict[str, int] = {}
         self._error = ""
         self._is_world = True
-        self._operation = "operations"
         self._launched = 0
 
     def note(self, line: str) -> _Note | None:
-        """Of a rank that the line names."""
-        self._where(line)
+        """Of a rank that the line names, or of the counts that follow it."""
+        if self._where(line):
+            return _Note(None, _HEADER)
         if one := _ONE.match(line):
-            return self._count(int(one[1]), int(one[2] or 0))
+            self.counts[-1].parts.append((1, int(one[2] or 0)))
+            return self._count(line, int(one[1]), int(one[2] or 0))
         if rank := _RANK.match(line):
             if self._error == "MISMATCH":
-                if self._launched in self.unnamed[self._operation]:
-                    self.unnamed[self._operation].remove(self._launched)
-                return self._count(int(rank[1]), self._launched)
+                if self._launched in self.unnamed[self.counts[-1].operation]:
+                    self.unnamed[self.counts[-1].operation].remove(self._launched)
+                return self._count(line, int(rank[1]), self._launched)
             state = "dead" if (rank[2], rank[3]) in self._dead else "unresponsive"
             return _Note(int(rank[1]), state) if self._error == "INCOMPLETE" and self._is_world else None
         if _DEAD.match(line.strip()) and self._error in ("DEAD", "INCOMPLETE"):
@@ -149,12 +193,17 @@ class _Text:
         return None
 
     def judged(self, note: _Note | None, block: int) -> _Note | None:
-        """With what the others of its block have launched; None where the rank is not behind."""
-        if note is None or note.state:
+        """With what the others of its block have launched; None if the rank is not behind, or most ranks are."""
+        if note is None or note.state not in ("", _HEADER):
             return note
-        return note._replace(most=self.most[block]) if note.launched < self.most[block] else None
+        counts = self.counts[block]
+        if note.state:
+            return counts.of_several()
+        is_named = note.launched < counts.most and counts.are_few_behind and counts.operation not in _OF_PAIRS
+        return note._replace(most=counts.most) if is_named else None
 
-    def _where(self, line: str) -> None:
+    def _where(self, line: str) -> bool:
+        """Take what a line says about the lines after it; return True for the line above the counts of an operation."""
         if row := _TABLE_ROW.match(line):
             self._sizes[row[1]] = int(row[2])
         elif block := _BLOCK.match(line):
@@ -163,56 +212,71 @@ class _Text:
         elif line.strip() in ("DEAD", "INCOMPLETE", "TIMEOUT"):
             self._error, self._is_world = line.strip(), True
         elif of := _OF.search(line):
-            self._operation = of[1]
-            self.most.append(0)
+            self.counts.append(_Counts(of[1], is_world=self._is_world))
+            return True
         elif several := _SEVERAL.match(line):
-            self._launched = int(several[1] or 0)
-            self.most[-1] = max(self.most[-1], self._launched)
+            self._launched = int(several[2] or 0)
+            self.counts[-1].parts.append((int(several[1]), self._launched))
             if self._is_world:
-                self.unnamed[self._operation].append(self._launched)
+                self.unnamed[self.counts[-1].operation].append(self._launched)
+        return False
 
-    def _count(self, rank: int, launched: int) -> _Note | None:
-        self.most[-1] = max(self.most[-1], launched)
+    def _count(self, line: str, rank: int, launched: int) -> _Note | None:
+        counts = self.counts[-1]
+        if managed := _MANAGED.search(line):
+            counts.processes.append((launched, managed[1]))
         if self._is_world:
-            self.named[self._operation][rank] = launched
-        return _Note(rank, "", launched, 0, self._operation) if self._is_world else None
+            self.named[counts.operation][rank] = launched
+        return _Note(rank, "", launched, 0, counts.operation) if self._is_world else None
 
 
-def _of_json(text: str) -> _Lines:
+def _text_of_json(text: str) -> str:
     decoder = json.JSONDecoder()
     text = _NO_COMMA.sub(r"\1,\2", text)
-    lines: _Lines = []
+    lines: list[str] = []
     at = text.find("{")
     while at >= 0:
         try:
             answer, end = decoder.raw_decode(text, at)
             lines += _of_answer(answer)
         except OTHER_SHAPE as error:
-            raise ValueError("it is not a valid NCCL RAS response, or it is truncated") from error
+            raise ValueError("it is not a valid answer of NCCL RAS, or it is truncated") from error
         at = text.find("{", end)
-    return lines
+    return "\n".join(lines)
 
 
-def _of_answer(answer: dict[str, Any]) -> Iterator[tuple[str, _Note | None]]:
+def _of_answer(answer: dict[str, Any]) -> Iterator[str]:
+    """One answer in JSON as the lines that RAS prints as text."""
     groups = answer["communicators"]
-    world = max(groups, key=lambda group: group["size"], default=None)
-    if world is None:
-        return
-    for missing in world.get("missing_ranks", ()):
-        state = "dead" if missing.get("status", {}).get("considered_dead") else "unresponsive"
-        yield _line(missing), _Note(int(missing["rank"]), state)
-    counts: dict[str, dict[int, int]] = {}
-    by_rank = {rank["rank"]: rank for rank in world.get("ranks", ())}
-    for number, rank in by_rank.items():
-        for operation, count in rank.get("collective_counts", {}).items():
-            counts.setdefault(str(operation), {})[int(number)] = int(count)
-    for operation, launched in counts.items():
-        most = max(launched.values())
-        behind = [number for number, count in launched.items() if count < most]
-        for number in behind if len(behind) * 2 < len(launched) or len(launched) == 2 else ():
-            yield _line(by_rank[number]), _Note(number, "", launched[number], most, operation)
+    for number, group in enumerate(groups):
+        yield f"{number:5d} 1 1 1 {int(group['size']):7d} {int(group['size'])} RUNNING"
+    for number, group in enumerate(groups):
+        absent = group.get("missing_ranks", ())
+        dead = [rank for rank in absent if rank.get("status", {}).get("considered_dead")]
+        yield from ["DEAD", *(f"  {_process(rank)} is considered dead" for rank in dead)] if dead else ()
+        yield from [f"#{number}-0 (0) INCOMPLETE", *map(_line, absent)] if absent else ()
+        by_rank = {int(rank["rank"]): rank for rank in group.get("ranks", ())}
+        counts: dict[str, dict[int, int]] = defaultdict(dict)
+        for rank, of_rank in by_rank.items():
+            for operation, count in of_rank.get("collective_counts", {}).items():
+                counts[str(operation)][rank] = int(count)
+        for operation, launched in counts.items():
+            parts = sorted(grouped((count, rank) for rank, count in launched.items()).items(), key=lambda p: -len(p[1]))
+            if len(parts) > 1:
+                yield f"#{number}-0 (0) MISMATCH"
+                yield f"  Communicator ranks have different {operation} operation counts"
+            for count, ranks in parts if len(parts) > 1 else ():
+                yield f"  {len(ranks)} ranks have launched up to operation {count}"
+                # RAS lists the smaller sets.
+                yield from (
+                    _line(by_rank[rank]) for rank in ranks if 2 * len(ranks) < len(launched) or len(launched) == 2
+                )
+
+
+def _process(rank: dict[str, Any]) -> str:
+    return f"Process {rank.get('pid')} on node {rank.get('host')} managing GPU {rank.get('cuda_dev')}"
 
 
 def _line(rank: dict[str, Any]) -> str:
     process = f"process {rank.get('pid')} on node {rank.get('host')}"
-    return f"Rank {rank['rank']} -- GPU {rank.get('cuda_dev')} managed by {process}"
+    return f"  Rank {rank['rank']} -- GPU {rank.get('cuda_dev')} managed by {process}"
