@@ -177,6 +177,7 @@ class _Reading:
                 is_finished=ends.is_finished if ends else False,
                 last_step=ends.last_step if ends else None,
                 unusual=ends.unusual if ends else None,
+                nan_since=ends.nan_since if ends else None,
                 unread=file.unread,
             )
         )

@@ -106,7 +106,7 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
 
 def _diagnose_job(recording: Recording) -> Diagnosis:
     """The causes that the judge names, then what NCCL fell back to, then what recordings beside the output show."""
-    from ddp_doctor.engine.causes import fallbacks  # no other command has to wait for these tables
+    from ddp_doctor.engine.causes import fallbacks, noticed  # no other command has to wait for these tables
     from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import causes
     from ddp_doctor.facts.job_log import RecordingFact
@@ -117,7 +117,7 @@ def _diagnose_job(recording: Recording) -> Diagnosis:
         named = causes(recording)
         kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
         found = [finding_of(judged, options.command) for judged in kept]
-    others = [diagnose(recording, rules_in(fallbacks)), *map(diagnose, beside)]
+    others = [diagnose(recording, (*rules_in(fallbacks), *rules_in(noticed))), *map(diagnose, beside)]
     left_out = sorted({judged.cause.code for judged in named if judged not in kept})
     return Diagnosis(
         (

@@ -68,6 +68,7 @@ class FileSeen(Frozen):
     is_finished: bool = False  # it says that the run ended, not only that something was saved
     last_step: LogLine | None = None  # the last step, if steps continue to the end of the file
     unusual: LogLine | None = None  # the last line about a fault, or the last line
+    nan_since: LogLine | None = None  # from this line to the end of the file every loss is NaN or infinite
     unread: str | None = None  # why it was not read
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
-from ddp_doctor.engine.causes import fallbacks
+from ddp_doctor.engine.causes import fallbacks, noticed
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
@@ -88,4 +88,4 @@ def _rule(cause: JobCause) -> CauseRule:
 
 
 _BY_CODE = {cause.code: _rule(cause) for cause in JOB_CAUSES}
-JOB_RULES = (*_BY_CODE.values(), *rules_in(fallbacks))
+JOB_RULES = (*_BY_CODE.values(), *rules_in(fallbacks), *rules_in(noticed))

@@ -10,6 +10,7 @@ steps, and neither are NCCL's lines about its channels.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from ddp_doctor.model.base import grouped
@@ -86,8 +87,13 @@ _ONLY_ENDED = re.compile(
 )
 
 
+_LOSS = re.compile(r"(?:^|[^a-z])loss(?:es)?\b[^a-z\d\n]{0,12}(?:(?P<not_finite>nan|inf)\b|\d)", re.IGNORECASE)
+#: So many lines in a row show that a loss stays NaN.
+_LEAST_LOSSES = 3
+
+
 class Conclusion(NamedTuple):
-    """The numbers of these lines, or None: a good end, the last of steps, and the most telling line.
+    """The numbers of these lines, or None: a good end, the last of steps, the most telling line, the first of NaN.
 
     ``is_finished``: the run ended, not only a checkpoint or an epoch.
     """
@@ -96,6 +102,7 @@ class Conclusion(NamedTuple):
     is_finished: bool = False
     last_step: int | None = None
     unusual: int | None = None
+    nan_since: int | None = None
 
 
 def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
@@ -104,7 +111,15 @@ def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     said = [(number, text) for number, text in tail if not _ONLY_ENDED.fullmatch(text.strip())] or tail
     unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
     is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
-    return Conclusion(good_end, is_finished, _last_step(tail), unusual or next((number for number, _ in said), None))
+    unusual = unusual or next((number for number, _ in said), None)
+    return Conclusion(good_end, is_finished, _last_step(tail), unusual, _nan_since(tail))
+
+
+def _nan_since(tail: Sequence[tuple[int, str]]) -> int | None:
+    """The first of the lines with a loss at the end of the output that all have NaN or infinity."""
+    losses = ((number, found) for number, text in tail if (found := _LOSS.search(text)))
+    not_finite = [number for number, _ in takewhile(lambda loss: loss[1]["not_finite"] is not None, losses)]
+    return not_finite[-1] if len(not_finite) >= _LEAST_LOSSES else None
 
 
 def _is_good_end(text: str) -> bool:

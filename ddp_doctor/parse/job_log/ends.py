@@ -54,6 +54,7 @@ class Ends:
         self.is_finished = False
         self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
+        self.nan_since: LogLine | None = None  # from there on every loss is NaN or infinite
         #: The last line about NCCL preparing communication, by host and pid.
         self.nccl_goes_on: dict[tuple[str | None, int], int] = {}
         self._left = _LAST_LINES
@@ -96,9 +97,9 @@ class Ends:
                 break
         texts, seen = dict(self._tail), conclusion(self._tail)
         self.is_finished = seen.is_finished
-        self.good_end, self.last_step, self.unusual = (
+        self.good_end, self.last_step, self.unusual, self.nan_since = (
             None if number is None else self._where(texts[number], number)
-            for number in (seen.good_end, seen.last_step, seen.unusual)
+            for number in (seen.good_end, seen.last_step, seen.unusual, seen.nan_since)
         )
 
     def _line(self, raw: bytes, number: int) -> None:
