@@ -90,7 +90,7 @@ def known_bug_of_nccl(recording: Recording) -> Iterator[Draft]:
                     f"NCCL {version} {issue.effect}",
                     Evidence(check="logs", text=f"NCCL {version} in the output", expected_from=issue.source),
                     remedy(
-                        f"Use NCCL {dotted(issue.before)} or newer{', or avoid the bug with a setting' if setting else ''}",
+                        f"Use NCCL {dotted(issue.before)} or newer{', or set a variable' if setting else ''}",
                         *setting,
                         scope="job",
                     ),
