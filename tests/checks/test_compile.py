@@ -54,7 +54,7 @@ def test_a_graph_break_on_all_ranks_is_information_with_its_line_and_what_torch_
 
 
 @planted(
-    ("a branch by rank", "branch", "DD840", [1, None], "compiles other graphs", "mul(", "compiled.py:"),
+    ("a branch by rank", "branch", "DD840", [1, None], "compiles different graphs", "mul(", "compiled.py:"),
     ("a type", "cast", "DD840", [1, None], "double(", " -> float64 at compiled.py:", "rank 0 has view("),
     ("a configuration", "heads", "DD840", [1, None], "8, -1) -> float32", "but rank 0 has view(", "4, -1)"),
     ("a graph break", "break_on_one_rank", "DD840", [1, None], "a graph break (", "rank 0 has no more graph breaks"),

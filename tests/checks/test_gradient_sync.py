@@ -220,7 +220,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
         "DD701",
         [],
         "Wrong in ddp-doctor's own model: weight1 on every rank",
-        "there is none",
+        "it is missing",
     ),
     ("no_sync that synchronizes", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
     (
