@@ -12,6 +12,7 @@ from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of
 
+_WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 #: Of a second; the ranks of a job start within it of each other, or later.
 _TOGETHER_TICKS = 100
@@ -37,17 +38,22 @@ class JobOnHost:
 class Host:
     """The processes of this host at one moment."""
 
-    def __init__(self) -> None:
-        self.parents = {pid: proc.parent(pid) for pid in proc.pids()}
+    def __init__(self, pids: Iterable[int] | None = None) -> None:
+        self.parents = {pid: proc.parent(pid) for pid in (proc.pids() if pids is None else pids)}
         self.tree = grouped((parent, pid) for pid, parent in self.parents.items())
         own = {os.getpid(), *ancestors(os.getpid())}
         found = (candidate(pid) for pid in sorted(self.parents) if pid not in own)
         self.with_torch = {process.pid: process for process in found if process is not None}
+        self._families = _families(self.with_torch)
+        #: Ranks by pid, as far as anything tells them.
+        self._rank_of = {pid: process.rank for pid, process in self.with_torch.items()}
+        for family in self._families.values():
+            self._rank_of.update(family.ranks)
 
     def jobs(self) -> list[JobOnHost]:
         """The jobs, in the order of their first processes."""
-        by_name = grouped((_job_name(process), process) for process in self._ranks())
-        return [self._job(*job) for name, ranks in by_name.items() for job in _split_by_network(name, ranks)]
+        by_name = grouped((self._job_name(process), process) for process in self.ranks())
+        return [self._job(*job) for name, ranks in by_name.items() for job in self._split_by_network(name, ranks)]
 
     def alone(self, pid: int) -> JobOnHost:
         """A process with torch that is no rank, as a job of its own."""
@@ -58,24 +64,50 @@ class Host:
         is_below = any(pid in pids for pids in job.children.values())
         return is_below or any(pid in (process.pid, *ancestors(process.pid)) for process in job.ranks.values())
 
-    def _ranks(self) -> Iterable[Candidate]:
+    def ranks(self) -> Iterable[Candidate]:
         """Candidates that are ranks, and neither helpers of one nor who started them."""
-        likely = [process for process in self.with_torch.values() if process.rank is not None or process.has_groups]
+        numbers = self._rank_of
+        likely = [p for p in self.with_torch.values() if numbers[p.pid] is not None or p.has_groups]
         pids = {process.pid: process for process in likely}
         for process in likely:
             above = [pids[pid] for pid in ancestors(process.pid) if pid in pids]
-            if any(_is_helper_of(other, process) for other in above) or kind_of_child(process.pid) != "other":
+            if any(self._is_helper_of(other, process) for other in above) or kind_of_child(process.pid) != "other":
                 continue
             under = [pids[pid] for pid in below(process.pid, self.tree) if pid in pids]
-            started_ranks = any(not _is_helper_of(process, other) for other in under)
-            if process.has_groups or not started_ranks:
+            started_ranks = any(not self._is_helper_of(process, other) for other in under)
+            if process.has_groups or process.pid in self._families or not started_ranks:
                 yield process
 
+    def _is_helper_of(self, above: Candidate, process: Candidate) -> bool:
+        """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
+        rank = self._rank_of[above.pid]
+        return rank == self._rank_of[process.pid] and (rank is not None or not process.has_groups)
+
+    def _job_name(self, process: Candidate) -> str:
+        """What ranks of one job have in common on a host, and those of no other job."""
+        family = self._families.get(process.pid) or self._families.get(process.parent)
+        if family is not None and process.pid in family.ranks:
+            return family.name
+        return _job_name(process)
+
+    def _split_by_network(self, name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
+        """One job, or several that call themselves alike in networks of their own, as containers do."""
+        numbers = [rank for process in ranks if (rank := self._rank_of[process.pid]) is not None]
+        if len(numbers) > len(set(numbers)):
+            by_network = grouped((network_of(process.pid), process) for process in ranks)
+            if len(by_network) > 1:
+                return [(f"{name}, {network}", members) for network, members in by_network.items()]
+        return [(name, list(ranks))]
+
     def _job(self, key: str, processes: Sequence[Candidate]) -> JobOnHost:
-        numbered = len({process.rank for process in processes} - {None}) == len(processes)
-        parents = {process.parent for process in processes}
+        numbers = [self._rank_of[process.pid] for process in processes]
+        numbered = len({*numbers} - {None}) == len(processes)
+        pids = {process.pid for process in processes}
+        parents = {
+            process.parent for process in processes if process.pid not in self._families or process.parent in pids
+        }
         dead = self._zombies(parents, processes)
-        ranks = {process.rank: process for process in processes if numbered and process.rank is not None}
+        ranks = {number: p for number, p in zip(numbers, processes, strict=True) if numbered and number is not None}
         zombies: dict[int, tuple[int, str]] = {}
         if not numbered:
             order = sorted(
@@ -86,7 +118,8 @@ class Host:
             zombies = {number_of[pid]: (pid, ended) for _, pid, ended in dead}
         ranks = dict(sorted(ranks.items()))
         first = next(iter(ranks.values()))
-        world_size = proc.number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+        sizes = (proc.number(process.env, *_WORLD_SIZES) for process in ranks.values())
+        world_size = next((size for size in sizes if size is not None), None)
         missing = sorted(_ranks_expected_here(ranks, world_size) - set(ranks)) if numbered else []
         if missing and len(dead) == len(missing):
             zombies = {rank: (pid, ended) for rank, (_, pid, ended) in zip(missing, dead, strict=True)}
@@ -120,19 +153,31 @@ class Host:
         return sorted(found)
 
 
-def _is_helper_of(above: Candidate, process: Candidate) -> bool:
-    """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
-    return above.rank == process.rank and (above.rank is not None or not process.has_groups)
+@dataclass(frozen=True)
+class _Family:
+    """A rank that started the other ranks of its host, as Lightning's own launcher does; ranks by pid."""
+
+    name: str
+    ranks: Mapping[int, int]
 
 
-def _split_by_network(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
-    """One job, or several that call themselves alike in networks of their own, as containers do."""
-    numbers = [process.rank for process in ranks if process.rank is not None]
-    if len(numbers) > len(set(numbers)):
-        by_network = grouped((network_of(process.pid), process) for process in ranks)
-        if len(by_network) > 1:
-            return [(f"{name}, {network}", members) for network, members in by_network.items()]
-    return [(name, list(ranks))]
+def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
+    """The processes that started others with LOCAL_RANK 1 and on, and none with 0, by their pids.
+
+    The others have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, and no RANK;
+    the process that started them has none of these (lightning.fabric.strategies.launchers.subprocess_script).
+    """
+    found = {}
+    for parent, children in grouped((process.parent, process) for process in processes.values()).items():
+        local = {p.pid: p.local_rank for p in children if p.rank is None and "MASTER_PORT" in p.env}
+        known = {pid: rank for pid, rank in local.items() if rank is not None}
+        if parent not in processes or processes[parent].rank is not None or not known or 0 in known.values():
+            continue
+        env = processes[next(iter(known))].env
+        first = (proc.number(env, "NODE_RANK", "GROUP_RANK") or 0) * (max(known.values()) + 1)
+        ranks = {parent: first} | {pid: first + rank for pid, rank in known.items()}
+        found[parent] = _Family(f"{env.get('MASTER_ADDR', 'localhost')}:{env['MASTER_PORT']}", ranks)
+    return found
 
 
 def _job_name(process: Candidate) -> str:
@@ -148,7 +193,7 @@ def _job_name(process: Candidate) -> str:
 
 
 def _ranks_expected_here(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int]:
-    rank, process = next(iter(ranks.items()))
+    rank, process = next(((rank, p) for rank, p in ranks.items() if "MASTER_ADDR" in p.env), next(iter(ranks.items())))
     size = proc.number(process.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     tasks = _SLURM_TASKS.fullmatch(process.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if size is None and tasks and "RANK" not in process.env:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ddp_doctor.knowledge.live_frames import GROUP_THREADS
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_jobs import Host
 
 #: Processes of a job that are looked at.
 _MOST_PROCESSES = 4_096
@@ -56,14 +56,13 @@ class Progress:
     _begun_s: float = 0.0  # monotonic, as those below
     _searched_s: float = 0.0
     _looked_s: float | None = None
-    _each: bool = False  # whether each process is a rank for sure, of which each has to move
 
     def pids(self) -> tuple[int, ...]:
         """The ranks that were alive at the last look."""
         return tuple(self._ranks)
 
     def look(self, roots: Iterable[int], longest_gap_s: float) -> float:
-        """The seconds for which some rank has not moved or, where ranks are not numbered, none of them.
+        """The seconds for which some rank has not moved.
 
         After a gap, in which this process was stopped or the machine slept, all begins again.
         """
@@ -73,7 +72,7 @@ class Progress:
                 rank.moved_s = now
         self._looked_s = now
         self._begun_s = self._begun_s or now
-        is_beginning = not self._each and now - self._begun_s < _BEGINNING_S
+        is_beginning = not self._ranks and now - self._begun_s < _BEGINNING_S
         all_live = all(process.started(pid) == rank.started for pid, rank in self._ranks.items())
         if is_beginning or now - self._searched_s > _SEARCH_S or not all_live:
             self._searched_s = now
@@ -84,12 +83,11 @@ class Progress:
                 if _has_moved(rank, counts):
                     rank.moved_s = now
                 rank.counts = counts
-        still = [now - rank.moved_s for rank in self._ranks.values()]
-        return (max(still) if self._each else min(still)) if still else 0.0
+        return max((now - rank.moved_s for rank in self._ranks.values()), default=0.0)
 
     def _search(self, roots: Iterable[int], now: float) -> None:
         """Find the job's ranks; those that are new count as moving."""
-        found, self._each = _ranks_below(roots)
+        found = _ranks_below(roots)
         known = {pid: rank for pid, rank in self._ranks.items() if found.get(pid) == rank.started}
         for rank in known.values():
             rank.on_gpu = rank.on_gpu or _uses_gpu(rank.pid)
@@ -102,15 +100,11 @@ class Progress:
         self._ranks = known
 
 
-def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
-    """The starts by pid of processes with torch that have a rank by their launcher, else of those in a group."""
+def _ranks_below(roots: Iterable[int]) -> dict[int, int]:
+    """The starts by pid of the ranks below these processes."""
     tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
-    with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
-    rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}
-    ranks = {pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank}
-    grouped = [pid for pid in with_torch if any(map(GROUP_THREADS.fullmatch, proc.threads(pid).values()))]
-    starts = {pid: process.started(pid) for pid in ranks or grouped}
-    return {pid: started for pid, started in starts.items() if started is not None}, bool(ranks)
+    starts = {rank.pid: process.started(rank.pid) for rank in Host(tree).ranks()}
+    return {pid: started for pid, started in starts.items() if started is not None}
 
 
 def _uses_gpu(pid: int) -> bool:

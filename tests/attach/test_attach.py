@@ -12,7 +12,7 @@ import pytest
 
 from ddp_doctor.app import UsageError, attach
 from ddp_doctor.model.report import AttachReport
-from ddp_doctor.sources import live_stacks, proc
+from ddp_doctor.sources import live_jobs, live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
 from tests.attach import RANKS
@@ -151,6 +151,33 @@ def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: s
     rank = Candidate(0, 1, 1, {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}, {}, ["train"])
 
     assert of_slurm(JobOnHost("job", {0: rank}, numbered=True, children={0: []}), asked) is is_it
+
+
+FAMILY = {"MASTER_ADDR": "node0", "MASTER_PORT": "29501", "NODE_RANK": "1", "WORLD_SIZE": "6"}
+
+
+@pytest.mark.parametrize(
+    ("environments", "ranks"),
+    [
+        pytest.param([{}, {"LOCAL_RANK": "1"}, {"LOCAL_RANK": "2"}], {0: 3, 1: 4, 2: 5}, id="Lightning's own launcher"),
+        pytest.param([{}, {"LOCAL_RANK": "2"}], {0: 3, 1: 5}, id="a child has ended"),
+        pytest.param([{}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}], {}, id="the parent is not a rank"),
+        pytest.param([{}, {"LOCAL_RANK": "1", "RANK": "4"}], {}, id="children with a number"),
+        pytest.param([{"RANK": "3"}, {"LOCAL_RANK": "1"}], {}, id="a rank with a number, and its helper"),
+    ],
+)
+def test_process_that_starts_local_ranks_from_1_is_local_rank_0(
+    environments: list[dict[str, str]], ranks: dict[int, int]
+):
+    processes = {
+        pid: Candidate(pid, 0 if pid else 99, pid, {**(FAMILY if pid else {}), **env}, {}, ["train"])
+        for pid, env in enumerate(environments)
+    }
+
+    families = live_jobs._families(processes)
+
+    assert {parent: dict(family.ranks) for parent, family in families.items()} == ({0: ranks} if ranks else {})
+    assert all(family.name == "node0:29501" for family in families.values())
 
 
 def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

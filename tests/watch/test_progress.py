@@ -56,10 +56,9 @@ def job():
         process.communicate()
 
 
-@pytest.mark.parametrize(("each", "stands_still"), [(True, True), (False, False)])
-def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monkeypatch, each, stands_still):
+def test_job_stands_still_if_one_of_its_ranks_does(job, monkeypatch):
     clock = itertools.count(1_000, 10)
-    monkeypatch.setattr(progress, "_ranks_below", lambda _roots: (job, each))
+    monkeypatch.setattr(progress, "_ranks_below", lambda _roots: job)
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(progress, "_has_moved", lambda rank, now: now.cpu_s > rank.counts.cpu_s)
     ranks = Progress()
@@ -70,8 +69,8 @@ def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monke
     before = progress._counts_of(busy)
     assert before is not None
     wait_until(lambda: (now := progress._counts_of(busy)) and now.cpu_s > before.cpu_s)
-    assert (ranks.look([], 1e9) > 0) is stands_still
-    assert ranks.look([], 0.0) <= 0.0 or not stands_still, "after a gap all begins again"
+    assert ranks.look([], 1e9) > 0
+    assert ranks.look([], 0.0) <= 0.0, "after a gap all begins again"
 
     os.kill(busy, signal.SIGKILL)
     os.waitid(os.P_PID, busy, os.WEXITED | os.WNOWAIT)
