@@ -59,6 +59,7 @@ _UNFIT = re.compile(
 _VICTIM = re.compile(
     "|".join(map(re.escape, (*PEER_GONE, *PEER_REFUSES, *PEER_UNREACHED, *OF_ANYTHING, *_PEER_SILENT)))
     + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms"
+    r"|other (?:rank|worker|node)s? (?:that )?(?:didn|did|do|have|has|are|is|was|were)\b"
     r"|Got completion (?:from peer|with error)|Proxy Call to rank|ncclProxyClientGetFd call to tpRank"
     r"|Error encountered progressing operation|" + _UNFIT.pattern,
     re.IGNORECASE,

@@ -98,6 +98,18 @@ def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], ti
     assert [finding.title for finding in report.findings] == [title]
 
 
+RAISED = """Traceback (most recent call last):
+  File "/home/me/train.py", line 24, in main
+    big = torch.zeros(1 << 44)
+  File "/opt/venv/lib/python3.11/site-packages/numpy/_core/numeric.py", line 191, in ones
+    a = empty(shape, dtype, order)
+"""
+WAITED = "[rank{}]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+UNKNOWN = ": the cause is unknown"
+PYXIS = """pyxis: imported docker image: docker://me/image:1
+slurmstepd: error: pyxis: container start failed with error code: 1
+slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"""
+TIME_LIMIT = "slurmstepd: error: *** STEP 4.2 ON n1 CANCELLED AT 2025-12-03T14:53:02 DUE TO TIME LIMIT ***"
 IN_DISTRIBUTED = r"""  File "C:\torch\distributed\rendezvous.py", line 185, in _create
     return TCPStore(
 RuntimeError: no libuv
@@ -176,20 +188,46 @@ SHARED_GPU = "".join(
             "host3: Test NCCL failure common.cu:1125 'system error'\n .. host3 pid 35: Test failure common.cu:1017",
             "The job failed with “host3: Test NCCL failure common.cu:1125 'system error'”: the cause is unknown",
         ),
+        (PYXIS, f"The output ends with “slurmstepd: error: pyxis: container start failed with error code: 1”{UNKNOWN}"),
+        (
+            f"{WAITED.format(1)}\n{WAITED.format(2)}\n{WAITED.format(3)}",
+            "A collective timed out on ranks 1-3: the cause is unknown",
+        ),
+        (
+            "Waiting in store based barrier to initialize for rank: 0 (world_size=7, worker_count=1, timeout=0:30:00)",
+            "The job was still starting, or hangs during start: 1 of 7 ranks joined the process group",
+        ),
+        (
+            "[Rank 7] NCCL watchdog thread terminated with exception: CUDA error: 7",
+            f"Rank 7 failed with “[Rank 7] NCCL watchdog thread terminated with exception: CUDA error: 7”{UNKNOWN}",
+        ),
+        (
+            "node1:8:9 [0] p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument",
+            "The job failed with “hipIpcGetMemHandle failed: invalid argument”: the cause is unknown",
+        ),
+        (
+            "*** SIGABRT received at time=1710000000 on cpu 3 ***",
+            "A rank crashed in a native library, not in Python code",
+        ),
+        (
+            "[node1:71] Signal: Bus error (7)\n[node1:71] *** End of error message ***",
+            "/dev/shm of the host is too small for the batches of DataLoader workers",
+        ),
+        (
+            "".join(f"[7.1] NVRM: Xid (PCI:0000:{bus}:00): 149, NETIR Fatal XC0 i0 Link 12\n" for bus in ("dc", "ed")),
+            "NVLink failed on a rank, GPU 0000:dc:00 and 0000:ed:00",
+        ),
+        (f"after training is done\n{TIME_LIMIT}", "Training finished, and the job failed while its processes exited"),
+        (
+            f"{RAISED}ValueError: TP rank 1 is loaded, but other ranks didn't finish",
+            f"The job failed with “ValueError: TP rank 1 is loaded, but other ranks didn't finish”{UNKNOWN}",
+        ),
     ],
 )
 def test_the_title_names_the_rank_host_or_line_that_the_output_names(output: str, title: str, tmp_path: Path):
     (tmp_path / "job.out").write_text(output + "\n")
 
     assert [finding.title for finding in logs([str(tmp_path / "job.out")]).report.findings][:1] == [title]
-
-
-RAISED = """Traceback (most recent call last):
-  File "/home/me/train.py", line 24, in main
-    big = torch.zeros(1 << 44)
-  File "/opt/venv/lib/python3.11/site-packages/numpy/_core/numeric.py", line 191, in ones
-    a = empty(shape, dtype, order)
-"""
 
 
 @pytest.mark.parametrize(

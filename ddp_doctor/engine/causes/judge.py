@@ -19,6 +19,7 @@ What signs and rows must look like for it:
 * Values of signs that name a culprit: gpu, bus, device, peer, host, rank, peer_rank, variable, file (whose.py).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
@@ -36,6 +37,7 @@ from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.wording.findings import in_units
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
 
@@ -78,7 +80,13 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
 
 
 #: Causes of a crash or hang while processes exit, if the output names no other.
-_OF_TEARDOWN = ("job-failed-cause-not-proven", "process-crashed", "peer-died-secondary", "stuck-outside-collective")
+_OF_TEARDOWN = (
+    "job-failed-cause-not-proven",
+    "process-crashed",
+    "peer-died-secondary",
+    "stuck-outside-collective",
+    "scheduler-time-limit",
+)
 #: Faults that other ranks may report because a process has died.
 _OF_A_BROKEN_LINK = ("ib-fabric-fault", "rank-unreachable", "firewall-or-unreachable")
 #: Causes that say no more than that a process ended.
@@ -109,6 +117,7 @@ def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
 
 #: Faults of the network by what is set up wrongly: they show with the first transfers.
 _SET_UP = ("ib-unusable", "roce-gid-index", "ib-rail-unroutable", "ib-mtu-mismatch")
+_BUS_ERROR = re.compile(r"\bBus error\b|\bSIGBUS\b")
 #: Lines of the job between NCCL's completion and its first transfers.
 _FEW_LINES = 5
 
@@ -121,6 +130,9 @@ def _by_the_moment(recording: Recording, output: Output, suspect: Suspect) -> Su
         return replace(suspect, cause=cause_named(set_up))
     if name == "ib-fabric-fault" and is_first is False:
         return replace(suspect, confidence=Confidence.LIKELY)
+    if name == "process-crashed" and _BUS_ERROR.search(" ".join(sign.where.text for sign in suspect.signs)):
+        # A page of /dev/shm without room ends a process this way, and little else does.
+        return replace(suspect, cause=cause_named("shm-too-small-dataloader"), confidence=Confidence.POSSIBLE)
     if name in _SET_UP and is_first is False:
         return replace(suspect, confidence=Confidence.POSSIBLE)
     return suspect
@@ -165,12 +177,19 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         " ".join(filter(None, (capital(time_outs.waited(output)), when))),
         values={
             **suspect.values,
+            **_of_all_gpus(suspect),
             **({"meaning": known.meaning} if known else {}),
             **({"size": in_units(int(suspect.values["bytes"]))} if "bytes" in suspect.values else {}),
             "raised_at": _raised_at(output, suspect),
             "ranks": _ranks_named(suspect),
         },
     )
+
+
+def _of_all_gpus(suspect: Suspect) -> dict[str, str]:
+    """The GPUs of all signs, if these name different ones."""
+    found = dict.fromkeys(bus for sign in suspect.signs if (bus := sign.values.get("bus")))
+    return {"bus": name_list(list(found))} if len(found) > 1 and "peer_rank" not in suspect.values else {}
 
 
 #: Values of signs that are equal for the ranks of one fault: the GPU that they share, how far they came.

@@ -61,7 +61,7 @@ def waited(output: Output) -> str:
     parts = []
     for group, time_outs in waits(output.fact).items():
         by_call = grouped((wait.collective, rank) for rank, wait in time_outs.items() if wait.seq is not None)
-        in_group = f" of {group}" if group else ""
+        in_group = f" in group {group}" if group else ""
         parts += [f"{places(output, ranks)} waited in {call}{in_group}" for call, ranks in by_call.items()]
     return f"{'; '.join(parts)}." if parts else ""
 

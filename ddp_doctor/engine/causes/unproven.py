@@ -39,6 +39,8 @@ _PEER_GONE = (
     "ray-worker-gone",
 )
 _REFUSED = ("peer-refuses", "connect-refused")
+#: What stands in front of NCCL's own words.
+_OF_NCCL = re.compile(r"^.*?NCCL (?:WARN|INFO) ")
 _ADDRESS = re.compile(r"\b(?:to|peer) \[?(?P<host>[\w.:-]{1,200}?)\]?[<:](?P<port>\d{1,5})\b")
 #: Signs that a process died, whatever the launcher.
 _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped", "received-signal", "exit-code")
@@ -239,8 +241,9 @@ def _unknown(output: Output) -> Iterator[Judged]:
     if last:
         words = f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”"
     elif told := [sign.where for sign in spoken if SIGNS[sign.sign][0].role == "pointer"] or unusual:
-        quote = f"“{shorten(told[0].text, _LONGEST_WORDS, placeholder=' …')}”"
-        words = f"the job failed with {quote}"
+        quote = f"“{shorten(_OF_NCCL.sub('', told[0].text), _LONGEST_WORDS, placeholder=' …')}”"
+        ranks = next((ranks_of([sign]) for sign in spoken if sign.where == told[0]), frozenset[int]())
+        words = f"{places(output, ranks) if ranks else 'the job'} failed with {quote}"
         how = f"{ended.rstrip('.')} after {quote}" if ended else ""
     remedies, next_check = _advice(output, bool(waits_for or late or stuck), bool(joined))
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
@@ -266,7 +269,8 @@ def _advice(output: Output, is_time_out: bool, did_not_join: bool) -> tuple[tupl
     if is_time_out:
         stacks = "py-spy dump --pid PID of the hanging ranks, and ddp-doctor logs with the output of all ranks"
         return (RECORD_GLOO if output.fact.backend == "gloo" else RECORD_NCCL,), stacks
-    if output.signs("nccl-error", "nccl-error-by-name", "nccl-error-returned"):
+    has_warnings = any(_OF_NCCL.search(sign.where.text) for sign in output.fact.signs)
+    if not has_warnings and output.signs("nccl-error", "nccl-error-by-name"):
         return (SHOW_WARNINGS,), "ddp-doctor run on the same nodes, and ddp-doctor logs with the new output"
     return (KEEP_OUTPUT,), "ddp-doctor logs with the output of all ranks"
 
@@ -342,12 +346,23 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
     if output.shows_progress or goes_on:
         return ()
+    if found := _of_one_moment(output):
+        return (found,)
+    if begun <= complete:
+        return _without_good_end(output, logs)
+    what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
+    values = {"what": _not_come(logs) or what}
+    return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
+
+
+def _of_one_moment(output: Output) -> Judged | None:
+    """Return what one answer of RAS, py-spy dumps or waiting ranks show, perhaps a moment of a job that runs."""
     for sign in output.signs("ras-mismatch"):
         counts = "; ".join(line.strip() for line in sign.values.get("counts", "").strip().split("\n"))
         why = f"NCCL's RAS shows different {sign.values['what']} ({counts}), which may last a moment only"
         next_check = "ncclras again after 10 seconds, and ddp-doctor logs over both answers; ddp-doctor attach"
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (sign.where,), values={"why": why})
-        return (replace(judged, next_check=next_check),)
+        return replace(judged, next_check=next_check)
     if stacks := output.signs("stack-of-process"):
         places_of_stacks = "; ".join(sign.values["place"] for sign in stacks[:_MOST_STACKS])
         more = f"; and {len(stacks) - _MOST_STACKS} more" if len(stacks) > _MOST_STACKS else ""
@@ -356,12 +371,12 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
             "py-spy dump again after 10 seconds, for all ranks; ddp-doctor attach shows which rank holds up the others"
         )
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, lines(stacks), values={"why": why})
-        return (replace(judged, next_check=next_check),)
-    if begun <= complete:
-        return _without_good_end(output, logs)
-    what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
-    values = {"what": _not_come(logs) or what}
-    return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
+        return replace(judged, next_check=next_check)
+    for sign in output.signs("waits-in-store-barrier")[-1:]:
+        what = f"{sign.values['came']} of {sign.values['world']} ranks joined the process group"
+        judged = Judged(cause_named("job-starting"), Confidence.POSSIBLE, (sign.where,), values={"what": what})
+        return replace(judged, next_check="py-spy dump --pid PID of a rank that has not joined")
+    return None
 
 
 def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tuple[Judged, ...]:
@@ -394,7 +409,7 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
 def _silent(output: Output, late: list[SignSeen]) -> str:
     """Of few ranks that printed no time-out while the others did: whom to look at first."""
     waited_in_vain = ranks_of(late)
-    silent = output.world - waited_in_vain
+    silent = (output.world | set(range(max(waited_in_vain, default=0)))) - waited_in_vain
     if not silent or len(silent) >= len(waited_in_vain):
         return ""
     return f"{places(output, silent)} printed no timeout, so check there first."

@@ -200,6 +200,15 @@ _ENDS = {
     ),
     "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
     # The line of NCCL's source to which an error came up: a call of the program failed.
+    "cuda-error-of-watchdog": nccl.pointer("watchdog thread terminated with exception: CUDA error: "),
+    "srun-did-not-start": launcher.pointer(
+        (
+            "Task launch for StepId=",
+            "Application launch failed: ",
+            "task_init() failed with rc=",
+            "container start failed",
+        )
+    ),
     "nccl-error-returned": nccl.pointer(
         ("group.cc:", "init.cc:", "transport.cc:", "enqueue.cc:"),
         r"NCCL INFO (?:(?!\S*(?:transport|plugin|graph|misc|ras)/)\S*/)?(?:group|init|enqueue|transport)\.cc:\d+"
@@ -256,6 +265,7 @@ _VICTIMS = {
     ),
     "terminated-by-watchdog": victim(
         (
+            "NCCL watchdog thread terminated with exception",  # before torch 2.2
             "Process group watchdog thread terminated with exception",
             "after attempting to dump debug info, due to",
             "we are taking the entire process down",
@@ -269,6 +279,10 @@ _VICTIMS = {
     "step-cancelled": victim(
         ("CANCELLED AT ", "srun: Job step aborted", "srun: Terminating"),
         r"\*\*\* STEP \S+ ON (?P<host>\S+) CANCELLED AT \S+ (?!DUE TO)|srun: (?:Job step aborted|Terminating)",
+    ),
+    "waits-in-store-barrier": context(
+        "Waiting in store based barrier to initialize",
+        r"Waiting in store based barrier.{0,120}\(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
     ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
     "rendezvous-lost": victim(

@@ -79,11 +79,14 @@ _NOT_GOOD = _any_of(
 )
 _UNUSUAL = _any_of(
     r"\b(?:fatal|error|exception|fail\w*|abort\w*|killed|terminated|denied|refused|unreachable|no route|stall\w*)\b",
+    r"\b(?:dead|died|couldn't|cannot|could not)\b|\bexit code[: ]{1,2}-?[1-9]|\bSIG[A-Z]{3,4}\b",
     r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
 )
 #: Lines that a shell or launcher prints about a process that it ended.
 _ONLY_ENDED = re.compile(
-    r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?|(?:srun|slurmstepd)\b.*", re.IGNORECASE
+    r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?"
+    r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*",
+    re.IGNORECASE,
 )
 
 
