@@ -113,6 +113,7 @@ _COMPARE_LINKS = remedy(
 )
 
 
+_REPEAT = remedy("Repeat the test while no other program uses the processors", "uptime")
 #: Both RDMA devices and interfaces are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = remedy(
     "Compare speed and errors of the NICs on these nodes with other nodes",
@@ -144,7 +145,11 @@ class _Rates:
 
     def known(self, ratio: float) -> set[Path]:
         """The paths that are slow or fast for certain, without slow paths of starved ranks."""
-        return {*self.of} - (self._slow(ratio) & self.starved)
+        return {*self.of} - self.left_out(ratio)
+
+    def left_out(self, ratio: float) -> set[Path]:
+        """The slow paths of starved ranks."""
+        return self._slow(ratio) & self.starved
 
     def _slow(self, ratio: float) -> set[Path]:
         return {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
@@ -191,8 +196,7 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
     starved = set()
     for (sender, receiver), rate in rates.items():
         share = max(queued[sender, receiver], queued.get((receiver, sender), 0.0))
-        left_over = typical / rate * (1 - share)  # times slower, without the time in the run queue
-        if share >= path_quality.STARVED_SHARE and left_over < path_quality.VERY_SLOW_RATIO:
+        if share >= path_quality.STARVED_SHARE and typical / rate < path_quality.STARVED_RATIO:
             starved.add((sender, receiver))
     least_ratio = path_quality.VERY_SLOW_RATIO if few else 0.0
     return _Rates(across, rates, typical, sure, frozenset(confirmed), least_ratio, frozenset(starved))
@@ -254,9 +258,9 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     Finds: Ways from rank to rank across nodes with less than a quarter of the median node's best, that no node or rank
         at their end explains; between two ranks, one way with less than a tenth of the other. More than a quarter of
         all pairs, or half of few ranks', is how the network is built: information that names nobody. Over gloo no more
-        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts. A pair is left out
-        if one of its ranks had no processor for three tenths of the time, unless the pair is ten times slower
-        without that time as well.
+        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts. A pair that is less
+        than thirty times slower is left out if one of its ranks had no processor for three tenths of the time: then
+        information says how many were.
     Why: A ring is as fast as its slowest link.
     Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
     See: docs/explanation/measurements.md
@@ -267,6 +271,10 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     for slow in _of_pairs(recording, rates, _across(recording)[1]):
         evidence = _network_evidence(recording, {_node(recording, rank) for path in slow.paths for rank in path})
         yield _draft(rates, path_quality.SLOW_PATH_RATIO, slow, _COMPARE_NICS, more=evidence)
+    if left_out := sorted(rates.left_out(path_quality.SLOW_PATH_RATIO)):
+        pairs = "1 pair" if len(left_out) == 1 else f"{len(left_out)} pairs"
+        starved = _Slow(left_out, f"Cannot judge {pairs} of ranks that had no free processor", NOBODY)
+        yield _draft(rates, path_quality.SLOW_PATH_RATIO, starved, _REPEAT)
 
 
 # --- whose fault ----------------------------------------------------------------------------------

@@ -60,9 +60,9 @@ AGAIN_TIMES, AGAIN_ROUNDS, AGAIN_SHARE = 3, 8, 0.2
 ALONE_S, ALONE_SHARE = 6.0, 0.4
 
 #: A pair is not called slow if one of its ranks had no processor for this share of the time or more. At loads of 11 to
-#: 19 on two cores, slow paths had 0.004 to 0.2 and healthy ones up to 1.4 (the sum of several threads). A healthy pair
-#: without a processor was up to 9 times slower, so one that is VERY_SLOW_RATIO times slower without that time is slow.
-STARVED_SHARE = 0.3
+#: 19 on two cores, slow paths had 0.004 to 0.2 and healthy ones up to 1.4 (the sum of several threads). Healthy pairs
+#: without a processor were up to 9 times slower; a pair that is STARVED_RATIO times slower is slow for another reason.
+STARVED_SHARE, STARVED_RATIO = 0.3, 30.0
 
 # --- Judging --------------------------------------------------------------------------------------------
 
