@@ -39,7 +39,10 @@ def probe(ctx: RankContext) -> JobCollectivesFact:
     if job is None:
         raise Skip("requires --collectives-of with the collectives of a job")
     if len(job.ranks) != ctx.world_size:
-        raise Failed(f"the --collectives-of job has {len(job.ranks)} ranks, but this run has {ctx.world_size}")
+        raise Failed(
+            f"the job of --collectives-of has {len(job.ranks)} ranks, but this run has {ctx.world_size}; run the same"
+            " number of ranks"
+        )
     with ctx.step("new_group", f"{len(job.groups)} groups"):
         replay = Replay(ctx, job)
     return replay.run()

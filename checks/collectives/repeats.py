@@ -31,7 +31,7 @@ from ddp_doctor.wording.repeats import clock, percent
 
 def probe(_ctx: Context) -> Fact:
     """The head repeats trials of all ranks (engine/repeats.py)."""
-    raise Skip("the head node repeats the tests")
+    raise Skip("the head node repeats the tests for all nodes")
 
 
 @rule("DD670", "repeats-fail-now-and-then", Consequence.FAILS, RepeatsFact)

@@ -53,9 +53,10 @@ def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterato
         blamed = [rank for rank, _, _ in group] if some_right else []
         ranks = ranks_at(recording, [rank for rank, _, _ in group])
         names = sorted({tensor.name for _, _, offs in group for tensor in offs})
+        held = holds if len(group) > 1 else holds.replace("each rank", "the rank")
         yield likely(
             rank_culprits(recording, Buffers, blamed),
-            f"{what.format(ranks=ranks, source=fact.source_rank)}: {holds}",
+            f"{what.format(ranks=ranks, source=fact.source_rank)}: {held}",
             Evidence(
                 text=f"worst element of {off[0].name} on rank {rank}",
                 value=off[0].got,
@@ -71,7 +72,7 @@ def _holds(state: _RankState) -> str:
     rank, _, off = state
     origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
     if origins == {rank}:
-        return "they hold local values"
+        return "each rank kept its own values"
     if len(origins) == 1:
         return f"they hold rank {origins.pop()}'s values"
     return "their values match no rank" if not origins else "their values come from several ranks"
@@ -108,7 +109,7 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
         with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
-    what = "After wrapping, parameters on {ranks} differ from rank {source}'s"
+    what = "After DDP wrapping, parameters on {ranks} differ from rank {source}'s"
     yield from _drafts(recording, "parameters_off", what, _FROM_RANK_0)
 
 

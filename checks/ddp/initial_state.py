@@ -152,9 +152,10 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     for holds, group in grouped((_holds(rank, name, facts), (rank, name)) for rank, name in off).items():
         (rank, name), names, ranks = group[0], sorted({name for _, name in group}), sorted({rank for rank, _ in group})
         source, where = facts[rank].source_rank, ranks_at(recording, ranks)
+        held = holds if len(ranks) > 1 else holds.replace("each rank", "the rank")
         yield likely(
             rank_culprits(recording, InitialState, () if blameless else ranks),
-            f"After wrapping, parameters or buffers on {where} differ from rank {source}'s: {holds}",
+            f"After DDP wrapping, parameters or buffers on {where} differ from rank {source}'s: {held}",
             Evidence(
                 text=f"fingerprint of {name} on rank {rank}: {facts[rank].after[name]}, and"
                 f" {facts[source].before.get(name, 'none')} on rank {source} before",
@@ -173,7 +174,7 @@ def _holds(rank: int, name: str, facts: Mapping[int, InitialState]) -> str:
     alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:
         return "their values match no rank"
-    return "they hold local values" if origin == rank and alone else f"they hold rank {origin}'s values"
+    return "each rank kept its own values" if origin == rank and alone else f"they hold rank {origin}'s values"
 
 
 _SAME_SEED = 20

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from pydantic_core import from_json, to_json
 
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.error_text import quoted
 
 _PART_BYTES = 4 * 1024 * 1024
 #: The largest unpacked value, and with it the largest number of parts.
 _LARGEST_BYTES = 256 * 1024 * 1024
 _MOST_PARTS = _LARGEST_BYTES // _PART_BYTES
 
+_SAME_RELEASE = "install the same release of ddp-doctor on all nodes"
+_UNREADABLE = "data that this ddp-doctor cannot read"
 #: Ends "node2 sent …" and the like.
-JUNK = "what cannot be read (another release of ddp-doctor?)"
+JUNK = f"{_UNREADABLE}; {_SAME_RELEASE}"
 
 
 class RunIsOver(Exception):
@@ -58,7 +61,9 @@ def number_of_parts(content: Json) -> int | None:
         return None
     parts = content["parts"]
     if type(parts) is not int or not 1 <= parts <= _MOST_PARTS:
-        raise Unreadable("another node sent a value with an invalid number of parts")
+        raise Unreadable(
+            f"another node sent a message in {quoted(parts)} pieces, expected 1 to {_MOST_PARTS}; {_SAME_RELEASE}"
+        )
     return parts
 
 
@@ -68,9 +73,11 @@ def unpacked(parts: Sequence[bytes]) -> Json:
     try:
         text = unpack.decompress(b"".join(parts), _LARGEST_BYTES)
     except zlib.error as error:
-        raise Unreadable(str(error)) from error
+        raise Unreadable(f"another node sent {_UNREADABLE} ({error}); {_SAME_RELEASE}") from error
     if not unpack.eof:
-        raise Unreadable("another node sent a value that is truncated or too large")
+        raise Unreadable(
+            f"another node sent a message that is truncated or larger than {_LARGEST_BYTES >> 20} MiB; {_SAME_RELEASE}"
+        )
     return plain(text)
 
 
@@ -79,4 +86,4 @@ def plain(text: bytes) -> Json:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise Unreadable(str(error)) from error
+        raise Unreadable(f"another node sent {_UNREADABLE} ({error}); {_SAME_RELEASE}") from error

@@ -223,14 +223,14 @@ def read(validate: Callable[[Json], T], value: Json, otherwise: str) -> T:
 
 def order(value: Json) -> dict[str, Json]:
     """The fields of an order of the head. Raises Unreadable with a sentence."""
-    return dict(read(_ORDERS.validate_python, value, f"the head sent {JUNK}"))
+    return dict(read(_ORDERS.validate_python, value, f"the head node sent {JUNK}"))
 
 
 def node_report(value: Json) -> NodeReport:
     """The report of a node that joins. Raises Unreadable."""
-    came = read(NodeReport.model_validate, value, "a node sent an invalid node report")
+    came = read(NodeReport.model_validate, value, f"a node checked in with {JUNK}")
     if any(reading.node or reading.rank is not None for reading in came.readings):
-        raise Unreadable("a node sent readings of other nodes")
+        raise Unreadable("a node sent results of other nodes")
     return came.model_copy(update={"readings": tuple(map(_with_a_fact, came.readings))})
 
 
@@ -243,20 +243,20 @@ def sender(value: Json) -> str:
 
 def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
     """The readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
-    found = read(_READINGS.validate_python, value, "a node sent invalid readings")
+    found = read(_READINGS.validate_python, value, f"a node sent {JUNK}")
     own = world.ranks_of(node)
     if not all(reading.node == node and (reading.rank is None or reading.rank in own) for reading in found):
-        raise Unreadable("a node sent readings of other nodes")
+        raise Unreadable("a node sent results of other nodes")
     return tuple(_with_a_fact(reading, world) for reading in found)
 
 
 def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
     """What one node's ranks did in a trial. Raises Unreadable."""
-    part = read(TrialResult.model_validate, value, "a node sent an invalid trial result")
+    part = read(TrialResult.model_validate, value, f"a node sent {JUNK}")
     record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
-        raise Unreadable("a node sent the record of another trial or of other ranks")
+        raise Unreadable("a node sent results of another rank test or of other ranks")
     return part.model_copy(update={"readings": readings(part.readings, node, world)})
 
 

@@ -55,7 +55,7 @@ class StoreRemoteRanks:
         outcome = self._client.value(self._key)
         if outcome is None or outcome in _OUTCOMES:
             return outcome and str(outcome)
-        raise Unreadable(f"an agent ended the trial with {JUNK}")
+        raise Unreadable(f"a node reported the end of a rank test with {JUNK}")
 
     def done(self) -> None:
         """Report it with the next beat."""

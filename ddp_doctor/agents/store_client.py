@@ -35,8 +35,8 @@ UNREADABLE: Final = object()
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
-NO_HEAD = "a store without a head of ddp-doctor"
-_PROCESS_ENDED = "the process of the store client ended"
+NO_HEAD = "a TCPStore without a head node of ddp-doctor"
+_PROCESS_ENDED = "the process of the TCPStore client ended"
 
 
 class StoreLost(RunIsOver):
@@ -81,12 +81,14 @@ class StoreClient:
             listener.settimeout(5.0)
             arguments = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
             self._process = server.fork(store_client_process.serve, json.dumps(arguments))
-            self._helper = Helper("the store client", self._process.pid or 0)
+            self._helper = Helper("the TCPStore client", self._process.pid or 0)
             try:
                 self._line, _ = listener.accept()
             except TimeoutError as error:
                 self._process.kill()
-                raise StoreLost("the store client process did not start in time") from error
+                raise StoreLost(
+                    "ddp-doctor's process for the connection to the head node did not start within 5 s"
+                ) from error
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -214,7 +216,7 @@ class StoreClient:
             try:
                 self._line.sendall(line)
             except BlockingIOError:  # the process is in a call to a frozen store, and this line is incomplete
-                self.error = "the control store takes nothing more"
+                self.error = "ddp-doctor's TCPStore on the head node accepts no more data"
             except OSError:  # its end is seen by the listening thread
                 pass
 

@@ -160,5 +160,5 @@ class _Carrier:
             return content
         keys = [f"{key}/{number}" for number in range(count)]
         if not self._store.check(keys):
-            raise Unreadable("a part of a value that another node sent is missing")
+            raise Unreadable(f"another node sent a message in {count} pieces, but some are missing")
         return unpacked([bytes(self._store.get(part)) for part in keys])

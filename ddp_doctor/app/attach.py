@@ -89,7 +89,10 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
     if slurm_job is not None:
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
-            raise UsageError(f"found no readable process of SLURM job {slurm_job} that has torch loaded on this host")
+            raise UsageError(
+                f"found no readable process on this host that belongs to SLURM job {slurm_job} and has torch loaded;"
+                " run attach on a node of the job, as its user or as root"
+            )
     if not jobs:
         closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:

@@ -31,8 +31,8 @@ def load_baseline(path: str) -> Baseline:
     file = read_json(path)
     if file.kind != BASELINE:
         raise UsageError(
-            f"{quoted(path)} is {file.kind or 'not a baseline of ddp-doctor'}; write one with"
-            " `ddp-doctor fleet REPORTS --write-baseline FILE`"
+            f"{quoted(path)} is {file.kind or 'not a baseline of ddp-doctor'}; write a"
+            " baseline with `ddp-doctor fleet REPORTS --write-baseline FILE`"
         )
     return _validated(Baseline, file, "baseline")
 

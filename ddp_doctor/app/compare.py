@@ -23,7 +23,8 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
     if not all(kinds):
         trace, other = (earlier, later) if kinds[0] else (later, earlier)
         raise UsageError(
-            f"cannot compare a trace with a report: {quoted(trace)} is a trace, but {quoted(other)} is not"
+            f"cannot compare a trace with a report: {quoted(trace)} is a trace, but {quoted(other)} is not;"
+            " give two traces or two reports"
         )
     fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
     return judge(blank(Options(command=Command.COMPARE), readings=(fact.collected(BASELINE),)))

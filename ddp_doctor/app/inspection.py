@@ -84,7 +84,7 @@ def read_settings(text: str, options: Options = _ENV) -> Outcome:
         found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
         readings = [fact.collected("env_vars") for fact in (_as_environment(found), found)]
     except NoSettings as why:
-        readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
+        readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"the input {why}")]
     return judge_settings(blank(options, readings=tuple(readings)))
 
 

@@ -85,7 +85,7 @@ def json_in(content: bytes) -> tuple[str, Json]:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError("it is a truncated or damaged gzip file") from error
         if len(content) > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB when unpacked")
+            raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB, the size limit for a recording")
     text = text_in(content)
     return text, json_value(text)
 

@@ -23,6 +23,7 @@ from ddp_doctor.parse.trace.rank import NotATrace, read_trace
 from ddp_doctor.sources.job_files import JobFile, job_files, total_bytes
 from ddp_doctor.starters.interruption import calling
 from ddp_doctor.views.trace.windows import windows
+from ddp_doctor.wording.nodes import name_list
 
 #: Bytes read and bytes there are, where that is known.
 Progress = Callable[[int, int], None]
@@ -77,9 +78,8 @@ def trace(
     if options.window.isdecimal() and not windows(recording):
         every = recording.model_copy(update={"options": options.model_copy(update={"window": "all"})})
         if count := len(windows(every)):
-            raise UsageError(
-                f"--window {options.window} does not exist: the traces have {count} window{'s' * (count != 1)}"
-            )
+            known = f"windows 1 to {count}" if count > 1 else "only window 1"
+            raise UsageError(f"--window {options.window} is out of range: the traces have {known}")
     return judge(recording)
 
 
@@ -123,7 +123,7 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
     if read.interrupted:
         raise KeyboardInterrupt
     if not read.unread:
-        raise UsageError("found no file to read")
+        raise UsageError(f"found no file to read in {name_list([*map(quoted, paths)])}")
     first = next((file for file in read.unread if file.is_other), read.unread[0])
     more = f" (and {len(read.unread) - 1} more)" if len(read.unread) > 1 else ""
     raise UsageError(f"cannot read {quoted(first.name)}: {first.why}{more}{f'; {_HOW}' if first.is_other else ''}")

@@ -26,7 +26,7 @@ def logs(
     ] = None,
     job: Annotated[
         str | None,
-        option(INPUT, "ID", "Read this SLURM job's output files and the dump files whose paths its batch script sets."),
+        option(INPUT, "ID", "Read this SLURM job's output files, and the dump files set in its batch script."),
     ] = None,
     ignore: IgnoreOption = None,
     *,
@@ -50,7 +50,7 @@ def trace(
         list[str],
         typer.Argument(
             metavar="PATH|-...",
-            help="Trace files from torch.profiler or Kineto, one per rank: files (also compressed), directories,"
+            help="Trace files from torch.profiler or Kineto, one per rank: files (compressed or not), directories,"
             " archives, or - for stdin.",
         ),
     ],

@@ -137,7 +137,7 @@ def env(
         option(
             INPUT,
             "FILE|-",
-            "Read saved `env` output, a job script, a Dockerfile or a pod manifest. [default: this machine]",
+            "Read saved `env` output, a job script, a Dockerfile or a Kubernetes manifest. [default: this machine]",
             "--from",
         ),
     ] = None,

@@ -23,7 +23,8 @@ def fleet(
         ),
     ],
     write_baseline: Annotated[
-        str | None, option(OUTPUTS, "PATH", "Write a baseline of the healthy runs, for run --baseline and compare.")
+        str | None,
+        option(OUTPUTS, "PATH", "Write a baseline of the healthy and degraded runs, for run --baseline and compare."),
     ] = None,
     *,
     outputs: Outputs,

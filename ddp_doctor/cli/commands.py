@@ -197,7 +197,9 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
         outcome = app.live_settings(dict(os.environ), options)
     else:
         text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
-        require_kind(file, text, "the output of `env`, a job script, a Dockerfile or a manifest", SHELL, JSON)
+        require_kind(
+            file, text, "the output of `env`, a job script, a Dockerfile or a Kubernetes manifest", SHELL, JSON
+        )
         outcome = app.read_settings(text, options)
     return report(outcome, outputs)
 

@@ -64,8 +64,8 @@ def explain(text: str, width: int = 100) -> str:
         return _folded(_every_rule(), width)
     if len(text) > _LONGEST:
         raise UsageError(
-            f"the text has {len(text)} characters, too many for one error message; run `ddp-doctor logs FILE` to read"
-            " a job's output"
+            f"the text has {len(text)} characters, but at most {_LONGEST} are allowed; run `ddp-doctor logs FILE` to"
+            " read a job's output"
         )
     if page := _rule(text) or ("" if _error(text) else _rule(re.sub(r"\s+", "-", text))):
         return fold(page, width)

@@ -101,7 +101,7 @@ _HelpAllOption = Annotated[
 ]
 NodeGpusOption = Annotated[
     int | None,
-    option(VERDICT, "N", "Fail if the node has fewer than N GPUs, including those hidden from the job.", min=0),
+    option(VERDICT, "N", "Fail if the node has fewer than N GPUs, counting GPUs hidden from the job.", min=0),
 ]
 
 NprocOption = Annotated[

@@ -152,7 +152,7 @@ OUTPUTS = (
     ),
     Output(
         "good_nodes",
-        "Write the hosts that passed all tests, one per line, for mpirun and --hostfile.",
+        "Write the hosts that passed all tests, one per line, for mpirun or ddp-doctor run --hostfile FILE.",
         ("run", "fleet"),
         _by("host_lists", "good"),
     ),

@@ -126,10 +126,13 @@ def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
     if not options.topology or not strange:
         return
     if len(strange) == len(hosts):
-        raise UsageError(f"{quoted(options.topology)} does not list any of these hosts: {name_list(strange)}")
+        raise UsageError(
+            f"{quoted(options.topology)} does not list any of these hosts: {name_list(strange)}; add them, or omit"
+            " --topology"
+        )
     print_to_stderr(
-        f"ddp-doctor: {quoted(options.topology)} does not list {name_list(strange)}; assuming no switch shared with"
-        " other hosts"
+        f"ddp-doctor: {quoted(options.topology)} does not list {name_list(strange)}; assuming they share no switch"
+        " with other hosts"
     )
 
 

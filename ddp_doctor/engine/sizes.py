@@ -33,7 +33,8 @@ def require_possible(recording: Recording, nnodes: int) -> None:
         needed = bytes_needed(row, size, None if recording.on_nccl else world.nproc_per_node)
         if row.is_timed and needed > free:
             raise UsageError(
-                f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, but only {free >> 20} MiB are free"
+                f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, but only {free >> 20} MiB are free;"
+                " use smaller sizes"
             )
     if options.mesh and nnodes == 1 and (why := misfit(options.mesh, world.world_size)):
         raise UsageError(why)

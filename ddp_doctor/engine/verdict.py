@@ -299,7 +299,7 @@ def summary(
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
-            why = _worst(diagnosis, Severity.ERROR, "possible, not proved")
+            why = _worst(diagnosis, Severity.ERROR, "a possible fault, not proved")
         differ: tuple[str, ...] = ()
         if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
             why, differ = f"{slower.title}; how much of that is noise is unknown", _differ(diagnosis)

@@ -149,7 +149,7 @@ def _deep_nesting() -> Iterator[None]:
 def decoded(data: bytes) -> str:
     """The text of a file, by its byte-order mark or coding line, else UTF-8. Raises NotPython."""
     if len(data) > MOST_BYTES:
-        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, more than any training script")
+        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, the size limit for a script")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding)
@@ -157,7 +157,7 @@ def decoded(data: bytes) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise NotPython(f"is not {error.encoding}: {error.reason}", line) from error
     except (SyntaxError, LookupError, ValueError) as error:
-        raise NotPython(f"has an unknown encoding: {error}") from error
+        raise NotPython(f"cannot be decoded: {error}") from error
 
 
 def parsed(text: str) -> ast.Module:

@@ -76,7 +76,7 @@ def read_host_file(text: str) -> tuple[str, ...]:
             except ValueError as error:
                 raise ValueError(f"{error} (line {number})") from None
             if len(hosts) > MOST_HOSTS:
-                raise ValueError(f"it lists more than {MOST_HOSTS} hosts (line {number})")
+                raise ValueError(f"it exceeds the limit of {MOST_HOSTS} hosts (line {number})")
     return tuple(hosts)
 
 
@@ -85,7 +85,7 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
     while text:
         found = _ITEM.match(text, at)
         if found is None or not found[1].strip():
-            raise ValueError(f"{quoted(text)} is not a list of hosts such as node[1-4,7],login")
+            raise ValueError(f"{quoted(text)} is not a list of hosts; expected for example node[1-4,7],login")
         yield found[1].strip()
         if not found[2]:
             return
@@ -94,11 +94,11 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 def _expand_item(item: str, room: int) -> list[str]:
     if item.count("[") > _MOST_BRACKETS:
-        raise ValueError(f"{quoted(item)} has more than {_MOST_BRACKETS} pairs of brackets")
+        raise ValueError(f"{quoted(item)} exceeds the limit of {_MOST_BRACKETS} pairs of brackets")
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     if prod(sum(last - first + 1 for first, last, _width in span) for span in spans) > room:
-        raise ValueError(f"the list exceeds {MOST_HOSTS} hosts at {quoted(item)}")
+        raise ValueError(f"the list exceeds the limit of {MOST_HOSTS} hosts at {quoted(item)}")
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]
@@ -114,7 +114,7 @@ def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{quoted(f'[{ranges}]')} is not a range such as [1-4,7]")
+            raise ValueError(f"{quoted(f'[{ranges}]')} is not a range; expected for example [1-4,7]")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise ValueError(f"{quoted(f'[{ranges}]')} is not an ascending range")

@@ -82,7 +82,7 @@ def read_topology(text: str) -> tuple[Leaf, ...]:
     defaults = {entry.topology for entry in entries if entry.fields.get("cluster_default", "").lower() == "true"}
     topologies = grouped((entry.topology, entry) for entry in entries if entry.name or entry.fields.get("nodes"))
     if len(topologies) > _MOST_TOPOLOGIES:
-        raise ValueError(f"it has more than {_MOST_TOPOLOGIES} topologies")
+        raise ValueError(f"it exceeds the limit of {_MOST_TOPOLOGIES} topologies")
     seen, leaves = set[str](), list[Leaf]()
     for topology in sorted(topologies, key=lambda name: name not in defaults):
         own = list(_leaves(topologies[topology]))
@@ -157,7 +157,7 @@ def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
             if leaf_of.setdefault(host, entry.name) != entry.name:
                 raise entry.wrong(f"{host} is on two leaves, {leaf_of[host]} and {entry.name}")
         if len(leaf_of) > MOST_HOSTS:
-            raise entry.wrong(f"there are more than {MOST_HOSTS} hosts")
+            raise entry.wrong(f"the file exceeds the limit of {MOST_HOSTS} hosts")
         yield Leaf(name=entry.name, hosts=hosts)
 
 

@@ -132,8 +132,8 @@ class RankSamples:
                 if number >= stragglers.FEWEST_SAMPLES:
                     return
                 raise Skip(
-                    f"{missing} samples in {len(turns)} turns do not fit in the time budget because too many ranks"
-                    " share a core"
+                    f"{missing} measurements do not fit in the time budget, because ranks that share a core are"
+                    f" measured one after another ({len(turns)} turns)"
                 )
             began, found = self._spent_s(), list[Sample]()
             for turn, at in enumerate(turns):

@@ -60,25 +60,27 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control
     """
     answer_path = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
-    helper = Helper("the control store", process.pid or 0)
+    helper = Helper("the TCPStore server", process.pid or 0)
     patience = Patience(WORKER_START_S, [process.pid])
     while not patience.is_over():
         lost = helper.lost()  # asked first: what it wrote before it died is still read
         with suppress(FileNotFoundError):
             answer = json.loads(answer_path.read_text())
             if answer.get("error"):
-                raise RuntimeError(f"the control store did not start: {answer['error']}")
+                raise RuntimeError(f"ddp-doctor's TCPStore did not start: {answer['error']}")
             return Control(host or "127.0.0.1", int(answer["port"]), process, helper)
         if lost is not None:
             process.join(0.5)
             if process.exitcode is None or not 0 < process.exitcode < _FORKSERVER_GONE:
                 raise HelperLost(lost)
             last = server.log().strip().rpartition("\n")[2]
-            raise RuntimeError("the control store process exited before it listened" + (f": {last}" if last else ""))
+            raise RuntimeError(
+                "ddp-doctor's TCPStore process exited before it accepted connections" + (f": {last}" if last else "")
+            )
         time.sleep(0.005)
     process.kill()
     raise RuntimeError(
-        f"the control store did not start within {WORKER_START_S:.0f} s"
+        f"ddp-doctor's TCPStore did not start within {WORKER_START_S:.0f} s"
         + (f": {problem}" if (problem := loopback_problem(interfaces)) else "")
     )
 

@@ -62,10 +62,10 @@ def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int
         if setting.name in trials.OF_LAUNCHER:
             continue
         if trials.read_by(setting.name, setting.action) is None:
-            raise Refused(f"trials must not set {quoted(setting.name)}")
+            raise Refused(f"tests must not set {quoted(setting.name)}")
         value = setting.value or ""
         if not value.isprintable() or len(value) > _LONGEST_VALUE:
-            raise Refused(f"trials must not set {setting.name} to {quoted(value)}")
+            raise Refused(f"tests must not set {setting.name} to {quoted(value)}")
         if setting.node_rank not in (None, node):
             continue
         mine.pop(setting.name, None)

@@ -132,21 +132,22 @@ class NodeRanks:
         if reproducer is None:
             limits: set[float | None] = {check.deadline_s for check in checks if check.environment}
             if record.settings or record.limit_s not in (limits or {None}):
-                raise Refused("a trial sets a limit or settings, but does not try a fix")
+                raise Refused("it has a time limit or settings, but does not try a fix")
             return
-        if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
-            raise Refused(f"the time limit of a trial is invalid: {record.limit_s} seconds")
+        most_s = trials.NCCL_TRIAL_S * self.crowd()
+        if not 0.0 < (record.limit_s or 0.0) <= most_s:
+            raise Refused(f"its time limit is {record.limit_s} s, expected more than 0 and at most {most_s:g} s")
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.run.world.world_size)):
-            raise Refused(f"the ranks of a trial do not match the ranks of this run: {str(ranks)[:80]}")
+            raise Refused(f"its ranks do not match the ranks of this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
-            raise Refused(f"the size of a trial is invalid: {reproducer.size_bytes} bytes")
+            raise Refused(f"its size is {reproducer.size_bytes} bytes, expected 1 to {trials.LARGEST_BYTES}")
         if reproducer.kind == "exchange" and len(ranks) != 2:
-            raise Refused(f"an exchange needs two ranks, but has {len(ranks)}")
+            raise Refused(f"it exchanges data between two ranks, but names {len(ranks)}")
         with_settings(self.run.env, record.settings, self.run.node)
 
     def _folder(self, record: TrialRecord) -> Path:
         if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and becomes a path
-            raise ValueError(f"invalid name of a trial: {quoted(record.trial)}")
+            raise ValueError(f"invalid test name {quoted(record.trial)}")
         folder = self.run_folder / record.trial
         folder.mkdir()
         return folder

@@ -44,7 +44,9 @@ def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[s
     """
     packed = zlib.compress(text.encode(), 1)
     if len(packed) > MOST_BYTES:
-        raise Failed(f"{name} of this rank has {len(packed)} bytes, but the control store accepts at most {MOST_BYTES}")
+        raise Failed(
+            f"{name} of this rank has {len(packed)} bytes, but at most {MOST_BYTES} bytes can be sent to other ranks"
+        )
     store.set(f"{name}/text/{rank}", packed)
     store.set(f"{name}/digest/{rank}", hashlib.sha256(packed).hexdigest())
     keys = [f"{name}/digest/{peer}" for peer in range(ranks)]

@@ -53,4 +53,6 @@ def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> byte
         if not chunk:
             return bytes(data)
         data += chunk
-    raise CannotRead(f"cannot read {quoted(name)}: it is larger than {most_bytes >> 20} MiB, more than any valid input")
+    raise CannotRead(
+        f"cannot read {quoted(name)}: it is larger than {most_bytes >> 20} MiB, the size limit for this input"
+    )

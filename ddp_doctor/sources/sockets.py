@@ -323,7 +323,7 @@ class _Stream:
 def _packed(content: Mapping[str, Json]) -> bytes:
     packed = json.dumps(content).encode()
     if len(packed) > LONGEST_JSON:
-        raise _foreign(f"a message of {len(packed)} bytes is too large")
+        raise _foreign(f"a message of {len(packed)} bytes exceeds the limit of {LONGEST_JSON} bytes")
     return packed
 
 

@@ -106,7 +106,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         attach.attach([4194305])  # above the largest pid there can be
     with pytest.raises(UsageError, match="expected a job ID"):
         attach.attach(slurm_job="4711; true")
-    with pytest.raises(UsageError, match="of SLURM job 999999999 that has torch loaded on this host"):
+    with pytest.raises(UsageError, match="that belongs to SLURM job 999999999 and has torch loaded"):
         attach.attach(slurm_job="999999999")
     with subprocess.Popen(["sleep", "infinity"]) as other:
         with pytest.raises(UsageError, match=r"\(sleep\) nor any of its child processes has torch loaded"):

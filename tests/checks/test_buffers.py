@@ -244,9 +244,9 @@ def on_the_others(what: str, how: str) -> str:
 @planted(
     (
         *("buffers that are never broadcast", (never_broadcasts,), "DD711", []),
-        on_the_others("buffers", "differ from rank 0's: they hold local values"),
+        on_the_others("buffers", "differ from rank 0's: each rank kept its own values"),
     ),
-    ("rank 1 with its own buffer", (stamps_again_in_forward, 1), "DD711", [1], "(node1)", "float_stamp"),
+    ("rank 1 with its own buffer", (stamps_again_in_forward, 1), "DD711", [1], "the rank kept its own", "float_stamp"),
     ("rank 3 with its own buffer", (stamps_again_in_forward, 3), "DD711", [3], "(node3)", "float_stamp"),
     (*("statistics that stray in the second forward", (statistics_alone_stray,), "DD711", [1]), "norm.running_var"),
     (
@@ -257,7 +257,7 @@ def on_the_others(what: str, how: str) -> str:
     ("wrong statistics on all ranks", (computes_wrong_statistics, (0, 1, 2, 3)), "DD719", []),
     (
         *("plain BatchNorm in place of SyncBatchNorm", (sync_batch_norm, buffers.stamped_model), "DD719", []),
-        "every rank are wrong: they hold local values",
+        "every rank are wrong: each rank kept its own values",
     ),
     ("one rank outside SyncBatchNorm", (sync_batch_norm, synchronised_model, (2,)), "DD719", [2]),
     (
@@ -271,14 +271,14 @@ def on_the_others(what: str, how: str) -> str:
     ("rank 3 that loses its own buffer", (overwrites_its_own_buffer, 3), "DD711", [3], "float_stamp"),
     (
         *("a DDP that loses sight of new buffers", (loses_sight_of_new_buffers, (0, 1, 2, 3)), "DD711", []),
-        *("they hold local values", "float_stamp"),
+        *("each rank kept its own values", "float_stamp"),
     ),
     ("a rank that loses sight of a new buffer", (loses_sight_of_new_buffers, (2,)), "DD711", [2]),
     ("a rank that normalizes wrongly", (normalises_wrongly, (2,)), "DD719", [2], "BatchNorm outputs on "),
     (
         "statistics that synchronize without the outputs",
         (sync_batch_norm, synchronises_statistics_alone),
-        *("DD719", [], "SyncBatchNorm outputs on every rank are wrong: they hold local values"),
+        *("DD719", [], "SyncBatchNorm outputs on every rank are wrong: each rank kept its own values"),
     ),
 )
 def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):

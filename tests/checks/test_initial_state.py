@@ -242,7 +242,7 @@ def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     finding = only(judge(recording(ranks.facts(scenario))), "DD743")
 
     assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) differ from rank 0's: " in finding.title
-    assert finding.title.endswith("they hold local values")
+    assert finding.title.endswith("each rank kept its own values")
     assert blamed(finding) == []
 
 

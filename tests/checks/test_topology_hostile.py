@@ -32,7 +32,7 @@ TEXTS = {
     "a label": MATRIX.replace("\nGPU1", "\nGPU1" + EVIL),
     "a status of P2P": f"$ nvidia-smi topo -p2p r\n\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\t{EVIL}\tX\n",
     "the model of a GPU": NVLINK.replace("H100", "H100" + EVIL),
-    "no GPU line comes before": NVLINK.replace("26.562", "26.562" + EVIL),
+    "line that starts with `GPU N:` comes before": NVLINK.replace("26.562", "26.562" + EVIL),
     "names in NCCL's file": re.sub("mlx5_0|eth0", r"\g<0>" + ESCAPED, NCCL),
     "values in NCCL's file": re.sub("GenuineIntel|16.0 GT/s", r"\g<0>" + ESCAPED, NCCL),
 }

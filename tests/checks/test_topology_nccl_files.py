@@ -53,7 +53,7 @@ def test_a_file_of_amds_is_read_and_the_verdict_unsure() -> None:
     ("text", "reason"),
     [
         ('<!DOCTYPE a [<!ENTITY b "c">]>\n<system version="1"></system>', "line 2: the topology file has no <cpu> tag"),
-        ('<system version="1">\n<!DOCTYPE a>\n</system>', "line 2: the file declares a document type or an entity"),
+        ('<system version="1">\n<!DOCTYPE a>\n</system>', "line 2: the file has a DOCTYPE or ENTITY declaration"),
         ('<system version="1">\n<cpu numaid="0">', "line 1: the topology file that starts here is truncated"),
     ],
 )

@@ -349,4 +349,4 @@ def test_a_node_with_another_model_is_named(ranks, scenario, rank):
 @pytest.mark.parametrize("name", ["wrapped", "wrapped_and_compiled"])
 def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks, name):
     for one in ranks.run(look, f"planted:{name}"):
-        assert "returns a model in DistributedDataParallel; return it unwrapped" in (one.error or "")
+        assert "returns a model wrapped in DistributedDataParallel; return it unwrapped" in (one.error or "")

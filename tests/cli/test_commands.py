@@ -37,7 +37,7 @@ def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(c
         run._tell_of_topology(options, ["other1", "other2"])
     run._tell_of_topology(options, ["node1", "node2.example.org", "node3"])
 
-    assert "topology.conf' does not list node3; assuming no switch shared" in capsys.readouterr().err
+    assert "topology.conf' does not list node3; assuming they share no switch" in capsys.readouterr().err
 
 
 def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def test_what_is_no_trace_is_one_sentence_and_exit_2(asked, tmp_path, name, cont
         (["{empty}"], "found no file to read"),
         (["{traces}", "--window", "first"], "invalid --window 'first': expected latest, all or a number of at least 1"),
         (["{traces}", "--window", "0"], "invalid --window '0'"),
-        (["{traces}", "--window", "2"], "--window 2 does not exist: the traces have 1 window"),
+        (["{traces}", "--window", "2"], "--window 2 is out of range: the traces have only window 1"),
         (["{traces}", "--ignore", "DDT9"], "unknown rule 'DDT9'"),
         (
             ["{traces}", "--against", "{traces}/rank0.json"],

@@ -108,7 +108,7 @@ def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkey
     client.put("result/t0/3", "x" * 8_000_000)
     client.put("bye/3", value=True)  # nobody ever reads it
 
-    assert client.error == "the control store takes nothing more"
+    assert client.error == "ddp-doctor's TCPStore on the head node accepts no more data"
 
 
 def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):

@@ -110,7 +110,7 @@ def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):
 
 def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_it(agent):
     for name in ("LD_PRELOAD", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "PATH"):
-        with pytest.raises(ValueError, match="trials must not set"):
+        with pytest.raises(ValueError, match="tests must not set"):
             attempt(agent, MEET, (Setting(name=name, value="/tmp/x"),))
 
 

@@ -18,6 +18,6 @@ pytestmark = pytest.mark.ranks
 def test_a_trial_whose_name_would_be_a_path_elsewhere_is_refused(name):
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         node_ranks = NodeRanks(Run(Options(), {}, print, World()), session.run_folder, session.server, None)
-        with pytest.raises(ValueError, match="invalid name of a trial"):
+        with pytest.raises(ValueError, match="invalid test name"):
             node_ranks.run_trial(TrialRecord(trial=name), ())
         assert [path.name for path in session.run_folder.iterdir()] == [folders.NOTE]

@@ -104,8 +104,8 @@ def test_a_trial_with_settings_that_load_code_is_refused_and_said(start: Start, 
     reports = head.report(), other.report()
 
     said = json.dumps(reports[1])
-    assert "this node refuses an order of the head node: trials must" in said
-    assert "trials must not set 'LD_PRELOAD'" in said
+    assert "this node refuses a test that the head node ordered: tests must" in said
+    assert "tests must not set 'LD_PRELOAD'" in said
     assert "healthy" not in {report["verdict"] for report in reports}
     assert [codes(report) for report in reports] == [[], []]
     _says_nothing_of_its_own_inside(head, other)

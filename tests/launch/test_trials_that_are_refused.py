@@ -68,7 +68,7 @@ def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(node_rank
 
 @pytest.mark.parametrize("limit_s", [None, 0.0, FIRST_NCCL_S + 1, math.nan])
 def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limit_s):
-    with pytest.raises(Refused, match="a limit"):
+    with pytest.raises(Refused, match="a time limit"):
         node_ranks.run_trial(ordered(reproducer=None, limit_s=limit_s), (nccl_diagnostics.CHECK,))
 
 
@@ -90,7 +90,7 @@ def test_a_value_that_no_setting_needs_is_refused(node_ranks, value):
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "NCCL_NET_PLUGIN", "PATH", "PET_LOCAL_ADDR\n", "\x1b[2J"])
 def test_a_variable_that_no_trial_sets_is_refused_in_plain_words(node_ranks, name):
-    with pytest.raises(Refused, match="trials must not set") as refused:
+    with pytest.raises(Refused, match="tests must not set") as refused:
         node_ranks.run_trial(ordered(settings=(Setting(name=name, value="/tmp/x"),)), ())
 
     assert str(refused.value).isprintable()

@@ -47,9 +47,9 @@ def test_a_list_is_expanded_as_scontrol_does(text, hosts):
         ("node[]", "'[]' is not a range"),
         ("node[a-b]", "'[a-b]' is not a range"),
         ("node[4-1]", "'[4-1]' is not an ascending range"),
-        ("n[0-999999999]", f"the list exceeds {MOST_HOSTS} hosts at"),
-        ("a[1-9999]b[1-9999]", f"the list exceeds {MOST_HOSTS} hosts at"),
-        ("n[0-60000],m[0-60000]", f"the list exceeds {MOST_HOSTS} hosts at"),
+        ("n[0-999999999]", f"the list exceeds the limit of {MOST_HOSTS} hosts at"),
+        ("a[1-9999]b[1-9999]", f"the list exceeds the limit of {MOST_HOSTS} hosts at"),
+        ("n[0-60000],m[0-60000]", f"the list exceeds the limit of {MOST_HOSTS} hosts at"),
         ("-oProxyCommand=id", "is not a host name"),
         ("a@-oProxyCommand=id", "is not a host name"),
         ("-l@host", "is not a host name"),
@@ -119,10 +119,10 @@ def test_a_line_that_is_no_host_is_named():
 
 @pytest.mark.parametrize("text", ["a[1]" * 17, "a" + "[1-2]" * 17, "[[1-2]]", "a]", "a[1", ",a", "a,,b"])
 def test_brackets_and_commas_without_sense_are_refused(text):
-    with pytest.raises(ValueError, match=r"is not a|has more than"):
+    with pytest.raises(ValueError, match=r"is not a|exceeds the limit"):
         expand(text)
 
 
 def test_a_host_file_that_names_more_hosts_than_any_cluster_has_is_refused_at_once():
-    with pytest.raises(ValueError, match=r"it lists more than 65536 hosts \(line 2\)"):
+    with pytest.raises(ValueError, match=r"it exceeds the limit of 65536 hosts \(line 2\)"):
         read_host_file("a[1-65536]\n" * 10_000)

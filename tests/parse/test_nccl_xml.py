@@ -67,10 +67,14 @@ def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
         ('busid="0000:18:00.0"', "", "line 4: '' is not a PCI address"),
         ('busid="0000:18:00.0"', 'busid="$(reboot)"', "line 4: '.*' is not a PCI address"),
         ('busid="0000:18:00.0"', 'busid="0000:19:00.0"', "line 10: PCI address 0000:19:00.0 appears twice"),
-        ('count="10"', 'count="-1"', "line 6: '-1' is not a link count; expected a whole number"),
+        ('count="10"', 'count="-1"', "line 6: '-1' is not a link count; expected an integer from 0 to 999"),
         ('numaid="0"', 'numaid="x"', "line 2: 'x' is not a NUMA node"),
         ("</cpu>", "", "the file is not XML"),
-        ('<system version="1">', '<system version="1"><!DOCTYPE a>', "line 1: the file declares a document type"),
+        (
+            '<system version="1">',
+            '<system version="1"><!DOCTYPE a>',
+            "line 1: the file has a DOCTYPE or ENTITY declaration",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_line(old: str, new: str, reason: str) -> None:

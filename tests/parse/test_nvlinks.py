@@ -38,7 +38,7 @@ def test_a_link_that_peers_list_and_this_gpu_does_not_is_marked():
 
 
 def test_a_title_without_uuid_among_titles_with_it_takes_no_links():
-    with pytest.raises(TopologyError, match="line 4: no GPU line comes before this NVLink state"):
+    with pytest.raises(TopologyError, match="line 4: no line that starts with `GPU N:` comes before this NVLink state"):
         read(STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1))
 
 
@@ -62,9 +62,12 @@ def test_two_gpus_without_links_on_a_line_each_are_both_read():
     [
         (STATES.replace("Link 1: 14.062 GB/s", "Link 1: 14.0", 1), "line 3: the state of this link of GPU0"),
         (STATES.replace("Link 1: 14.062 GB/s", "Link 1: dormant", 1), "line 3: .* cut off or not known"),
-        (STATES.replace("RTX A6000", "RTX \u202eA6000"), "line 2: no GPU line comes before this NVLink state"),
+        (
+            STATES.replace("RTX A6000", "RTX \u202eA6000"),
+            "line 2: no line that starts with `GPU N:` comes before this NVLink state",
+        ),
         (STATES.replace("Link 1: 14.062 GB/s", "Link 0: 9 GB/s", 1), "GPU0 has two different states for link 0"),
-        (STATES.partition("\n")[2], "line 1: no GPU line comes before this NVLink state"),
+        (STATES.partition("\n")[2], "line 1: no line that starts with `GPU N:` comes before this NVLink state"),
     ],
 )
 def test_what_is_damaged_is_refused(text: str, says: str):

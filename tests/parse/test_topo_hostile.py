@@ -73,8 +73,14 @@ REFUSED = {
         "line 4: the header has no column for row GPU2",
     ),
     "one row too many": (with_row(4, ROWS[2].replace("GPU2", "GPU3")), "line 5: the header has no column for row GPU3"),
-    "a row shifted": (with_row(2, ROWS[1].replace("NV4\t X ", " X \tSYS")), "line 3: .* X under GPU1"),
-    "labels swapped": (with_row(1, ROWS[0].replace("GPU0", "GPU1")), "line 2: .* X under GPU1"),
+    "a row shifted": (
+        with_row(2, ROWS[1].replace("NV4\t X ", " X \tSYS")),
+        "line 3: row GPU1 must contain exactly one X, in column GPU1",
+    ),
+    "labels swapped": (
+        with_row(1, ROWS[0].replace("GPU0", "GPU1")),
+        "line 2: row GPU1 must contain exactly one X, in column GPU1",
+    ),
     "a header broken in two": (TEXT.replace("\tNIC0\tNIC1\tCPU", "\n\tNIC0\tNIC1\tCPU", 1), "line 2"),
     "no header": ("\n".join(ROWS), "line 1: .* without its header"),
     "interrupted between rows": ("\n".join([*LINES[:3], NOISE, *LINES[3:]]), "line 40: .* without its header"),

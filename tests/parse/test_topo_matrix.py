@@ -78,7 +78,7 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         ("GPU prices are up 12 % in this NODE", "no matrix"),
         (sample("p2p-capabilities.txt"), "topo -p2p"),
         (PAIR.split("\n", 1)[1], "without its header"),
-        (PAIR.partition("\n")[0], "no row of a matrix follows"),
+        (PAIR.partition("\n")[0], "no matrix row follows"),
         (PAIR.replace("\tGPU1\t", "\tGPU0\t", 1), "GPU0 appears twice in the header"),
         ("\n".join(PAIR.split("\n")[:2]), "line 2: the row of GPU1 is missing"),
         (PAIR.replace("\nGPU1", "\nTraceback: boom\nGPU1"), "the row of GPU1 is missing"),

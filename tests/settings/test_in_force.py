@@ -225,7 +225,7 @@ def test_the_environment_of_a_torchrun_worker_is_recognised():
 @pytest.mark.parametrize(
     ("text", "verdict", "exit_code", "words"),
     [
-        ("hello\n", "unsure", 3, "sets no variable; expected the output of env, a job script"),
+        ("hello\n", "unsure", 3, "sets no variable; expected the output of `env`, a job script"),
         ("\ufffd\ufffd\ufffd", "unsure", 3, "is not text"),
         (LOGIN, "healthy", 0, "No errors or warnings in the settings. Nothing else was tested."),
         (LOGIN + "NCCL_IB_DISABLE=true\n", "degraded", 0, "Found 1 warning: NCCL_IB_DISABLE"),

@@ -170,7 +170,7 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
     parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
     timed = fact.heartbeat and fact.silent_s < _FOR_EVER_S
     if fact.heartbeat and not timed:
-        parts.append(f"the connection of {observer} to the control store broke")
+        parts.append(f"the connection of {observer} to ddp-doctor's TCPStore broke")
     if fact.stopped_s >= 1.0:
         parts.append(f"{observer} itself had stalled for {fact.stopped_s:.1f} s")
     if fact.links_down:

@@ -55,7 +55,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
             continue
         # As with gloo on every machine (torch 2.13); contiguous ones tell of faults.
         if found and not case.is_contiguous:
-            refused[case.words(row)] = "strides are not heeded: it arrives wrong"
+            refused[case.words(row)] = "it ignores strides, so the data arrives wrong"
             continue
         tested.append(case.words(row))
         counts = Counter(share.source for share in wrong)
@@ -105,7 +105,7 @@ def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
 def _objects(ctx: RankContext) -> CollectiveFact:
     # Bytes that arrive wrong are no pickle, and no size of one.
     if all_reduces.agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
-        raise Skip("all_gather delivers wrong data, so objects cannot be sent")
+        raise Skip("torch sends objects with all_gather, which delivers wrong data on these ranks")
     try:
         found = collectives.wrong_objects(ctx)
     except (RuntimeError, ImportError) as error:

@@ -191,7 +191,10 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
     room = min((ctx.gpu_memory_bytes - _WORKSPACE_BYTES) // 3, _LARGEST_MATRIX_BYTES)
     fitting = [size for size in workload.matrices if size * size * dtype.itemsize <= room]
     if not fitting:
-        raise Skip("the GPU has too little free memory for the smallest matrix product")
+        raise Skip(
+            f"ddp-doctor may use {ctx.gpu_memory_bytes >> 20} MiB of GPU memory, too little for the smallest matrix"
+            " product"
+        )
     size = fitting[0]
     # The same numbers on every rank: the power that a product takes depends on them.
     generator = torch.Generator(ctx.device).manual_seed(1)
@@ -212,7 +215,10 @@ def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
         properties = torch.cuda.get_device_properties(ctx.device)
         cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
         if size < cache:
-            raise Skip("the GPU has too little free memory for a copy larger than its L2 cache")
+            raise Skip(
+                f"ddp-doctor may use {ctx.gpu_memory_bytes >> 20} MiB of GPU memory, too little for a copy larger than"
+                " the L2 cache"
+            )
     source = torch.ones(size, dtype=torch.uint8, device=ctx.device)
     target = torch.empty_like(source)
     with watch.during(COPY):

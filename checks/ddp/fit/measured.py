@@ -45,7 +45,11 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
         needs = ctx.exchange(f"{ctx.part} needs", str(round(each.peak_bytes * (1 + RESERVE)) if each else ""))[0]
         room = min(map(int, ctx.exchange(f"{ctx.part} has", str(own_room))))
     if not needs or (BY_NAME[strategy].offloads and ctx.device == "cpu"):
-        raise Skip("CPU offload requires ranks on GPUs" if needs else "there is no estimate for these ranks")
+        raise Skip(
+            "CPU offload requires ranks on GPUs"
+            if needs
+            else "this strategy has no estimate to compare with the free memory"
+        )
     if int(needs) > room:
         raise Skip(f"does not fit: the estimate is {size(int(needs))}, but only {size(room)} are available")
     steps_s: list[float] = []

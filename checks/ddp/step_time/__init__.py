@@ -34,7 +34,7 @@ def probe(ctx: RankContext) -> StepTimeFact:
     with ctx.step("compare_names"):
         models = set(ctx.exchange("whose model", ctx.model))
     if len(models) > 1:
-        raise Skip("not tested: the nodes have different models, or some have none (DD770)")
+        raise Skip("the nodes have different models, or some nodes have none (DD770)")
     return measure(ctx, own(ctx)) if models == {""} else measure(ctx, yours(ctx), YOURS)
 
 

@@ -220,7 +220,9 @@ def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
     """Rounds, and iterations in each, that fit the time. Raises Skip where the fewest do not."""
     left = min(plan.longest_s, ctx.remaining() / 4)
     if agreed(ctx, plan.fewest * round_s - left) > 0:
-        raise Skip(f"even the shortest measurement would take {plan.fewest * round_s:.0f} s, more than the time left")
+        raise Skip(
+            f"even the shortest measurement would take {plan.fewest * round_s:.0f} s, but only {left:.0f} s are left"
+        )
     if plan.rounds * plan.iterations * round_s <= plan.budget_s:
         return plan.rounds, plan.iterations
     return max(plan.fewest, min(plan.rounds, int(plan.budget_s / round_s))), 1

@@ -201,20 +201,17 @@ def yours(ctx: RankContext) -> Work:
     try:
         loaded = probe.load()
         if probe.sharded:
-            raise Skip(f"not measured: {ctx.model} is sharded by fully_shard, but only DDP steps are timed")
+            raise Skip(f"{ctx.model} is sharded by fully_shard, but only DDP steps are timed")
         given, unused = probe.ready(loaded)
     except Stopped:
         raise Skip(
-            f"not tested: {ctx.model} does not work with DDP ({probe.seen['stopped']}); the user_model check reports"
-            " why"
+            f"{ctx.model} does not work with DDP ({probe.seen['stopped']}); the user_model check reports why"
         ) from None
     if not given:
-        raise Skip(f"not measured: {ctx.model} does not return make_batch, so the inputs are unknown")
+        raise Skip(f"{ctx.model} does not return make_batch, so the inputs are unknown")
     options = as_the_job_has_them(loaded.options, ctx.options.advice)
     if unused and not copes_with_unused(options):
-        raise Skip(
-            f"not tested: some parameters of {ctx.model} never get gradients, but DDP waits for them (DD775, DD776)"
-        )
+        raise Skip(f"some parameters of {ctx.model} never get gradients, but DDP waits for them (DD775, DD776)")
     batch = given[0]
     common = batches.common(ctx, batch)
     return Work(
@@ -244,5 +241,5 @@ def _copies(ctx: RankContext, model: Any) -> int:
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
     copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))
     if not copies:
-        raise Skip("not measured: a second copy of the model does not fit in the GPU memory that ddp-doctor may use")
+        raise Skip("a second copy of the model does not fit in the GPU memory that ddp-doctor may use")
     return copies

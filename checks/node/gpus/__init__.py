@@ -80,7 +80,7 @@ def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
     if answer.error == "pynvml_missing":
         raise Failed(f"cannot import pynvml in ddp-doctor's Python: {answer.text}; install nvidia-ml-py in that Python")
     if answer.error == "timed_out" and not answer.call:
-        raise TookTooLong("the program that queries NVML did not reach the driver in time")
+        raise TookTooLong("the program that queries NVML timed out before it reached the driver")
     return answer
 
 
@@ -95,7 +95,7 @@ def _absence(fact: GpusFact) -> str:
     if fact.pci_gpus:
         here = "container" if fact.in_container else "SLURM step"
         return f"no NVIDIA GPU was given to this {here}; the machine has {len(fact.pci_gpus)}"
-    bus = "the PCI bus cannot be read" if fact.pci_gpus is None else "no PCI device of vendor 10de"
+    bus = "the PCI bus cannot be read" if fact.pci_gpus is None else "no NVIDIA PCI device (vendor 10de)"
     driver = "no driver" if fact.nvml_error else "the driver lists none"
     return f"no NVIDIA GPU found: {bus}, {driver}"
 

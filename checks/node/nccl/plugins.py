@@ -41,7 +41,7 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
         name, variable = printable(plugin.asked), plugin.setting or ""
         yield likely(
             of_nodes(recording, group),
-            f"NCCL on {{who}} cannot find plug-in {name} from {variable}",
+            f"NCCL on {{who}} cannot find plug-in {name} set in {variable}",
             Evidence(text=f"no {name} in the search path of dlopen", expected_from=_SOURCE),
             *map(in_folder, plugin.elsewhere[:1]),
             Remedy(

@@ -35,8 +35,8 @@ def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
     """Ask NVML and /sys, or nvidia-smi where NVML cannot be asked. Starts nothing where there is no GPU."""
     gpus = host_gpus.pci_gpus(ctx)
     if not host_gpus.may_have_gpus(ctx):
-        bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no PCI device of vendor 10de"
-        raise Absent(f"no NVIDIA GPU found: {bus} and no device node of a driver")
+        bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no NVIDIA PCI device (vendor 10de)"
+        raise Absent(f"no NVIDIA GPU found: {bus} and no driver device in /dev")
     limit_s = thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(gpus or ())
     try:
         fact = ask_nvml(ctx, limit_s)

@@ -203,7 +203,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
         )
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"Job on {hosts_of(recording, group)} cannot use the CPUs near {name_list(gpus)}",
+            f"The job on {hosts_of(recording, group)} cannot use the CPUs near {name_list(gpus)}",
             (
                 Evidence(text=f"CPUs that the job may use: {group[0].fact.allowed_cpus}"),
                 *(Evidence(text=f"CPUs near {gpu}: {group[0].fact.near_cpus[gpu]}") for gpu in gpus),

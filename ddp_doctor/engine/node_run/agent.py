@@ -242,7 +242,7 @@ class Agent:
         if not any(check.runs_model(model) for check in judged):
             return list(checks)
         again = [check for check in checks if check.runs_model(model)]
-        self._leave_out(again, f"not tested: {model} did not come through {judged[0].id}")
+        self._leave_out(again, f"{model} did not pass the {judged[0].id} check")
         return [check for check in checks if check not in again]
 
     def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:

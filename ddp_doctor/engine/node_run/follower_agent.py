@@ -69,7 +69,7 @@ class FollowerAgent:
             else:
                 self._hand_in(record, self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
         except Refused as refused:
-            raise Unreadable(f"this node refuses an order of the head node: {refused}") from refused
+            raise Unreadable(f"this node refuses a test that the head node ordered: {refused}") from refused
 
     def _hand_in(self, ordered: TrialRecord, result: TrialResult) -> None:
         """Under the number of the trial that was ordered, which is that of the first group."""

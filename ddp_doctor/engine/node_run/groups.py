@@ -63,7 +63,7 @@ def run_own_group(node_ranks: NodeRanks, group: AgentGroup, first: TrialRecord, 
     """This node's part of the trial of its group; None where it is in none. Raises Refused."""
     world, nodes = node_ranks.run.world, [node for each in groups for node in each]
     if first.reproducer is None or len(set(nodes)) < len(nodes) or not set(nodes) <= set(range(world.nnodes)):
-        raise Refused(f"the groups of a trial do not match the nodes of this run: {str(groups)[:80]}")
+        raise Refused(f"its groups do not match the nodes of this run: {str(groups)[:80]}")
     own = next((index for index, each in enumerate(groups) if node_ranks.run.node in each), None)
     if own is None:
         return None

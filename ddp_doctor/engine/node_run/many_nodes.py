@@ -87,7 +87,9 @@ class ManyNodes(NodeRun):
             self._not_met(failed)
         except StoreLost as lost:
             own = str(lost).startswith(OWN_PROCESS)
-            self._broken_off(str(lost) if own else f"the control store broke off: {lost}")
+            self._broken_off(
+                str(lost) if own else f"the connection to ddp-doctor's TCPStore on the head node failed: {lost}"
+            )
         except Unreadable as junk:
             self._broken_off(str(junk))
             self.leave(str(junk))

@@ -250,7 +250,7 @@ def prove(
         except RunIsOver:
             raise
         except Exception as error:
-            raise Spoiled(f"internal error in the trial ({type(error).__name__}: {error})") from error
+            raise Spoiled(f"internal error in the test of the fix ({type(error).__name__}: {error})") from error
         if result.cut_short is not None:
             raise Spoiled(f"cut short: {result.cut_short}")
         return attempt_of(arm, result)

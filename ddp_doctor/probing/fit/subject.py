@@ -89,7 +89,7 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
                     given = _attempt("make_batch", lambda: make_batch(0))
     sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
     if 0 in sizes:
-        raise Misuse(f"make_batch of {name} returns an empty batch")
+        raise Misuse(f"make_batch of {name} returns an empty batch; return at least one sample")
     return Subject(loaded, mode, given, int(sizes[0]) if sizes else 0)
 
 
@@ -99,7 +99,7 @@ def _require_whole(name: str, model: Any) -> None:
     for module in model.modules():
         if any(map(is_lazy, module.parameters(False))):
             raise Misuse(
-                f"{type(module).__name__} has no size yet; before {name} returns the model, call it once with a batch"
+                f"{type(module).__name__} has no size yet; call the model once with a batch before {name} returns it"
             )
     if any(map(is_dtensor, model.parameters())):
         raise Misuse(f"{name} returns a sharded model; return it unsharded, because each strategy shards it")
@@ -149,10 +149,12 @@ def _config(spec: str) -> Any:
     known = AutoConfig.for_model(name).to_dict()
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or key not in known:
+        if not equals:
             raise Misuse(
-                unknown(f"{name} setting", key, known, f"expected a form such as hf:{name},num_hidden_layers=16")
+                f"invalid {name} setting {quoted(setting)}: expected KEY=VALUE, for example num_hidden_layers=16"
             )
+        if key not in known:
+            raise Misuse(unknown(f"{name} setting", key, known, "use a key of the model's config.json"))
         values[key] = value
         with suppress(NotJson):  # a word is one without quotes
             values[key] = json_value(value)
@@ -234,7 +236,7 @@ def _alone(name: str) -> Iterator[None]:
         host = target[0] if isinstance(target, tuple) else None  # a file has no host
         if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
             tried.append(f"{host}")
-            raise ConnectionRefusedError(f"ddp-doctor does not let a factory connect to {host}")
+            raise ConnectionRefusedError(f"`ddp-doctor fit` does not allow the model factory to connect to {host}")
 
     sys.addaudithook(hook)
     try:

@@ -155,7 +155,8 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     batch = Batch({str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form)
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
-            f"make_batch({step}) returns type {type(given).__name__} without any tensor or object that has .to()"
+            f"make_batch({step}) returns type {type(given).__name__} without any tensor or object that has .to();"
+            " return at least one tensor"
         )
     batch = batch.changed(partial(_moved, device=ctx.device))
     return batch, tuple(
@@ -258,7 +259,10 @@ def loss_of(output: Any) -> Any:
         if tensor.is_floating_point() or tensor.is_complex()
     ]
     if not means:
-        raise Misuse(f"the model returns type {type(output).__name__} without a floating-point tensor")
+        raise Misuse(
+            f"the model returns type {type(output).__name__} without a floating-point tensor; return a loss function"
+            " from the factory"
+        )
     return torch.stack(means).sum()
 
 

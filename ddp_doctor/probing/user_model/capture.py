@@ -33,17 +33,19 @@ class CompileProbe(ModelProbe):
             try:
                 loaded = self.load()
                 if self.sharded:
-                    raise Skip(f"not tested: {ctx.model} is sharded by fully_shard")
+                    raise Skip(f"{ctx.model} is sharded by fully_shard, which this check does not support")
                 self.require_alike(loaded)
             except Stopped:
-                raise Skip(f"not tested: {ctx.model} cannot be used ({self.seen['stopped']})") from None
+                raise Skip(
+                    f"{ctx.model} does not work ({self.seen['stopped']}); the user_model check reports why"
+                ) from None
             by_factory = is_compiled(loaded.model)
             with ctx.step("compare_outcomes", "compiled"):
                 compiled = ctx.exchange("compiled", f"{by_factory or ctx.options.compile}")
             if "True" not in compiled:
                 raise Skip(f"{ctx.model} does not use torch.compile; add --compile to test it compiled")
             if loaded.make_batch is None:
-                raise Skip(f"not tested: {ctx.model} does not return make_batch, so the inputs are unknown")
+                raise Skip(f"{ctx.model} does not return make_batch, so the inputs are unknown")
             capture = Capture()
             steps: list[CompiledStep] = []
             try:

@@ -73,7 +73,7 @@ class Capture:
         import torch
 
         if not hasattr(torch.compiler, "set_stance"):
-            raise Skip("requires torch 2.6 or newer")
+            raise Skip(f"requires torch 2.6 or newer; this is torch {torch.__version__}")
         import torch._dynamo as dynamo
 
         self._step = Step()

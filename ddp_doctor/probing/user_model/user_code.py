@@ -188,13 +188,14 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     bare = uncompiled(model)
     if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
         raise Misuse(
-            f"{name} returns a model in {type(bare).__name__}; return it unwrapped, because ddp-doctor wraps it"
+            f"{name} returns a model wrapped in {type(bare).__name__}; return it unwrapped, because ddp-doctor wraps it"
         )
     if not isinstance(model, torch.nn.Module):
         raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
         raise Misuse(
-            f"{name} returns a model in FullyShardedDataParallel (FSDP1); only fully_shard (FSDP2) can be tested"
+            f"{name} returns a model wrapped in FullyShardedDataParallel (FSDP1); only fully_shard (FSDP2)"
+            " can be tested"
         )
     make_batch, loss, options, optimizer, step, units, mesh = (parts.get(part) for part in (*_NAMES[1:], *_MORE))
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")

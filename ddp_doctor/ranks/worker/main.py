@@ -118,7 +118,9 @@ def _take_gpu(device: str, *, whole: bool) -> int:
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:  # else torch fails in words of its insides
-        raise RuntimeError(f"torch {torch.__version__} is a CPU-only build, but {device} is requested")
+        raise RuntimeError(
+            f"torch {torch.__version__} is a CPU-only build, but {device} is requested; install torch with CUDA or ROCm"
+        )
     torch.cuda.set_device(device)
     free, total = torch.cuda.mem_get_info()
     allowed = int(SHARE_FOR_SIZES * free) if whole else allowance(free)

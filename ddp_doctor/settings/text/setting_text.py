@@ -114,7 +114,9 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     else:
         _read_lines(lines, shell)
     if not shell.given and not any(map(_SETS.match, lines)):
-        raise NoSettings("sets no variable; expected the output of env, a job script, a Dockerfile or a manifest")
+        raise NoSettings(
+            "sets no variable; expected the output of `env`, a job script, a Dockerfile or a Kubernetes manifest"
+        )
     job, launches = job_of(lines) if form == "script" else None, shell.launches
     if operator := job_of_operator("\n".join(lines)):
         job, started = operator
@@ -236,7 +238,7 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
 
 def _stop_if_many(shell: Shell) -> None:
     if len(shell.given) > MOST_SETTINGS:
-        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, more than any job does")
+        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, the limit for one input")
 
 
 def _written(given: Given) -> Written:

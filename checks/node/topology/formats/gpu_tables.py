@@ -171,7 +171,7 @@ def _capability(lines: Sequence[str], header: int) -> str | None:
 def _fact(table: Table, capability: str | None) -> P2pStatusFact:
     for gpu, row in table.cells.items():
         if row[gpu] != "X" or list(row.values()).count("X") != 1:
-            raise TopologyError(f"row {gpu} does not have its only X in column {gpu}", table.line)
+            raise TopologyError(f"row {gpu} must contain exactly one X, in column {gpu}", table.line)
     return P2pStatusFact(
         capability=capability, gpus=table.gpus, statuses=_others(table), warnings=tuple(table.warnings)
     )

@@ -69,10 +69,10 @@ def parse_xml(text: str, first_line: int = 1) -> Tag:
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
-        raise TopologyError("the file declares a document type or an entity; remove the declaration", line)
+        raise TopologyError("the file has a DOCTYPE or ENTITY declaration; remove it", line)
     if len(text) > MOST_CHARACTERS:
         raise TopologyError(
-            f"the file is larger than {MOST_CHARACTERS // 1024} KiB, the maximum for a topology file", first_line
+            f"the file is larger than {MOST_CHARACTERS // 1024} KiB, the size limit for a topology file", first_line
         )
     builder = _Builder(first_line)
     try:
@@ -107,7 +107,8 @@ class _Builder:
         self._count += 1
         if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
             raise TopologyError(
-                f"the file has more than {MOST_TAGS} tags, or tags nested more than {DEEPEST} deep", tag.line
+                f"the file exceeds a limit for topology files: {MOST_TAGS} tags, nested at most {DEEPEST} deep",
+                tag.line,
             )
         if self._open:
             self._open[-1].children.append(tag)
@@ -195,7 +196,9 @@ class _Host:
     def _add(self, pci: Tag, cpu: Tag, above: tuple[str, ...]) -> None:
         bus_id = pci.get("busid").lower()
         if not is_bus_id(bus_id):
-            raise TopologyError(f"{quoted(pci.get('busid'))} is not a PCI address such as 0000:3b:00.0", pci.line)
+            raise TopologyError(
+                f"{quoted(pci.get('busid'))} is not a PCI address; expected for example 0000:3b:00.0", pci.line
+            )
         if self.places.setdefault(bus_id, pci) is not pci:
             raise TopologyError(f"PCI address {bus_id} appears twice in the file", pci.line)
         below = list(pci.named("pci"))
@@ -310,7 +313,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     for link in own.named("nvlink", "xgmi"):
         count = link.get("count")
         if not re.fullmatch(r"[0-9]{1,3}", count):
-            raise TopologyError(f"{quoted(count)} is not a link count; expected a whole number", link.line)
+            raise TopologyError(f"{quoted(count)} is not a link count; expected an integer from 0 to 999", link.line)
         switch = link.get("tclass").lower().startswith(_NVSWITCH)
         target = "switch" if switch else link.get("target").lower()
         links[target] = links.get(target, 0) + int(count)

@@ -78,7 +78,7 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
             has_uuids = has_uuids or bool(title[3])
             current.has_none = _NONE.search(text, title.end()) is not None
         elif current is None and _LINK.search(text):
-            raise TopologyError("no GPU line comes before this NVLink state", index + 1, text)
+            raise TopologyError("no line that starts with `GPU N:` comes before this NVLink state", index + 1, text)
     if current is not None and (current.links or current.has_none):
         yield current, len(lines)
 

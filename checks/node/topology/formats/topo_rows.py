@@ -156,7 +156,7 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
     """Raises TopologyError for a header that no machine has."""
     if len(columns) > _MOST_COLUMNS:
         raise TopologyError(
-            f"the header has {len(columns)} columns, but no machine has more than {_MOST_COLUMNS}", line, text
+            f"the header has {len(columns)} columns, but ddp-doctor reads at most {_MOST_COLUMNS}", line, text
         )
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice:
@@ -186,7 +186,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
             break
     missing = [name for name in header.columns if name not in block.links]
     if not block.links:
-        raise TopologyError("no row of a matrix follows this header", header.line)
+        raise TopologyError("no matrix row follows this header", header.line)
     if missing and len(block.links) < _LEAST_WITNESSES:
         more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
         number = line_behind(lines, block.end)
@@ -224,7 +224,7 @@ def _add_row(block: Block, label: str, text: str, line: int) -> None:
     cells, rest, tail = _cells(label, text, line, len(columns))
     own = ["X"] if columns.index(label) < len(cells) else []
     if cells[columns.index(label) :][:1] != own or cells.count("X") != len(own):
-        raise TopologyError(f"row {label} does not have its X under {label}", line, text)
+        raise TopologyError(f"row {label} must contain exactly one X, in column {label}", line, text)
     links = {name: code for name, code in zip(columns, cells, strict=False) if name != label}
     if label in block.links:
         if links != block.links[label] or tail.cells != block.tails[label].cells:
