@@ -53,7 +53,10 @@ _ROUNDING = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_preci
 def probe(ctx: RankContext) -> SameProductsFact:
     """Multiply on all ranks at once."""
     if ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES:
-        raise Skip(f"the GPU has less than {MEMORY_BYTES >> 20} MiB of free memory")
+        raise Skip(
+            f"ddp-doctor may use {ctx.gpu_memory_bytes >> 20} MiB of GPU memory, but this test needs"
+            f" {MEMORY_BYTES >> 20} MiB"
+        )
     with ctx.step("products", "of the same matrices"):
         sums, seconds = multiplied(ctx)
     usual = sums.mode(dim=0).values

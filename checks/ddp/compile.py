@@ -264,7 +264,7 @@ def untested(recording: Recording) -> str:
     """Why no recompilation could be seen."""
     for fact in _facts(recording).values():
         if fact.not_offered:
-            return f"this torch does not tell {' and '.join(fact.not_offered)}"
+            return f"this torch release does not report {' and '.join(fact.not_offered)}"
         if len(fact.steps) < 2:
             return f"one step alone was looked at: {fact.ended}"
     return ""

@@ -80,7 +80,10 @@ def _replayable(
     last = {rank: of_rank[-most:] for rank, of_rank in calls.items()}
     lists = _agreed(_that_all_kept(groups, last, wrapped | cut.keys()))
     if not any(lists.values()):
-        raise UsageError(f"cannot replay {quoted(path)}: no collective in it was recorded by all ranks of a group")
+        raise UsageError(
+            f"cannot replay {quoted(path)}: no collective in it was recorded by all ranks of a group; give the dumps of"
+            " all ranks"
+        )
     kept = {call.group for of_rank in lists.values() for call in of_rank}
     is_open = {call.group for of_rank in lists.values() for call in of_rank if call.is_open}
     made = set(sorted(kept, key=lambda index: (index not in is_open, index))[:MOST_GROUPS])

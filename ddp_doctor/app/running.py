@@ -101,7 +101,7 @@ def require_usable(options: Options, plan: Plan) -> None:
     if not any(check.where.needs_ranks for check in plan.checks) or importlib.util.find_spec("torch") is not None:
         return
     raise UsageError(
-        f"ranks need torch, but {quoted(sys.executable)} has none; run ddp-doctor with your job's Python"
+        f"ranks need torch, but it is not installed in {quoted(sys.executable)}; run ddp-doctor with your job's Python"
         f" (python -m ddp_doctor run), or install torch: {shlex.quote(sys.executable)} -m pip install torch"
     )
 

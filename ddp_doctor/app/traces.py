@@ -95,7 +95,7 @@ def _skipped(unread: Sequence[Unread]) -> Iterator[Reading]:
     for file in named:
         yield Reading(check="trace", status=Status.SKIPPED, part=file.name, reason=file.why)
     if left := len(unread) - len(named):
-        why = "1 other file holds no trace" if left == 1 else f"{left} other files hold no trace"
+        why = "1 other file is not a trace" if left == 1 else f"{left} other files are not traces"
         yield Reading(check="trace", status=Status.SKIPPED, reason=why)
 
 

@@ -38,7 +38,7 @@ def endpoint(text: str, option: str = "--rdzv-endpoint") -> tuple[str, int]:
     """Host (without brackets) and port. Raises ValueError with one sentence."""
     found = _ENDPOINT.fullmatch(text)
     if found is None or int(found["port"] or 0) > 65535:
-        raise ValueError(f"invalid {option} {quoted(text)}: expected HOST or HOST:PORT with a port up to 65535")
+        raise ValueError(f"invalid {option} {quoted(text)}: expected HOST or HOST:PORT with a port from 1 to 65535")
     return found["host"].strip("[]"), int(found["port"] or RENDEZVOUS_PORT)
 
 

@@ -33,9 +33,9 @@ def reason_against(ctx: RankContext) -> str:
     import torch
 
     if ctx.world_size == 1:
-        return "a world of one rank has no shards"
+        return "sharded checkpoints require at least two ranks"
     if ctx.world_size > MOST_RANKS:
-        return f"the shards of more than {MOST_RANKS} ranks would take more than the probe may write"
+        return f"the test writes at most the shards of {MOST_RANKS} ranks"
     try:
         torch.zeros(1).numpy()  # as objects travel between ranks (distributed_c10d.py, _tensor_to_object)
     except RuntimeError:

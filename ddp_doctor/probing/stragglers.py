@@ -90,7 +90,10 @@ class RankSamples:
         """All samples there is time for. Raises Skip where it is short, Misused where no rank can read --data."""
         ctx = self.ctx
         if agreed(ctx, float(ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES)):
-            raise Skip(f"a GPU has less than {MEMORY_BYTES >> 20} MiB of free memory")
+            raise Skip(
+                f"on one of the GPUs, ddp-doctor may use less memory than the {MEMORY_BYTES >> 20} MiB that this"
+                " test needs"
+            )
         with ctx.step("look at the data"):
             self._read_data(0.0, 0)
         boot = first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"

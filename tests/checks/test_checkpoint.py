@@ -275,7 +275,7 @@ print(checkpoint.reason_against(SimpleNamespace(world_size=2)))
 
 def test_why_there_are_no_shards_is_said(ranks):
     (fact,) = ranks.facts(healthy, on=(0,))
-    assert (fact.sharded, fact.sharded_reason) == (None, "a world of one rank has no shards")
+    assert (fact.sharded, fact.sharded_reason) == (None, "sharded checkpoints require at least two ranks")
 
 
 def test_every_step_has_the_same_name_and_detail_but_for_the_save(ranks):

@@ -68,10 +68,10 @@ def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there
     report = app.judge(recording).report
 
     assert reading.status is Status.FAILED
-    assert str(reading.reason).startswith("15 of 66 links cannot be read from what is there; ")
+    assert str(reading.reason).startswith("15 of 66 links cannot be read from this matrix; ")
     assert (report.exit_code, [finding.code for finding in report.findings]) == (3, ["DD404"])
     assert report.summary == (
-        "Unsure: topology could be evaluated only in part: 15 of 66 links cannot be read from what is there."
+        "Unsure: topology could be evaluated only in part: 15 of 66 links cannot be read from this matrix."
     )
     (view,) = [node.fact for node in recording.facts(TopologyFact)]
     shown = matrix_text(view).splitlines()

@@ -29,7 +29,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ),
         (
             "run --rdzv_endpoint=a:b",
-            "invalid --rdzv-endpoint 'a:b': expected HOST or HOST:PORT with a port up to 65535",
+            "invalid --rdzv-endpoint 'a:b': expected HOST or HOST:PORT with a port from 1 to 65535",
         ),
         (
             "run --node_rank 0 --master_addr=a --master_port 1 --join_timeout=9 --nnodes x",
@@ -104,11 +104,11 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ),
         (
             "run --rdzv-endpoint host:",
-            "invalid --rdzv-endpoint 'host:': expected HOST or HOST:PORT with a port up to 65535",
+            "invalid --rdzv-endpoint 'host:': expected HOST or HOST:PORT with a port from 1 to 65535",
         ),
         (
             "run --rdzv-endpoint localhost:70000",
-            "invalid --rdzv-endpoint 'localhost:70000': expected HOST or HOST:PORT with a port up to 65535",
+            "invalid --rdzv-endpoint 'localhost:70000': expected HOST or HOST:PORT with a port from 1 to 65535",
         ),
         ("run --budget -1", "invalid --budget '-1': expected at least 1"),
         (

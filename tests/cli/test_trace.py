@@ -197,7 +197,7 @@ def test_what_lies_beside_the_traces_is_named_and_nothing_else_changes(asked, tr
     done = asked("trace", str(traces), "--json", str(traces / "report.json"))
 
     assert done.returncode == 0
-    assert "   not read: 2 other files hold no trace\n" in done.stdout
+    assert "   not read: 2 other files are not traces\n" in done.stdout
     unread = json.loads((traces / "report.json").read_text())["unread"]
     assert {Path(name).name for name in unread} == {"rank2.json", "report.nsys-rep", ""}
     assert "not read: train.log: it is not a trace" in asked("trace", ".", "train.log", cwd=traces).stdout

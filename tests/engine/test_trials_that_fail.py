@@ -38,7 +38,9 @@ def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_
     proofs = [remedy["proof"] for finding in report["findings"] for remedy in finding["remedies"]]
 
     assert (code, report["verdict"]) == (1, "unhealthy")
-    assert "internal error in the trial (RuntimeError: broken on purpose)" in [one["reason"] for one in proofs]
+    assert "internal error in the test of the fix (RuntimeError: broken on purpose)" in [
+        one["reason"] for one in proofs
+    ]
     assert {one["status"] for one in proofs} == {"not_tried"}
     assert "failed" not in {check["status"] for check in report["checks"] if check["id"] != "process_group"}
 

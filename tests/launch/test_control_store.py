@@ -20,7 +20,9 @@ def server(*, alive: bool, log: str = "") -> Any:
 
 def test_a_process_that_dies_leaves_its_last_words(tmp_path):
     log = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files\n"
-    with pytest.raises(RuntimeError, match=r"exited before it listened: OSError: \[Errno 24\] Too many open files$"):
+    with pytest.raises(
+        RuntimeError, match=r"exited before it accepted connections: OSError: \[Errno 24\] Too many open files$"
+    ):
         control_store.start(server(alive=False, log=log), tmp_path, "127.0.0.1", 0)
 
 

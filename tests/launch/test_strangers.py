@@ -87,7 +87,7 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
 
     assert "healthy" not in {report["verdict"] for report in reports}
     assert [codes(report) for report in reports] == [[], []]
-    assert f"the head sent {JUNK}" in json.dumps(reports[1])
+    assert f"the head node sent {JUNK}" in json.dumps(reports[1])
     _says_nothing_of_its_own_inside(head, other)
 
 

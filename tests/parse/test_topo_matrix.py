@@ -123,7 +123,7 @@ def test_a_matrix_that_ends_early_keeps_the_links_that_are_there():
     assert matrix.links["GPU6"] == dict.fromkeys(matrix.gpus[:6], "NV18")
     assert matrix.links["NIC0"]["GPU5"] == "SYS"
     assert matrix.unknown_links() == 15
-    assert matrix.warnings[0] == "15 of 66 links cannot be read from what is there"
+    assert matrix.warnings[0] == "15 of 66 links cannot be read from this matrix"
     assert len(list(matrix.gpu_pairs())) == 27
     assert matrix.nearest_hcas("GPU6") == ("", ())
     with pytest.raises(TopologyError, match="line 8: the row of GPU6 is cut off"):

@@ -86,7 +86,10 @@ def own(ctx: RankContext) -> Work:
     if ctx.device.startswith("cuda"):
         free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
         if free < _GPU_LEAST_BYTES:
-            raise Skip(f"a GPU has less than {_GPU_LEAST_BYTES >> 20} MiB of free memory")
+            raise Skip(
+                f"on one of the GPUs, ddp-doctor may use only {free >> 20} MiB of memory, but this test needs"
+                f" {_GPU_LEAST_BYTES >> 20} MiB"
+            )
         room = free // _GPU_SHARE
     most = room // (2 * depth * width * 4)  # what each layer keeps for backward
     module = torch.nn.Sequential(*layers).to(ctx.device)

@@ -48,7 +48,7 @@ def read_trace(name: str, chunks: Iterable[bytes]) -> TraceFact:
     for piece in stream.pieces():
         found.take(piece)
     if not found.events:
-        raise NotATrace("it has no events")
+        raise NotATrace("the trace has no events")
     return _Rank(name, found, stream).fact()
 
 

@@ -206,7 +206,7 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
         warnings=tuple(warnings),
     )
     if unknown := matrix.unknown_links():
-        of = f"{unknown} of {len(columns) * (len(columns) - 1) // 2} links cannot be read from what is there"
+        of = f"{unknown} of {len(columns) * (len(columns) - 1) // 2} links cannot be read from this matrix"
         matrix = matrix.model_copy(update={"warnings": (of, *warnings)})
     return matrix
 
