@@ -158,9 +158,9 @@ class RunOptions:
         bool,
         option(CHECKS, None, "Print the planned checks, their nodes and durations, without running them.", "--plan"),
     ] = False
-    require_gpus: Annotated[int | None, option(VERDICT, "N", "Fail if the job can use fewer than N GPUs.", min=0)] = (
-        None
-    )
+    require_gpus: Annotated[
+        int | None, option(VERDICT, "N", "Fail if the job can use fewer than N GPUs on any node.", min=0)
+    ] = None
     baseline: Annotated[
         str | None,
         option(VERDICT, "FILE", "Compare the measurements with a baseline written by fleet --write-baseline."),

@@ -206,13 +206,13 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
             yield NotAsAsked(f"--collective {name}", COLLECTIVES, why_none)
         elif options.sizes and TABLE[name].is_timed and (stopped := read[name][0].stopped_at_bytes):
             left = sum(size >= stopped for size in measured_sizes(options.sizes))
-            why = f"{read[name][0].short_of} was short; sizes not measured: {left}"
+            why = f"not enough {read[name][0].short_of}; sizes not measured: {left}"
             yield NotAsAsked(f"--collective {name}", COLLECTIVES, why)
     for least in options.min_busbw:
         facts = read.get(least.collective, [])
         moved = TABLE[least.collective].moved(least.size_bytes, facts[0].ranks) if facts else 0
         if not any(size.size_bytes == moved for fact in facts for size in fact.sizes):
-            why = f"{facts[0].short_of or 'time'} was short" if facts else why_none
+            why = f"not enough {facts[0].short_of or 'time'}" if facts else why_none
             yield NotAsAsked(f"--min-busbw {least.typed}", COLLECTIVES, why)
 
 

@@ -474,7 +474,7 @@ def _left_out(recording: Recording) -> Iterator[str]:
         budget = recording.options.budget_s
         yield f"Not tested within the budget of {budget:g} s: {first_names(names, _NAMED)}"
     if pairs := max((rank.fact.not_measured for rank in recording.facts(P2pFact)), default=0):
-        yield f"{counted(pairs, 'pair')} of ranks {'was' if pairs == 1 else 'were'} not measured because time was short"
+        yield f"{counted(pairs, 'pair')} of ranks {'was' if pairs == 1 else 'were'} not measured because time ran out"
 
 
 def _ignored(diagnosis: Diagnosis) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
         except NotOffered as why:
             untested[row.name] = f"not offered by the backend: {why}"
         if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):  # all refused it, or none did
-            untested.setdefault(row.name, "memory was short for its time")
+            untested.setdefault(row.name, "not enough memory to measure its time")
         if row.name not in untested:
             with ctx.within(axis, members):
                 sizes[row.name] = timed(ctx, row, size, _TIMES, group=group)

@@ -124,14 +124,12 @@ def _left_out(report: Report) -> Iterator[str]:
     """What was not measured, and what pairs lose while others move data."""
     of = {measurement.name: f"{measurement.value:g}" for measurement in report.measurements}
     if left := of.get("p2p_not_measured"):
-        yield f"{left} pairs were not measured because time was short."
+        yield f"Not measured because time ran out: {left} pair{'s' * (left != '1')}."
     alone, together = (_pairs(report, f"p2p_{name}", "rank") for name in ("alone", "together"))
     if alone and together:
         typical = [amount(median(pairs.values()), "B/s") for pairs in (alone, together)]
         short = (
-            f"; {left} pairs were not measured alone because time was short"
-            if (left := of.get("p2p_not_alone"))
-            else ""
+            f"; {left} pairs were not measured alone because time ran out" if (left := of.get("p2p_not_alone")) else ""
         )
         yield f"Exchanges both ways, median: {typical[0]} alone, {typical[1]} with all pairs of a round at once{short}."
 

@@ -98,15 +98,15 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
     labels = untested.labels
     if labels.get("short_of") == "memory":
         most, where = amount(float(labels["needs_bytes"]), "B"), labels.get("needs_on", "a host")
-        return f"memory was short; all sizes need {most} free on {where}"
+        return f"not enough memory; all sizes need {most} free on {where}"
     if labels.get("short_of") != "time":
-        return "time or memory was short"  # a recording of before this was told
+        return "not enough time or memory"  # a recording of before this was told
     if "budget_s" in labels:
         enough = f"; --budget {labels['budget_s']:g} is enough"
-        return f"time was short{enough if each and 'reaches_bytes' not in labels else ''}"
+        return f"not enough time{enough if each and 'reaches_bytes' not in labels else ''}"
     if each and "needs_s" in labels:
-        return f"time was short; the next size needs {labels['needs_s']:.0f} s, which is more than this check has"
-    return "time was short"
+        return f"not enough time; the next size needs {labels['needs_s']:.0f} s, which is more than this check has"
+    return "not enough time"
 
 
 def lines(table: Table | None, width: int | None = None) -> tuple[str, ...]:

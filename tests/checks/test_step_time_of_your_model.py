@@ -71,8 +71,8 @@ def test_bucket_sizes_that_the_factory_chose_are_left_to_it(ranks):
         ("healthy:conv_net_alone", "does not return make_batch"),
         ("planted:rank_branch", "never get gradients, but DDP waits for them"),
         ("planted:unused_head", "never get gradients, but DDP waits for them"),
-        ("planted:raises", "does not work with DDP (forward)"),
-        ("planted:additional_layer", "does not work with DDP (manifest)"),
+        ("planted:raises", "does not work with DDP; the user_model check reports why"),
+        ("planted:additional_layer", "does not work with DDP; the user_model check reports why"),
         ("planted:not_to_be_copied", "cannot be copied"),
     ],
 )

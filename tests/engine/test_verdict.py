@@ -170,7 +170,7 @@ def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
     report = _of_pairs(P2pFact(pairs=(pair,), not_measured=2275))
 
     assert report.verdict is Verdict.HEALTHY
-    assert report.summary.endswith("passed over nccl. 2275 pairs of ranks were not measured because time was short.")
+    assert report.summary.endswith("passed over nccl. 2275 pairs of ranks were not measured because time ran out.")
 
 
 def test_pairs_of_ranks_of_which_none_was_measured_passed_nothing():

@@ -51,7 +51,7 @@ def test_what_was_not_measured_is_an_empty_cell_and_told():
     left = Measurement(name="p2p_not_measured", value=1, unit="pairs")
     shown = grid(measured(3, lambda one, other: 0.0 if {one, other} == {0, 1} else 12.0, 1, left))
     assert shown[2] == " 0          12"
-    assert shown[-1] == " 1 pairs were not measured because time was short."
+    assert shown[-1] == " Not measured because time ran out: 1 pair."
 
 
 def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():

@@ -207,9 +207,7 @@ def yours(ctx: RankContext) -> Work:
             raise Skip(f"{ctx.model} is sharded by fully_shard, but only DDP steps are timed")
         given, unused = probe.ready(loaded)
     except Stopped:
-        raise Skip(
-            f"{ctx.model} does not work with DDP ({probe.seen['stopped']}); the user_model check reports why"
-        ) from None
+        raise Skip(f"{ctx.model} does not work with DDP; the user_model check reports why") from None
     if not given:
         raise Skip(f"{ctx.model} does not return make_batch, so the inputs are unknown")
     options = as_the_job_has_them(loaded.options, ctx.options.advice)

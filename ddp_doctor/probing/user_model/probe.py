@@ -133,7 +133,7 @@ class ModelProbe:
         if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
-            raise Failed(f"the GPU memory that ddp-doctor may use is too small for the {phase}")
+            raise Failed(f"the GPU memory that ddp-doctor may use is too small for this step of the model: {phase}")
         if trouble is not None and set(answers) == {_MISUSED}:
             raise Misused(trouble.message)
         if set(answers) <= {"", _NO_MEMORY}:
