@@ -311,7 +311,7 @@ def summary(
 
 
 def _in_sentences(*parts: str) -> str:
-    return " ".join(f"{capital(part.removesuffix('.'))}." for part in parts if part)
+    return " ".join(f"{capital(part.removesuffix('.'))}{'.' * (part[-1] != '?')}" for part in parts if part)
 
 
 def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, tuple[str, ...]]:

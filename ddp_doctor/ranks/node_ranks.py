@@ -136,7 +136,7 @@ class NodeRanks:
             return
         most_s = trials.NCCL_TRIAL_S * self.crowd()
         if not 0.0 < (record.limit_s or 0.0) <= most_s:
-            raise Refused(f"its time limit is {record.limit_s} s, expected more than 0 and at most {most_s:g} s")
+            raise Refused(f"its time limit must be more than 0 and at most {most_s:g} s, not {record.limit_s}")
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.run.world.world_size)):
             raise Refused(f"its ranks do not match the ranks of this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:

@@ -46,8 +46,8 @@ def moves(size_bytes: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("order", "why"),
     [
-        *(({"limit_s": limit_s}, "seconds") for limit_s in (1e9, -1.0, 0.0, math.nan, math.inf)),
-        ({"limit_s": None}, "seconds"),
+        *(({"limit_s": limit_s}, "time limit") for limit_s in (1e9, -1.0, 0.0, math.nan, math.inf)),
+        ({"limit_s": None}, "time limit"),
         *(({"ranks": ranks}, "ranks") for ranks in ((), (0, 4), (-1, 0), (0, 0), tuple(range(100)))),
         *((moves(size), "bytes") for size in (10**15, 0, -1)),
         *((exchange(*ranks), "two ranks") for ranks in ((2,), (0, 1, 2))),
