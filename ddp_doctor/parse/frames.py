@@ -59,6 +59,11 @@ def is_of_the_job(frame: str) -> bool:
     return not _LIBRARY.search(frame)
 
 
+def is_of_the_users_files(file: str) -> bool:
+    """Return True for a Python file that no package has installed."""
+    return file.endswith(".py") and is_of_the_job(file) and not _INSTALLED.search(file)
+
+
 def of_the_job(stack: Sequence[str]) -> list[str]:
     """The frames of the job's own code, outermost first; where there are none, those of what it has installed."""
     own = [frame for frame in stack if is_of_the_job(frame)]

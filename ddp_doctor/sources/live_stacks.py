@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ddp_doctor.facts.live_job import Refused
 from ddp_doctor.knowledge.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD
+from ddp_doctor.parse.frames import is_of_the_users_files
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.commands import find_executable, run_command
@@ -31,7 +32,7 @@ _NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed beside ddp-
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of a process's main thread, outermost first, and of autograd's where it waits for that."""
+    """The stack of the thread that trains, outermost first, and of autograd's thread if it waits for that."""
 
     frames: tuple[str, ...] = ()
     holds_gil: bool = False
@@ -65,12 +66,22 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
         )
         if main is None:
             return Stack(refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script"))
+        main = _that_trains(main, threads)
         frames = _frames(main, threads)
         return Stack(
             tuple(map(_text, frames)), bool(main["owns_gil"]), _on_default_group(frames) if with_groups else None
         )
     except OTHER_SHAPE:
         return Stack(refused=why_refused(pid, done.stderr))
+
+
+def _that_trains(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Frames]]) -> Mapping[str, Frames]:
+    """The main thread if it runs the job's own code; otherwise the thread that does, as in workers of Ray Train."""
+
+    def is_own(thread: Mapping[str, Frames]) -> bool:
+        return any(is_of_the_users_files(str(frame["filename"])) for frame in thread["frames"])
+
+    return main if is_own(main) else next(filter(is_own, threads), main)
 
 
 def _frames(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Frames]]) -> Frames:

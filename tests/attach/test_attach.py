@@ -201,3 +201,22 @@ def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.Mo
 
         with pytest.raises(UsageError, match="the job ended during the observation"):
             attach.attach([ends.pid])
+
+
+SITE = "/opt/env/lib/python3.11/site-packages"
+WORKER_LOOP = [f"{SITE}/ray/_private/worker.py", f"{SITE}/ray/_private/workers/default_worker.py"]
+TRAINS = [f"{SITE}/torch/distributed/distributed_c10d.py", "/home/me/train.py", f"{SITE}/ray/train/session.py"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "chosen"),
+    [
+        pytest.param([WORKER_LOOP, ["/usr/lib/python3.11/threading.py"], TRAINS], 2, id="the thread below Ray's loop"),
+        pytest.param([TRAINS, ["/home/me/log_writer.py"]], 0, id="the main thread, if it runs the job's code"),
+        pytest.param([WORKER_LOOP, ["/usr/lib/python3.11/threading.py"]], 0, id="no thread runs the job's code"),
+    ],
+)
+def test_stack_is_of_the_thread_that_runs_the_code_of_the_job(threads: list[list[str]], chosen: int):
+    dumped = [{"frames": [{"filename": file, "line": 1, "name": "f"} for file in files]} for files in threads]
+
+    assert live_stacks._that_trains(dumped[0], dumped) is dumped[chosen]
