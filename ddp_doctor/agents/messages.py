@@ -83,7 +83,7 @@ class NodeReport(Frozen):
         if self.claimed_rank is not None and self.claimed_rank >= self.nnodes:
             raise ValueError("the node rank is out of range")
         if not 0 < self.world.nproc_per_node <= _MOST_RANKS or len(self.world.nodes) > 1:
-            raise ValueError("the world does not have exactly one node")
+            raise ValueError("the report is not of one node, or its number of ranks is out of range")
         return self
 
 

@@ -59,7 +59,9 @@ def trace(
     ] = "latest",
     against: Annotated[
         str | None,
-        option(VERDICT, "REPORT", "Compare all-reduces with the bandwidth in this report of a run on the same nodes."),
+        option(
+            VERDICT, "REPORT", "Compare the all-reduce bandwidth with this report of ddp-doctor run on the same nodes."
+        ),
     ] = None,
     fail_on: FailOnOption = FailOn.WARNING,
     ignore: IgnoreOption = None,

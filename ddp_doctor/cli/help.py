@@ -44,8 +44,8 @@ ENDED = (
     " 130 interrupted."
 )
 FITS = (
-    "Exit codes: 0 fits, 1 no strategy (or not the one given with --strategy) fits, 2 usage error or unusable model,"
-    " 3 memory unknown or estimate incomplete, 130 interrupted."
+    "Exit codes: 0 fits, 1 does not fit with any strategy (or with the --strategy given), 2 usage error or unusable"
+    " model, 3 memory unknown or estimate incomplete, 130 interrupted."
 )
 TRACED = (
     "Exit codes: 0 no rank or setting costs over 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"

@@ -85,7 +85,7 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
     while text:
         found = _ITEM.match(text, at)
         if found is None or not found[1].strip():
-            raise ValueError(f"{quoted(text)} is not a list of hosts; expected for example node[1-4,7],login")
+            raise ValueError(f"{quoted(text)} is not a list of hosts; expected a list like node[1-4,7],login")
         yield found[1].strip()
         if not found[2]:
             return
@@ -98,7 +98,7 @@ def _expand_item(item: str, room: int) -> list[str]:
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     if prod(sum(last - first + 1 for first, last, _width in span) for span in spans) > room:
-        raise ValueError(f"the list exceeds the limit of {MOST_HOSTS} hosts at {quoted(item)}")
+        raise ValueError(f"with {quoted(item)}, the list exceeds the limit of {MOST_HOSTS} hosts")
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]
@@ -114,7 +114,7 @@ def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{quoted(f'[{ranges}]')} is not a range; expected for example [1-4,7]")
+            raise ValueError(f"{quoted(f'[{ranges}]')} is not a range; expected a range like [1-4,7]")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise ValueError(f"{quoted(f'[{ranges}]')} is not an ascending range")

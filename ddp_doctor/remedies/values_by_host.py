@@ -34,7 +34,7 @@ def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, 
     """The values of one variable. Raises Unclear."""
     general = {_value(setting) for setting in settings if setting.node is None and setting.node_rank is None}
     if len(general) > 1:
-        raise Unclear("the fix gives it two values")
+        raise Unclear("the fix sets this variable to two different values")
     own = _by_host(settings, world)
     everywhere = tuple(Branch(value) for value in general)
     hosts = {node.hostname for node in world.nodes} if world and len(world.nodes) == world.nnodes else set()
@@ -68,7 +68,7 @@ def _by_host(settings: Sequence[Setting], world: World | None) -> dict[str, str 
         if host is None:
             continue
         if own.setdefault(host, _value(setting)) != _value(setting):
-            raise Unclear(f"the fix gives it two values on {host}")
+            raise Unclear(f"the fix sets this variable to two different values on {host}")
         by_rank[host] += setting.node_rank is not None
     of_name = Counter(node.hostname for node in world.nodes) if world else Counter()
     for host, count in by_rank.items():

@@ -36,7 +36,7 @@ class SlurmJob:
 def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
     """A job that runs; None where SLURM cannot be asked here. Raises ValueError with one sentence where it does not."""
     if not _JOB_ID.fullmatch(job_id):
-        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; expected for example 4711 or 4711_3")
+        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; use an ID such as 4711 or 4711_3")
     words = ("squeue", "--noheader", "--jobs", job_id, "--format", "%A|%i|%T|%u|%U|%N", "--states", "all")
     done = run_command(words, env, _PATIENCE_S)
     rows = [found for line in done.stdout.splitlines() if (found := _ROW.fullmatch(line.strip()))]
@@ -65,7 +65,7 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
     ValueError where ``job_id`` is no number of a job.
     """
     if not _JOB_ID.fullmatch(job_id):
-        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; expected for example 4711 or 4711_3")
+        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; use an ID such as 4711 or 4711_3")
     found = [*folder.glob(f"slurm-{job_id}.*"), *folder.glob(f"slurm-{job_id}_*.*")]
     shown = run_command(("scontrol", "show", "job", job_id), env, _PATIENCE_S)
     fields = dict(_FIELD.findall(shown.stdout))

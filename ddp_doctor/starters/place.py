@@ -260,7 +260,8 @@ def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
         raise ValueError(f"--node-rank {asked.node_rank} is out of range: {_nodes(size)} {ranks}")
     if size > 1 and asked.node_rank is not None and where is None:
         raise ValueError(
-            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address; give the same on all hosts"
+            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address; use the same endpoint on all"
+            " hosts"
         )
     hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
     launcher: Launcher = "kubernetes" if "KUBERNETES_SERVICE_HOST" in env else "plain"

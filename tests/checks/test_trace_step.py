@@ -219,7 +219,7 @@ def test_reading_numbers_is_told_on_a_gpu_with_its_line_and_as_a_fact_on_a_cpu()
     fields: dict[str, Any] = {"syncs": (item,), "loading_us": 90, "host_us": 100}
     (found,) = findings(*alike(device="gpu", kernels=60, **fields))
 
-    assert found.title == "Host waits for the GPU in 3 calls of aten::item per step (at most 16% of the step)"
+    assert found.title == "Host waits for the GPU in 3 calls of aten::item per step (costs at most 16% of the step)"
     assert "aten::item in train.py(12): step" in [evidence.text for evidence in found.evidence]
     (fact,) = findings(*alike(**fields))
     assert (fact.severity, fact.evidence[0].value) == (Severity.INFO, 3)

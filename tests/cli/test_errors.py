@@ -58,7 +58,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("prolog --model net:make", "unknown option '--model'; run `ddp-doctor prolog --help` for usage"),
         (
             "run --nnodes 2 --node-rank 1",
-            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address; give the same on all hosts",
+            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address",
         ),
         ("run --node-rank first", "invalid --node-rank 'first': expected an integer"),
         ("run --nnodes 2 --master-port 1", "--master-port requires --master-addr HOST with the host of node rank 0"),
@@ -278,7 +278,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
             "attach --pid 1 --hosts a",
             "--pid, --slurm-job, --hosts and --hostfile are mutually exclusive; give one of them",
         ),
-        ("attach --slurm-job x", "'x' is not a SLURM job ID; expected for example 4711 or 4711_3"),
+        ("attach --slurm-job x", "'x' is not a SLURM job ID; use an ID such as 4711 or 4711_3"),
         ("logs", "no input given; name the job's output files, or give the job ID with --job"),
         ("trace", "missing argument PATH|-...; run `ddp-doctor trace --help` for usage"),
         ("fleet nowhere", "found no run in 'nowhere': cannot read 'nowhere': No such file or directory; write reports"),

@@ -85,7 +85,7 @@ def test_the_lowest_switches_blocks_or_racks_are_the_leaves(text, leaves):
             "".join(f"- topology: t{at}\n  block:\n    blocks:\n    - block: b\n      nodes: n\n" for at in range(17)),
             "it exceeds the limit of 16 topologies",
         ),
-        ("a: n[1-9999999]", f"the list exceeds the limit of {MOST_HOSTS} hosts at 'n[1-9999999]' (line 1)"),
+        ("a: n[1-9999999]", f"with 'n[1-9999999]', the list exceeds the limit of {MOST_HOSTS} hosts (line 1)"),
         ("a: n[4-1]", "'[4-1]' is not an ascending range (line 1)"),
         ("a: n1\nn2 n3\n", "'n2 n3' in line 2 is neither SwitchName=LEAF Nodes=HOSTS nor LEAF: HOSTS"),
         ("\x7fELF\x02\x01\x00\x00", "'\\x7fELF\\x02\\x01\\x00\\x00' in line 1 is neither"),

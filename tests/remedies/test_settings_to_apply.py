@@ -141,9 +141,9 @@ def test_a_node_that_is_known_by_its_rank_gets_its_host_name():
     [
         ((on(None, "eth1", rank=7),), ("a", "b"), "the host name of node rank 7 is unknown"),
         ((on("node rank 3", "eth1"),), ("a", "b"), "the host name of node rank 3 is unknown"),
-        ((on("a", "eth0"), on("a", "eth1")), ("a", "b"), "the fix gives it two values on a"),
+        ((on("a", "eth0"), on("a", "eth1")), ("a", "b"), "the fix sets this variable to two different values on a"),
         ((on("a", "eth0", rank=0),), ("a", "a"), "several nodes have the host name a"),
-        ((on(None, "eth0"), on(None, "eth1")), ("a",), "the fix gives it two values"),
+        ((on(None, "eth0"), on(None, "eth1")), ("a",), "the fix sets this variable to two different values"),
     ],
 )
 def test_where_it_is_not_clear_which_host_gets_which_value_nothing_is_applied(settings, hosts, why):

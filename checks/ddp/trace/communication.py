@@ -174,7 +174,7 @@ def no_sync_missing(recording: Recording) -> Iterator[Draft]:
     for found in told(recording, "DDT124"):
         passes = accumulated(found.usual)
         yield found.draft(
-            f"Gradients are averaged in each of {passes:.0f} passes per update",
+            f"Gradients are averaged in each of {passes:.0f} backward passes per update",
             Evidence(
                 text="backward passes that average gradients, per update",
                 value=passes,

@@ -40,7 +40,7 @@ class Told(NamedTuple):
         step = Evidence(text="usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,
-            f"{title}{self.window.where} (at most {most:.0%} of the step)",
+            f"{title}{self.window.where} (costs at most {most:.0%} of the step)",
             [*evidence, step],
             *remedies,
             confidence=Confidence.LIKELY if self.window.is_whole else Confidence.POSSIBLE,

@@ -363,8 +363,8 @@ def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     pairs = {name: env[name] for name in (chosen_by, on_node)}
     yield setting_draft(
         pairs,
-        f"NCCL uses GPU {group_gpu} for local rank {local_rank}, not GPU {own_gpu}: torch"
-        f" takes {chosen_by} modulo visible GPUs ({taken} modulo {visible})",
+        f"NCCL uses GPU {group_gpu} for local rank {local_rank}, not GPU {own_gpu}: torch selects {chosen_by} modulo"
+        f" the number of visible GPUs ({taken} % {visible})",
         listed(pairs),
         "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
         in_job_script(

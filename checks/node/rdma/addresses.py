@@ -207,7 +207,7 @@ def gid_index_needed(recording: Recording) -> Iterator[Draft]:
     if needy:
         versions = {entry.nccl for entry in needy if entry.nccl}
         which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"
-        what = f"{which} does not find the IPv4 address (GID) of RoCE v2 by itself"
+        what = f"{which} does not find the IPv4 GID for RoCE v2 automatically"
         detail = "The port has one. NCCL 2.21 and newer look for it, in containers 2.26 and newer."
         yield _draft(recording, needy, what, [*_index_to_set(recording), UPGRADE_NCCL], detail)
 

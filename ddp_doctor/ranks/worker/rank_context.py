@@ -73,7 +73,7 @@ class LiveRankContext:
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
         """The text of every rank under this name, by group rank (see the Protocol)."""
         if self.store is None:
-            raise Failed("this check exchanges data between ranks, which ranks started by torchrun cannot do")
+            raise Failed("this check needs ddp-doctor's store, which is not available to ranks started by torchrun")
         return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
 
     def new_folder(self) -> str:

@@ -196,9 +196,7 @@ class _Host:
     def _add(self, pci: Tag, cpu: Tag, above: tuple[str, ...]) -> None:
         bus_id = pci.get("busid").lower()
         if not is_bus_id(bus_id):
-            raise TopologyError(
-                f"{quoted(pci.get('busid'))} is not a PCI address; expected for example 0000:3b:00.0", pci.line
-            )
+            raise TopologyError(f"{quoted(pci.get('busid'))} is not a PCI address such as 0000:3b:00.0", pci.line)
         if self.places.setdefault(bus_id, pci) is not pci:
             raise TopologyError(f"PCI address {bus_id} appears twice in the file", pci.line)
         below = list(pci.named("pci"))
