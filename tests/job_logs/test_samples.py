@@ -110,6 +110,9 @@ PYXIS = """pyxis: imported docker image: docker://me/image:1
 slurmstepd: error: pyxis: container start failed with error code: 1
 slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"""
 TIME_LIMIT = "slurmstepd: error: *** STEP 4.2 ON n1 CANCELLED AT 2025-12-03T14:53:02 DUE TO TIME LIMIT ***"
+LAST_ERROR = """[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, internal error
+[rank0]: Last error:
+"""
 IN_DISTRIBUTED = r"""  File "C:\torch\distributed\rendezvous.py", line 185, in _create
     return TCPStore(
 RuntimeError: no libuv
@@ -217,6 +220,11 @@ SHARED_GPU = "".join(
             "".join(f"[7.1] NVRM: Xid (PCI:0000:{bus}:00): 149, NETIR Fatal XC0 i0 Link 12\n" for bus in ("dc", "ed")),
             "NVLink failed on a rank, GPU 0000:dc:00 and 0000:ed:00",
         ),
+        (
+            f"{LAST_ERROR}[rank0]: socketFinalizeAccept: wrong magic 7 != 7",
+            f"Rank 0 failed with “socketFinalizeAccept: wrong magic 7 != 7”{UNKNOWN}",
+        ),
+        (f"{LAST_ERROR}[rank0]: invalid socket 7/7", "NCCL reports on rank 0: invalid socket 7/7"),
         (f"after training is done\n{TIME_LIMIT}", "Training finished, and the job failed while its processes exited"),
         (
             f"{RAISED}ValueError: TP rank 1 is loaded, but other ranks didn't finish",

@@ -232,6 +232,9 @@ def _unknown(output: Output) -> Iterator[Judged]:
     timed_out = f"{what} timed out{on}" if late else ""
     if stuck:
         timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
+    stated = output.signs(
+        "nccl-states", "nccl-last-error"
+    )  # of which no row knows the cause, or which may be about a peer
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
@@ -240,22 +243,31 @@ def _unknown(output: Output) -> Iterator[Judged]:
     words, how = "the job failed", ended
     if last:
         words = f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”"
-    elif told := [sign.where for sign in spoken if SIGNS[sign.sign][0].role == "pointer"] or unusual:
-        quote = f"“{shorten(_OF_NCCL.sub('', told[0].text), _LONGEST_WORDS, placeholder=' …')}”"
-        ranks = next((ranks_of([sign]) for sign in spoken if sign.where == told[0]), frozenset[int]())
+    elif telling := [*stated, *(sign for sign in spoken if SIGNS[sign.sign][0].role == "pointer")]:
+        quote = _quoted(stated[0].values["message"] if stated else telling[0].where.text)
+        ranks = ranks_of(telling[:1])
         words = f"{places(output, ranks) if ranks else 'the job'} failed with {quote}"
         how = f"{ended.rstrip('.')} after {quote}" if ended else ""
+    elif unusual:
+        words = f"the job failed with {_quoted(unusual[0].text)}"
+        how = f"{ended.rstrip('.')} after {_quoted(unusual[0].text)}" if ended else ""
     remedies, next_check = _advice(output, bool(waits_for or late or stuck), bool(joined))
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
-        tuple(dict.fromkeys((*lines(spoken or shown or output.last_complaints), *unusual)))[:_MOST_LINES],
+        tuple(dict.fromkeys((*lines([*stated[:1], *(spoken or shown or output.last_complaints)]), *unusual)))[
+            :_MOST_LINES
+        ],
         detail=" ".join(filter(None, details)),
         values={"what": (waits_for or timed_out or how or words).rstrip(".")},
         next_check=next_check,
         remedies=remedies,
     )
+
+
+def _quoted(text: str) -> str:
+    return f"“{shorten(_OF_NCCL.sub('', text), _LONGEST_WORDS, placeholder=' …')}”"
 
 
 def _is_time_out(sign: SignSeen) -> bool:

@@ -72,7 +72,8 @@ _SAVED_OR_PART = _any_of(
 #: Words that exclude a good end.
 _NOT_GOOD = _any_of(
     r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
-    r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception",
+    r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception|\binvalid|\bincorrect|\bnot ready",
+    r"\bno (?:transport|such|space|route)\b",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
     r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
     r"NCCL INFO (?!.*Destroy COMPLETE)",
