@@ -162,7 +162,7 @@ class _Family:
 
 
 def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
-    """The processes that started others with LOCAL_RANK 1 and on, and none with 0, by their pids.
+    """The processes that started others with LOCAL_RANK 1 and on, and are local rank 0 themselves, by their pids.
 
     The others have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, and no RANK;
     the process that started them has none of these (lightning.fabric.strategies.launchers.subprocess_script).
@@ -170,9 +170,12 @@ def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
     found = {}
     for parent, children in grouped((process.parent, process) for process in processes.values()).items():
         local = {p.pid: p.local_rank for p in children if p.rank is None and "MASTER_PORT" in p.env}
-        known = {pid: rank for pid, rank in local.items() if rank is not None}
-        if parent not in processes or processes[parent].rank is not None or not known or 0 in known.values():
+        known = {pid: rank for pid, rank in local.items() if rank}  # a helper of the parent inherits 0
+        first_rank = processes.get(parent)
+        if first_rank is None or first_rank.rank is not None or first_rank.local_rank is not None or not known:
             continue
+        if 0 in local.values() and not first_rank.has_groups:
+            continue  # the parent only starts ranks
         env = processes[next(iter(known))].env
         first = (proc.number(env, "NODE_RANK", "GROUP_RANK") or 0) * (max(known.values()) + 1)
         ranks = {parent: first} | {pid: first + rank for pid, rank in known.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.app import UsageError, attach
+from ddp_doctor.knowledge.live_frames import GLOO_WORKER
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_jobs, live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
@@ -164,13 +165,21 @@ FAMILY = {"MASTER_ADDR": "node0", "MASTER_PORT": "29501", "NODE_RANK": "1", "WOR
         pytest.param([{}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}], {}, id="the parent is not a rank"),
         pytest.param([{}, {"LOCAL_RANK": "1", "RANK": "4"}], {}, id="children with a number"),
         pytest.param([{"RANK": "3"}, {"LOCAL_RANK": "1"}], {}, id="a rank with a number, and its helper"),
+        pytest.param([{"LOCAL_RANK": "1"}, {"LOCAL_RANK": "1"}], {}, id="a local rank, and its helper"),
+        pytest.param(
+            [{"THREAD": GLOO_WORKER}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}],
+            {0: 2, 2: 3},
+            id="a helper of local rank 0",
+        ),
     ],
 )
 def test_process_that_starts_local_ranks_from_1_is_local_rank_0(
     environments: list[dict[str, str]], ranks: dict[int, int]
 ):
     processes = {
-        pid: Candidate(pid, 0 if pid else 99, pid, {**(FAMILY if pid else {}), **env}, {}, ["train"])
+        pid: Candidate(
+            pid, 0 if pid else 99, pid, {**(FAMILY if pid else {}), **env}, {1: env.get("THREAD", "python")}, ["train"]
+        )
         for pid, env in enumerate(environments)
     }
 
