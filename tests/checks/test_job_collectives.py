@@ -253,7 +253,7 @@ def test_large_tensors_are_cut_alike_on_all_ranks_and_that_is_said(ranks: Ranks,
 @pytest.mark.ranks
 def test_a_job_of_another_size_is_not_run(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
-    with pytest.raises(Failed, match="the --collectives-of job has 4 ranks, but this run has 2"):
+    with pytest.raises(Failed, match="the job of --collectives-of has 4 ranks, but this run has 2"):
         job_collectives.probe(HarnessContext(0, 0, 2, (0, 1), 0, None, options=Options(replay=job)))
 
 
