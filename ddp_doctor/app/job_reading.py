@@ -25,12 +25,14 @@ from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, 
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.containers import (
+    chunks_of_entries,
+    chunks_of_utf16,
     is_entries,
+    is_entry_per_line,
     is_stacks,
     is_utf16,
     text_of_entries,
     text_of_stacks,
-    text_of_utf16,
 )
 from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
 from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
@@ -45,17 +47,20 @@ Progress = Callable[[int, int], None]
 #: Searched at the same time; each takes a piece of a megabyte or two.
 _MOST_THREADS = 16
 _LARGEST_WHOLE_BYTES = 256 << 20
+#: Chunks that are kept for the last lines of text that was in another format.
+_LAST_CHUNKS = 4
 #: Processes of which NCCL's lines are kept, over all files.
 _MOST_NCCL_PROCESSES = 1_024
 _CONTROLS = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 class Reader(NamedTuple):
-    """Reads files of one kind as a whole: into readings, or into text that is then read as output is."""
+    """Reads files of one kind: as a whole into readings, or into text, whole or in chunks, that is read as output."""
 
     kind: str
     knows: Callable[[bytes, str], bool]  # by the first 64 KiB and the name
-    reads: Callable[[JobFile, bytes], Iterable[Reading] | str]  # of the content
+    reads: Callable[[JobFile, bytes], Iterable[Reading] | str] | None = None  # of the content
+    streams: Callable[[JobFile], Iterator[bytes]] | None = None
 
 
 def _dump(file: JobFile, data: bytes) -> list[Reading]:
@@ -85,7 +90,12 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
     Reader("flight recorder", is_dump, _dump),
-    Reader("output", is_utf16, lambda _, data: text_of_utf16(data)),
+    Reader("output", is_utf16, streams=lambda file: chunks_of_utf16(file.blocks())),
+    Reader(
+        "output",
+        lambda head, name: is_entries(head, name) and is_entry_per_line(head),
+        streams=lambda file: chunks_of_entries(file.chunks()),
+    ),
     Reader("output", is_entries, lambda _, data: text_of_entries(data)),
     Reader("output", is_stacks, lambda _, data: text_of_stacks(data)),
 )
@@ -154,7 +164,7 @@ class _Reading:
         )
         if reader is not None:
             kind = reader.kind
-            scan = self._whole(file, reader, pool)
+            scan = self._by(reader, file, pool)
             lines, ends = (scan.lines, scan.ends if kind == "output" else None) if scan else (0, None)
         elif _is_binary(file.head):
             kind, file.unread = "binary", file.unread or "it is binary, and of no kind that is known here"
@@ -182,24 +192,32 @@ class _Reading:
             )
         )
 
-    def _whole(self, file: JobFile, reader: Reader, pool: ThreadPoolExecutor) -> FileScan | None:
+    def _by(self, reader: Reader, file: JobFile, pool: ThreadPoolExecutor) -> FileScan | None:
         """Read a file by the reader of its kind; return the scan of its lines if it holds text."""
-        data = file.all(_LARGEST_WHOLE_BYTES)
-        if data is None:
-            file.unread = f"it is larger than {_LARGEST_WHOLE_BYTES >> 20} MiB"
-            return None
+        last = deque[bytes](maxlen=_LAST_CHUNKS)
         try:
-            found = reader.reads(file, data)
-            if not isinstance(found, str):
-                self._readings += found
-                return None
+            scan = self._scanned(file, _kept(self._chunks(reader, file), last), pool)
         except (UsageError, ValueError) as error:
             file.unread = str(error)
             return None
-        text = as_utf8(found).encode()
-        scan = self._scanned(file, (text,), pool)
-        scan.ends.look((text,), scan.lines)
+        if not last:
+            self._scans.remove(scan)
+            return None
+        scan.ends.look(reversed(last), scan.lines)
         return scan
+
+    def _chunks(self, reader: Reader, file: JobFile) -> Iterator[bytes]:
+        """The text of a file, if its kind holds text; readings are kept."""
+        if reader.streams is not None:
+            yield from reader.streams(file)
+        elif (data := file.all(_LARGEST_WHOLE_BYTES)) is None:
+            file.unread = f"it is larger than {_LARGEST_WHOLE_BYTES >> 20} MiB"
+        elif reader.reads is not None:
+            found = reader.reads(file, data)
+            if isinstance(found, str):
+                yield as_utf8(found).encode()
+            else:
+                self._readings += found
 
     def _scanned(self, file: JobFile, chunks: Iterable[bytes], pool: ThreadPoolExecutor) -> FileScan:
         clock = datetime.fromtimestamp(file.modified_s or time.time(), timezone.utc)
@@ -230,6 +248,13 @@ class _Reading:
                 yield first, found.result()
         for chunk, found in ahead:
             yield chunk, found.result()
+
+
+def _kept(chunks: Iterable[bytes], last: deque[bytes]) -> Iterator[bytes]:
+    """The chunks, the last of which are kept."""
+    for chunk in chunks:
+        last.append(chunk)
+        yield chunk
 
 
 def _is_binary(head: bytes) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.app import job_reading
 from ddp_doctor.app.job_reading import logs
 from ddp_doctor.model.report import LogsReport
 from ddp_doctor.parse.job_log.containers import is_entries, is_utf16
@@ -50,6 +51,32 @@ def test_cause_is_found_in_other_formats(tmp_path: Path, content: bytes):
 
     assert [cause.name for cause in report.causes] == ["gpu-out-of-memory"]
     assert report.causes[0].lines[0].text == LINES[1]
+
+
+STEPS = "".join(f"step {number} loss 2.0 {'x' * 90}\n" for number in range(30_000))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param((STEPS + TEXT).encode("utf-16"), id="utf-16"),
+        pytest.param((STEPS + TEXT).encode("utf-16-be"), id="utf-16-be"),
+        pytest.param(
+            "".join(
+                json.dumps({"message": line, "__REALTIME_TIMESTAMP": "1"}) + "\n"
+                for line in (STEPS + TEXT).splitlines()
+            ).encode(),
+            id="journald",
+        ),
+    ],
+)
+def test_file_in_another_format_is_read_in_chunks(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_reading, "_LARGEST_WHOLE_BYTES", 1 << 20)
+
+    report = report_on(tmp_path, content)
+
+    assert [cause.name for cause in report.causes] == ["gpu-out-of-memory"]
+    assert report.causes[0].lines[0].line == 30_002
 
 
 def test_host_of_a_journal_entry_is_the_node(tmp_path: Path):

@@ -7,11 +7,13 @@
 journald writes a message that is not plain text as an array of bytes (systemd, "Journal Export Formats").
 """
 
+import codecs
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from ddp_doctor.knowledge.job_causes.signs import STACK_NOTE
@@ -21,6 +23,9 @@ _MESSAGE_KEYS = ("MESSAGE", "message", "log", "msg", "textPayload", "text", "lin
 _HOST_KEYS = ("_HOSTNAME", "hostname", "host", "node")
 _MESSAGE = re.compile(rb'"(?:MESSAGE|message|log|msg|textPayload|text|line)"\s*:')
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_NO_MESSAGE = "no log entry contains a message"
+#: Characters of a line; a longer one is cut into pieces.
+_LONGEST_LINE = 1 << 20
 _PROCESS = re.compile(r"^Process (\d{1,10}): ", re.MULTILINE)
 _THREAD = re.compile(r"^Thread \S{1,40} \([^)]{1,40}\)")
 _FRAME = re.compile(r"^\s+(?P<function>\S.{0,200}?) \((?P<place>[^()\n]{1,300}:\d{1,7})\)$")
@@ -33,10 +38,20 @@ def is_utf16(head: bytes, _name: str = "") -> bool:
     return head[:2] in _BYTE_ORDER_MARKS or is_alternate  # zeros in a row are what a crash of the host leaves
 
 
-def text_of_utf16(data: bytes) -> str:
-    """The text of a UTF-16 file."""
-    is_big_endian = data[:2] == b"\xfe\xff" or (data[:2] != b"\xff\xfe" and data[:400:2].count(0) > 50)
-    return data.decode("utf-16-be" if is_big_endian else "utf-16-le", "replace").removeprefix("\ufeff")
+def chunks_of_utf16(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The text of a UTF-16 file as UTF-8, in pieces that end with a line end unless a line is very long."""
+    decoder, carried = None, ""
+    for block in blocks:
+        if decoder is None:
+            is_big_endian = block[:2] == b"\xfe\xff" or (block[:2] != b"\xff\xfe" and block[:400:2].count(0) > 50)
+            decoder = codecs.getincrementaldecoder("utf-16-be" if is_big_endian else "utf-16-le")("replace")
+        text = carried + decoder.decode(block).removeprefix("\ufeff")
+        end = text.rfind("\n") + 1 or (len(text) if len(text) > _LONGEST_LINE else 0)
+        carried = text[end:]
+        if end:
+            yield text[:end].encode()
+    if carried:
+        yield carried.encode()
 
 
 def is_entries(head: bytes, _name: str = "") -> bool:
@@ -48,11 +63,28 @@ def is_entries(head: bytes, _name: str = "") -> bool:
     return b'"__REALTIME_TIMESTAMP"' in first or most > 1
 
 
+def is_entry_per_line(head: bytes) -> bool:
+    """Return True if the first line of a file is an entry, so that the file can be read line by line."""
+    first, end, _ = head.partition(b"\n")
+    return bool(end) and any(isinstance(value, dict) for value in _values(first.decode("utf-8", "replace")))
+
+
+def chunks_of_entries(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The messages of entries, one entry per line, chunk by chunk. Raises ValueError if there is none."""
+    has_message = False
+    for chunk in chunks:
+        with suppress(ValueError):
+            yield text_of_entries(chunk).encode()
+            has_message = True
+    if not has_message:
+        raise ValueError(_NO_MESSAGE)
+
+
 def text_of_entries(data: bytes) -> str:
     """The messages of all entries, with the host before each line. Raises ValueError if there is none."""
     lines = [line for value in _values(data.decode("utf-8", "replace")) for line in _lines_in(value)]
     if not lines:
-        raise ValueError("no log entry contains a message")
+        raise ValueError(_NO_MESSAGE)
     return "".join(f"{line}\n" for line in lines)
 
 
