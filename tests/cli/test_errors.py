@@ -56,10 +56,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("run --only user_model", "--only user_model requires a model; add --model MODULE:FACTORY"),
         ("run --only compile", "--only compile requires a model; add --model MODULE:FACTORY"),
         ("prolog --model net:make", "unknown option '--model'; run `ddp-doctor prolog --help` for usage"),
-        (
-            "run --nnodes 2 --node-rank 1",
-            "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address",
-        ),
+        ("run --nnodes 2 --node-rank 1", "--node-rank requires --rdzv-endpoint HOST:PORT with the head node's address"),
         ("run --node-rank first", "invalid --node-rank 'first': expected an integer"),
         ("run --nnodes 2 --master-port 1", "--master-port requires --master-addr HOST with the host of node rank 0"),
         ("run --hosts ''", "invalid --hosts: '' is not a host name"),
