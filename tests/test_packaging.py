@@ -157,7 +157,9 @@ def test_a_bare_python_runs_all_that_needs_no_ranks_from_one_folder_of_its_own(p
         assert "Traceback" not in done.stdout + done.stderr
     refused = _bare(pyz, home, "run")
     assert refused.returncode == 2
-    assert re.fullmatch(r"ddp-doctor: ranks need torch, but '.*' has none; .* -m pip install torch\n", refused.stderr)
+    assert re.fullmatch(
+        r"ddp-doctor: ranks need torch, but it is not installed in '.*'; .* -m pip install torch\n", refused.stderr
+    )
 
     (kept,) = (home / ".cache/ddp-doctor").iterdir()
     assert kept.name.startswith(f"{__version__}-")

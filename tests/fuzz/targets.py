@@ -615,6 +615,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",
     "frames.is_of_the_job": "frames.called calls it",
     "frames.of_the_job": "frames.called calls it",
+    "frames.is_of_the_users_files": "two patterns of frames.of_the_job",
     "frames.listed": "frames.fatal_stack calls it",
     "file_kinds.json_kind": "file_kinds.file_kind calls it",
     "host_limits.loopback_problem": "takes addresses that the kernel gave",

@@ -79,6 +79,14 @@ def test_file_in_another_format_is_read_in_chunks(tmp_path: Path, content: bytes
     assert report.causes[0].lines[0].line == 30_002
 
 
+def test_half_a_character_in_an_entry_does_not_hide_the_others(tmp_path: Path):
+    entries = [{"message": "step \ud83d", "__REALTIME_TIMESTAMP": "1"}, *({"message": line} for line in LINES)]
+
+    report = report_on(tmp_path, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+
+    assert [cause.name for cause in report.causes] == ["gpu-out-of-memory"]
+
+
 def test_host_of_a_journal_entry_is_the_node(tmp_path: Path):
     report = report_on(tmp_path, "\n".join(map(json.dumps, JOURNAL)).encode())
 

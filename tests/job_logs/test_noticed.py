@@ -14,9 +14,13 @@ LOSSES = ["epoch 1: loss 0.8", "epoch 2: loss nan", "epoch 3: loss: NaN", "epoch
 @pytest.mark.parametrize(
     ("lines", "titles"),
     [
-        pytest.param(LOSSES, ["Every loss is NaN or infinite from line 2 of job.out to its end"], id="nan to the end"),
+        pytest.param(LOSSES, ["Every loss in the last 4 lines of job.out is NaN or infinite"], id="nan to the end"),
         pytest.param([*LOSSES, "epoch 5: loss 0.7"], [], id="a loss recovers"),
         pytest.param(LOSSES[:3], [], id="two losses"),
+        pytest.param([LOSSES[0], *["final loss nan"] * 3], [], id="three ranks print one loss"),
+        pytest.param(
+            [f"epoch {number}: aux_loss nan, loss 0.7" for number in range(4)], [], id="another loss is finite"
+        ),
         pytest.param(
             [XID.format(145, "Nonfatal"), XID.format(149, "Nonfatal"), SXID, *LOSSES[:1]],
             [

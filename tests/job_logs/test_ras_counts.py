@@ -109,7 +109,7 @@ FEWER = "launched fewer collectives than other ranks: 8 of 9"
         pytest.param(TABLE + TWO_BEHIND, f"Ranks 3, 6 {FEWER}", [3, 6], id="two ranks are behind"),
         pytest.param(
             TABLE + PART_BEHIND,
-            f"Process 81000 on node n1 of a smaller communicator {FEWER}",
+            f"Process 81000 on node n1 of communicator #1-0 {FEWER}",
             [],
             id="a smaller communicator numbers its ranks anew",
         ),
@@ -130,6 +130,42 @@ def test_two_equal_answers_show_a_stall_and_blame_only_the_minority_behind(
     for report in (twice, in_two_files):
         assert (report.exit_code, report.findings[0].title) == (1, title)
         assert [culprit.rank for culprit in report.findings[0].culprits] == ranks
+
+
+GROUPS = {
+    "communicators": [
+        {
+            "size": size,
+            "missing_ranks": [],
+            "ranks": [
+                {
+                    "rank": rank,
+                    "host": "n1",
+                    "pid": first + rank,
+                    "cuda_dev": 0,
+                    "collective_counts": {"AllReduce": count},
+                }
+                for rank, count in enumerate(counts)
+            ],
+        }
+        for size, first, counts in ((16, 0, [9] * 16), (4, 0, [6, 6, 5, 5]), (4, 4, [6, 6, 5, 5]))
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(json.dumps(GROUPS), id="two communicators of a part"),
+        pytest.param(json.dumps({"communicators": GROUPS["communicators"][1:]}), id="no communicator of all ranks"),
+    ],
+)  # fmt: skip
+def test_equal_counts_of_two_communicators_are_not_two_answers(answer: str, tmp_path: Path):
+    (tmp_path / "ras.json").write_text(answer)
+
+    report = logs([str(tmp_path / "ras.json")]).report
+
+    assert (report.exit_code, report.findings[0].name) == (3, "end-not-shown")
 
 
 def test_one_answer_with_different_status_is_not_healthy(tmp_path: Path):

@@ -209,10 +209,6 @@ SHARED_GPU = "".join(
             "The job failed with “hipIpcGetMemHandle failed: invalid argument”: the cause is unknown",
         ),
         (
-            "*** SIGABRT received at time=1710000000 on cpu 3 ***",
-            "A rank crashed in a native library, not in Python code",
-        ),
-        (
             "[node1:71] Signal: Bus error (7)\n[node1:71] *** End of error message ***",
             "/dev/shm of the host is too small for the batches of DataLoader workers",
         ),
@@ -364,3 +360,40 @@ def test_job_that_ends_well_has_no_failure(lines: list[str], tmp_path: Path):
     report = logs([str(tmp_path / "job.out")]).report
 
     assert (report.exit_code, report.findings) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("lines", "exit_code"),
+    [
+        pytest.param(
+            [*STEPS, *RAISED.splitlines(), "ValueError: bad", "Upload of logs to s3 succeeded"], 1, id="an upload"
+        ),
+        pytest.param(["epoch 0: training took 50.3 s", "evaluating"], 3, id="a time of an epoch"),
+        pytest.param(
+            [
+                *STEPS,
+                "Stack (most recent call last):",
+                '  File "/home/me/data.py", line 3, in get',
+                "Error: slow",
+                *STEPS,
+            ],
+            0,
+            id="a stack that a logger prints",
+        ),
+        pytest.param(
+            [WAITED.format(0), "*** SIGABRT received at time=1710000000 on cpu 3 ***"], 3, id="the abort of a watchdog"
+        ),
+        pytest.param(
+            [LAUNCHER.replace("ValueError: You", "ImportError: numpy").strip()],
+            1,
+            id="an import that fails in a launcher",
+        ),
+    ],
+)
+def test_words_near_the_end_do_not_change_what_happened(lines: list[str], exit_code: int, tmp_path: Path):
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+
+    report = logs([str(tmp_path / "job.out")]).report
+
+    assert report.exit_code == exit_code
+    assert not any(finding.title.startswith(("A rank crashed", "The arguments")) for finding in report.findings)

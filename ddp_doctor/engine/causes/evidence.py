@@ -366,13 +366,17 @@ class Output:
     def _ignored(self) -> frozenset[tuple[str, int]]:
         below = {(sign.where.file, sign.where.line + 1) for sign in self.signs("exception-ignored")}
         first = {sign.where: int(sign.values.get("first_line", sign.where.line)) for sign in self.signs("exception")}
-        ignored = [sign for sign in self.signs("exception") if (sign.where.file, first[sign.where]) in below]
+        ignored = {where for where, line in first.items() if (where.file, line) in below}
         # Processes whose output is mixed ignore the same exception.
-        kinds = {(sign.values.get("type"), sign.values.get("where")) for sign in ignored}
+        kinds = {
+            (sign.values.get("type"), sign.values["where"])
+            for sign in self.signs("exception")
+            if sign.where in ignored and sign.values.get("where")
+        }
         return frozenset(
             (sign.where.file, line)
             for sign in self.signs("exception")
-            if sign in ignored or (sign.values.get("type"), sign.values.get("where")) in kinds
+            if sign.where in ignored or (sign.values.get("type"), sign.values.get("where")) in kinds
             for line in range(first[sign.where], sign.where.line + 1)
         )
 

@@ -39,6 +39,9 @@ _ABOUT_VALUES = frozenset(
 )
 #: The first frame of a launcher that stops before it starts a rank.
 _LAUNCHER = re.compile(r"[/\\](?:torchrun|accelerate|deepspeed|horovodrun|colossalai):\d+ in <module>")
+_PARSES_ARGUMENTS = re.compile(
+    r"[/\\]accelerate[/\\]commands[/\\]|[/\\]torch[/\\]distributed[/\\]run\.py:|[/\\]launcher[/\\]|argparse\.py:"
+)
 
 
 def is_own(exception: SignSeen) -> bool:
@@ -52,7 +55,7 @@ def cause_of(exception: SignSeen) -> tuple[str, ...]:
     frames = exception.values.get("frames", "").split("\n")
     is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])
     kind = exception.values.get("type", "").rpartition(".")[2]
-    if kind in _ABOUT_VALUES and _LAUNCHER.search(frames[0]):
+    if kind == "ValueError" and _LAUNCHER.search(frames[0]) and _PARSES_ARGUMENTS.search(frames[-1]):
         return ("script-arguments", *_alike(exception)[:2])
     if is_of_library and kind not in _ABOUT_VALUES:
         return (LIBRARY_EXCEPTION, *_alike(exception)[:2])

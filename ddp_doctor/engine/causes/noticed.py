@@ -18,20 +18,21 @@ from ddp_doctor.wording.nodes import name_list
 
 @rule("DDJ205", "loss-stays-nan", Consequence.RISK, JobLogFact)
 def loss_stays_nan(recording: Recording) -> Iterator[Draft]:
-    """Finds: A job that prints NaN or infinity for every loss from some line to the end of its output.
+    """Finds: A job whose last losses, three or more, are all NaN or infinite.
     Why: Training continues, but the model no longer learns.
-    Remedy: Restart from the last checkpoint before that line, with a lower learning rate or in bfloat16.
+    Remedy: Restart from a checkpoint with finite losses, with a lower learning rate or in bfloat16.
     See: https://pytorch.org/docs/stable/notes/numerical_accuracy.html
     """
     job = recording.first(JobLogFact)
     for file in job.files if job else ():
         if file.nan_since is not None:
+            lines = file.lines - file.nan_since.line + 1
             yield finding(
                 NOBODY,
-                f"Every loss is NaN or infinite from line {file.nan_since.line} of {file.name} to its end",
+                f"Every loss in the last {lines} lines of {file.name} is NaN or infinite",
                 Evidence(check="logs", text=f"{file.name}:{file.nan_since.line}: {file.nan_since.text}"),
                 remedy(
-                    "Restart from the last checkpoint before that line, with a lower learning rate or in bfloat16",
+                    "Restart from a checkpoint with finite losses, with a lower learning rate or in bfloat16",
                     scope="code",
                 ),
                 confidence=Confidence.PROVED,

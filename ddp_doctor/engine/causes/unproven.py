@@ -23,6 +23,8 @@ from ddp_doctor.wording.ranks import capital, rank_list
 
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
+#: Ranks of a job whose size is not known.
+_MOST_RANKS = 10_000
 #: Signs of time-outs before ranks have a process group.
 _OF_THE_STORE = ("store-barrier", "store-clients", "store-timeout", "store-id-timeout", "rendezvous-timeout")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
@@ -421,7 +423,8 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
 def _silent(output: Output, late: list[SignSeen]) -> str:
     """Of few ranks that printed no time-out while the others did: whom to look at first."""
     waited_in_vain = ranks_of(late)
-    silent = (output.world | set(range(max(waited_in_vain, default=0)))) - waited_in_vain
+    before_the_first = range(min(*output.world, _MOST_RANKS)) if output.world else ()
+    silent = output.world.union(before_the_first) - waited_in_vain
     if not silent or len(silent) >= len(waited_in_vain):
         return ""
     return f"{places(output, silent)} printed no timeout, so check there first."

@@ -299,7 +299,7 @@ CAUSES = {
             "crash-handler": Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
                 ("Caught signal ", "*** SIG", "] Signal: "),
                 r"(?:Caught signal (?:4|7|8|11) \(|\] Signal: )(?P<signal>(?:Segmentation|Bus|Illegal|Floating)[\w ]*)"
-                r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE|ABRT)) (?:received|\(@)",
+                r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),
             "kernel-segfault": kernel.sign(

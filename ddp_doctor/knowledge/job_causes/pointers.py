@@ -274,6 +274,7 @@ _VICTIMS = {
     ),
     "barrier-broken": victim("successfully reached monitoredBarrier, but received errors"),
     "teardown-abort": victim("terminate called without an active exception"),
+    "abort-handler": victim("*** SIGABRT received at"),  # absl's, in workers of Ray; NCCL's watchdog ends so as well
     "worker-terminated": victim("is killed by signal: Terminated"),
     # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.
     "step-cancelled": victim(

@@ -11,12 +11,13 @@ _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?
 #: Lines of an exception group stand behind a bar, which a line of code may also begin with.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 #: Names of exceptions by which a traceback ends that begins without its first line.
-_SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Warning|Timeout|OutOfMemory\w*)$")
+_SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
 RAS_WORD = "Job summary"
 #: What NCCL prints gets between the lines of Python.
 _NCCL = "NCCL INFO "
 TRACEBACK = "Traceback (most recent call last)"
+STACK = "Stack (most recent call last)"
 FRAME_WORD = b'", line '
 
 
@@ -52,7 +53,8 @@ class Traceback(Block):
     def __init__(self, first_line: int, text: str, local_rank: int | None = None) -> None:
         super().__init__(first_line)
         self.local_rank = local_rank  # of the process that mp.spawn says it is of
-        self._is_whole = TRACEBACK in text
+        self.is_reported = STACK in text  # by a program that continues
+        self._is_whole = TRACEBACK in text or self.is_reported
         self._is_group = _GROUP.match(text) is not None
         self.frames: list[str] = []
         self.type: str | None = None

@@ -52,14 +52,14 @@ _FINISHED = _any_of(
     r"Destroy COMPLETE",
     r"train_runtime",
     r"`max_(?:epochs|steps)=\d+` reached",
-    r"\btotal (?:training )?(?:time|runtime)\b|\btraining (?:time|took)\b",
+    r"\btotal (?:training )?(?:time|runtime)\b|\btraining time\b|^(?!.*\b(?:epoch|step|iter)).*\btraining took\b",
     r"\brun (?:summary|history)\b|\bsynced ?:",
     r"\bdiagnostics completed\b",
     r"# Avg bus bandwidth|\bOut of bounds values : 0 OK",
     r"\b(?:final|best|test|val(?:idation)?|eval(?:uation)?)[ _-]{0,3}"
     r"(?:loss|acc(?:uracy)?|perplexity|ppl|score|results?)\b",
     r"\bexit(?:ed)?(?: with)?(?: exit)?[ -](?:code|status)[:= ]{1,3}0\b",
-    r"\bstate[:=] ?COMPLETED\b|\bSUCCEEDED\b|\"status\": ?\"success\"|^real\s+\d+m",
+    r"\bstate[:=] ?COMPLETED\b|(?-i:\bWorkerState\.SUCCEEDED\b)|\"status\": ?\"success\"|^real\s+\d+m",
     r"^(?:all )?(?:done|finished|completed?|success|ok|passed|bye|goodbye)\b[^a-z]{0,20}$",
     #: The last of a known number: 500/500, epoch 10 of 10, 100%|###|.
     r"(?<![\d./])(?P<all>[1-9]\d{0,8}) ?(?:/|of) ?(?P=all)(?![\d./])|\b100(?:\.0+)? ?%",
@@ -121,9 +121,9 @@ def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
 
 def _nan_since(tail: Sequence[tuple[int, str]]) -> int | None:
     """The first of the lines with a loss at the end of the output that all have NaN or infinity."""
-    losses = ((number, found) for number, text in tail if (found := _LOSS.search(text)))
-    not_finite = [number for number, _ in takewhile(lambda loss: loss[1]["not_finite"] is not None, losses)]
-    return not_finite[-1] if len(not_finite) >= _LEAST_LOSSES else None
+    losses = ((number, text, found) for number, text in tail if (found := [*_LOSS.finditer(text)]))
+    not_finite = [*takewhile(lambda loss: all(value["not_finite"] for value in loss[2]), losses)]
+    return not_finite[-1][0] if len({text for _, text, _ in not_finite}) >= _LEAST_LOSSES else None
 
 
 def _is_good_end(text: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ddp_doctor.knowledge.job_causes.signs import STACK_NOTE
 from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.parse.text import as_utf8
 
 _MESSAGE_KEYS = ("MESSAGE", "message", "log", "msg", "textPayload", "text", "line")
 _HOST_KEYS = ("_HOSTNAME", "hostname", "host", "node")
@@ -49,9 +50,9 @@ def chunks_of_utf16(blocks: Iterable[bytes]) -> Iterator[bytes]:
         end = text.rfind("\n") + 1 or (len(text) if len(text) > _LONGEST_LINE else 0)
         carried = text[end:]
         if end:
-            yield text[:end].encode()
+            yield as_utf8(text[:end]).encode()
     if carried:
-        yield carried.encode()
+        yield as_utf8(carried).encode()
 
 
 def is_entries(head: bytes, _name: str = "") -> bool:
@@ -73,9 +74,12 @@ def chunks_of_entries(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """The messages of entries, one entry per line, chunk by chunk. Raises ValueError if there is none."""
     has_message = False
     for chunk in chunks:
+        text = ""
         with suppress(ValueError):
-            yield text_of_entries(chunk).encode()
-            has_message = True
+            text = text_of_entries(chunk)
+        has_message = has_message or bool(text)
+        if text:
+            yield as_utf8(text).encode()
     if not has_message:
         raise ValueError(_NO_MESSAGE)
 

@@ -35,7 +35,7 @@ from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 
 #: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
 _BEGINS_WITHIN = 500
-_TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})(?:\s+[\d-]{1,15}){3}\s+(\d{1,7})\s+\d{1,8}\s+[A-Z]")
+_TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})\s+(\d{1,7})(?:\s+[\d-]{1,15}){2}\s+(\d{1,7})\s+(\d{1,8})\s+[A-Z]")
 _BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
 _SEVERAL = re.compile(r"^\s+(\d{1,7}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
 _ONE = re.compile(r"^\s+Rank (\d{1,7}) has (?:launched up to operation (\d{1,18})|not launched any operations)")
@@ -57,8 +57,10 @@ def text_of_ras(data: bytes) -> str:
     """The answer with its notes, line by line. Raises ValueError for JSON that is truncated."""
     text = data.decode("utf-8", "replace")
     lines = _of_text(text if b"Job summary" in data else _text_of_json(text))
-    times = Counter(note for _, note in lines)
-    return "".join(f"{line}{_said(note, times[note] > 1) if note else ''}\n" for line, note in lines)
+    answers = Counter(note._replace(answer=0) for note in {note for _, note in lines if note})
+    return "".join(
+        f"{line}{_said(note, answers[note._replace(answer=0)] > 1) if note else ''}\n" for line, note in lines
+    )
 
 
 def stand_still(first: str, last: str) -> tuple[Launched, ...]:
@@ -96,7 +98,10 @@ def _differing(answer: str) -> tuple[Launched, ...]:
 
 
 class _Note(NamedTuple):
-    """A rank in trouble, or several ranks without their numbers; ``most``: operations that others have launched."""
+    """A rank in trouble, or several ranks without their numbers; ``most``: operations that others have launched.
+
+    ``group`` is the communicator, and ``answer`` the number of the answer in the text.
+    """
 
     rank: int | None
     state: str = ""
@@ -104,6 +109,8 @@ class _Note(NamedTuple):
     most: int = 0
     operation: str = ""
     several: str = ""
+    group: str = ""
+    answer: int = 0
 
 
 _Lines = list[tuple[str, _Note | None]]
@@ -121,15 +128,15 @@ def _said(note: _Note, in_two_answers: bool) -> str:
 
 def _of_text(text: str) -> _Lines:
     read = _Text(text)
-    lines = [(line, read.note(line), len(read.counts) - 1) for line in text.splitlines()]
-    return [(line, read.judged(note, block)) for line, note, block in lines]
+    lines = [(line, read.note(line), len(read.counts) - 1, read.answer) for line in text.splitlines()]
+    return [(line, read.judged(note, block, answer)) for line, note, block, answer in lines]
 
 
 class _Counts:
     """The counts of one operation of a communicator: of how many ranks, and what those launched."""
 
-    def __init__(self, operation: str, *, is_world: bool) -> None:
-        self.operation, self.is_world = operation, is_world
+    def __init__(self, operation: str, group: str = "", *, is_world: bool) -> None:
+        self.operation, self.group, self.is_world = operation, group, is_world
         self.parts: list[tuple[int, int]] = []
         self.processes: list[tuple[int, str]] = []  # launched, and "process 812 on node n1"
 
@@ -153,7 +160,7 @@ class _Counts:
             return None
         launched = max(part for part in self.parts if part[1] < self.most)[1]
         named = [process for count, process in self.processes if count < self.most]
-        of_part = "" if self.is_world else " of a smaller communicator"
+        of_part = "" if self.is_world else f" of communicator {self.group}"
         several = f"{self.behind} of {sum(ranks for ranks, _ in self.parts)} ranks{of_part}"
         if named and self.are_few_behind:
             several = f"{', '.join(named)}{of_part}"
@@ -170,6 +177,9 @@ class _Text:
         self.unnamed: dict[str, list[int]] = defaultdict(list)
         self._dead = set(_DEAD.findall(text)) if "considered dead" in text else set()
         self._sizes: dict[str, int] = {}
+        self._apart: set[str] = set()  # groups of several communicators with different ranks
+        self._group = ""
+        self.answer = 0
         self._error = ""
         self._is_world = True
         self._launched = 0
@@ -192,27 +202,33 @@ class _Text:
             return _Note(None, "dead" if self._error == "DEAD" else "unresponsive")
         return None
 
-    def judged(self, note: _Note | None, block: int) -> _Note | None:
+    def judged(self, note: _Note | None, block: int, answer: int) -> _Note | None:
         """With what the others of its block have launched; None if the rank is not behind, or most ranks are."""
         if note is None or note.state not in ("", _HEADER):
             return note
         counts = self.counts[block]
         if note.state:
-            return counts.of_several()
+            several = counts.of_several()
+            return several and several._replace(group=counts.group, answer=answer)
         is_named = note.launched < counts.most and counts.are_few_behind and counts.operation not in _OF_PAIRS
-        return note._replace(most=counts.most) if is_named else None
+        return note._replace(most=counts.most, group=counts.group, answer=answer) if is_named else None
 
     def _where(self, line: str) -> bool:
         """Take what a line says about the lines after it; return True for the line above the counts of an operation."""
-        if row := _TABLE_ROW.match(line):
-            self._sizes[row[1]] = int(row[2])
+        if line.strip() == "Job summary":
+            self.answer += 1
+            self._sizes, self._apart = {}, set()
+        elif row := _TABLE_ROW.match(line):
+            self._sizes[row[1]] = int(row[3])
+            self._apart |= {row[1]} if int(row[4]) > int(row[3]) else set()
         elif block := _BLOCK.match(line):
-            self._is_world = self._sizes.get(block[1], 0) == max(self._sizes.values(), default=0)
-            self._error = block[2]
+            largest = max(self._sizes.values(), default=0)
+            self._is_world = self._sizes.get(block[1], 0) == largest and block[1] not in self._apart
+            self._error, self._group = block[2], block[0].split()[0]
         elif line.strip() in ("DEAD", "INCOMPLETE", "TIMEOUT"):
             self._error, self._is_world = line.strip(), True
         elif of := _OF.search(line):
-            self.counts.append(_Counts(of[1], is_world=self._is_world))
+            self.counts.append(_Counts(of[1], self._group, is_world=self._is_world))
             return True
         elif several := _SEVERAL.match(line):
             self._launched = int(several[2] or 0)
@@ -248,8 +264,13 @@ def _text_of_json(text: str) -> str:
 def _of_answer(answer: dict[str, Any]) -> Iterator[str]:
     """One answer in JSON as the lines that RAS prints as text."""
     groups = answer["communicators"]
+    yield "Job summary"
+    members: dict[int, set[tuple[Any, ...]]] = defaultdict(set)  # processes, by the size of their communicators
+    for group in groups:
+        members[int(group["size"])] |= {(rank.get("host"), rank.get("pid")) for rank in group.get("ranks", ())}
     for number, group in enumerate(groups):
-        yield f"{number:5d} 1 1 1 {int(group['size']):7d} {int(group['size'])} RUNNING"
+        size = int(group["size"])
+        yield f"{number:5d} 1 1 1 {size:7d} {max(size, len(members[size]))} RUNNING"
     for number, group in enumerate(groups):
         absent = group.get("missing_ranks", ())
         dead = [rank for rank in absent if rank.get("status", {}).get("considered_dead")]

@@ -12,6 +12,7 @@ from ddp_doctor.parse.job_log import endings
 from ddp_doctor.parse.job_log.blocks import (
     FRAME_WORD,
     RAS_WORD,
+    STACK,
     TRACEBACK,
     Block,
     Failure,
@@ -53,6 +54,7 @@ _OTHERS: dict[bytes, str] = {
     **dict.fromkeys(endings.ENDING_WORDS, "ending"),
     **dict.fromkeys(TABLE_WORDS, "measured"),
     TRACEBACK.encode(): "traceback",
+    STACK.encode(): "traceback",
     FRAME_WORD: "frame",
     endings.SUMMARY_WORD: "summary",
     endings.EXIT_WORD: "exit",
@@ -314,7 +316,7 @@ class FileScan:
         if isinstance(block, Traceback):
             if block.local_rank is not None:
                 origin = origin._replace(local_rank=block.local_rank)
-            if block.type is not None:
+            if block.type is not None and not block.is_reported:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):
             self._ras += block.numbered
