@@ -215,7 +215,9 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     if replayed is not None and replayed.hangs and not replayed.hangs_as_the_job:
         title = f"The replay hangs, although the job did not hang: in the replay, {replayed.where(replayed.waits)}"
         if replayed.waited:
-            title = f"The replay hangs in other collectives than the job: here, {replayed.where(replayed.waits)}"
+            title = (
+                f"The replay and the job hang in different collectives: in the replay, {replayed.where(replayed.waits)}"
+            )
             title += f"; in the job, {replayed.where(replayed.waited)}"
         yield likely(NOBODY, title, replayed.evidence)
 

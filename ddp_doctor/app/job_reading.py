@@ -55,7 +55,7 @@ _CONTROLS = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 class Reader(NamedTuple):
-    """Reads files of one kind: as a whole into readings, or into text, whole or in chunks, that is read as output."""
+    """How files of one kind are read: into readings, or into text that is then read as output."""
 
     kind: str
     knows: Callable[[bytes, str], bool]  # by the first 64 KiB and the name
@@ -251,7 +251,7 @@ class _Reading:
 
 
 def _kept(chunks: Iterable[bytes], last: deque[bytes]) -> Iterator[bytes]:
-    """The chunks, the last of which are kept."""
+    """Yield the chunks, and keep the last of them."""
     for chunk in chunks:
         last.append(chunk)
         yield chunk

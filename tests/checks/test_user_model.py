@@ -200,7 +200,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("searches_in_vain", "DD783", [], "does not need find_unused_parameters=True"),
         ("hooked_on_one_rank", "DD781", [1], "only rank 1 has a hook on head.weight at planted.py:"),
         ("hooked_afterwards_on_one_rank", "DD781", [1], "different gradients of head.weight on rank 1"),
-        ("frozen_in_the_forward", "DD776", [1], "clears requires_grad of extra.weight and extra.bias there"),
+        ("frozen_in_the_forward", "DD776", [1], "clears requires_grad of extra.weight and extra.bias"),
         ("thawed", "DD777", [], "extra.weight and extra.bias"),
         ("thawed_on_one_rank", "DD777", [1], "extra.weight and extra.bias"),
         ("made_late", "DD777", [], "late.weight and late.bias"),

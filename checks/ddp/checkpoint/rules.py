@@ -220,7 +220,7 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     state = "missing" if found.missing else "wrong"
     shards = "shard" if len(owners) == 1 else "shards"
     are = "is" if len(owners) == 1 else "are"
-    whose = f", and the {shards} of {ranks_at(recording, owners)} {are} {state} there" if owners else ""
+    whose = f", and the {shards} of {ranks_at(recording, owners)} {are} {state} in the checkpoint" if owners else ""
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
         f"A sharded checkpoint saved by {saved} ranks cannot be loaded by {sizes}: loading fails on"

@@ -90,7 +90,8 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
         rank, first = parted[0]
         reason = f"; rank {rank_of(rank)} {calls(first.here)}, but rank {first.peer} {calls(first.there)}"
     elif frozen:
-        reason = f"; the forward clears requires_grad of {names(frozen[0][1])} there"
+        rank, cleared = frozen[0]
+        reason = f"; the forward on rank {rank_of(rank)} clears requires_grad of {names(cleared)}"
     called = [call.where for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     return proved(
         (*minority(recording, apart), *code(*called[:1])),

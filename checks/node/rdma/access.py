@@ -159,7 +159,7 @@ def _lacks(fact: RdmaFact) -> str | None:
     if not fact.chosen():
         return None
     if fact.verbs_library is None:
-        return f"{LIBRARY} is in none of the loader's directories"
+        return f"{LIBRARY} is not in any directory of the loader"
     missing = _drivers_without_provider(fact)
     return f"{PROVIDERS} has no driver for {name_list(missing)}" if missing else None
 

@@ -30,7 +30,7 @@ _LINES_OF_LIFE = 3
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
 #: How NCCL begins a warning, and how many steps after one show that the job continued.
-_NCCL_WARN, LEAST_STEPS = "NCCL WARN ", 3
+_NCCL_WARN, _LEAST_STEPS = "NCCL WARN ", 3
 #: Signs that count where the output ends with them, and how many lines may follow: a shell's, after a command's end.
 _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 #: Lines of an exception's message, below its first one.
@@ -232,14 +232,13 @@ class Output:
         return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
 
     def _steps_follow(self, sign: SignSeen) -> bool:
-        """Whether the job takes steps after a warning of NCCL, to the end of its output."""
+        """Return True if steps follow an NCCL warning and continue to the end of the output."""
         if _NCCL_WARN not in sign.where.text or self._is_known_to_have_failed:
             return False
-        files = [file for file in self.fact.files if file.name == sign.where.file and file.last_step is not None]
         return any(
-            file.goes_on >= LEAST_STEPS and file.last_step.line - _last(sign) >= LEAST_STEPS
-            for file in files
-            if file.last_step is not None
+            file.goes_on >= _LEAST_STEPS and file.last_step.line - _last(sign) >= _LEAST_STEPS
+            for file in self.fact.files
+            if file.name == sign.where.file and file.last_step is not None
         )
 
     def _is_noise_at_a_good_end(self, sign: SignSeen) -> bool:

@@ -1,4 +1,4 @@
-"""Exceptions of ranks: whether one is the rank's own, and whether Python code or a library below it raised it."""
+"""Exceptions of ranks: which are caused by another process, and which were raised by a library below Python code."""
 
 import re
 
@@ -6,8 +6,8 @@ from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 
-#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
-#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
+#: Exceptions of a rank because another process failed, or because it was told to end (torch 2.15
+#: c10d/exception.h, distributed/elastic; Python's own for signals and closed pipes).
 _OTHERS_FAULT = frozenset(
     """
     DistBackendError DistNetworkError DistStoreError ChildFailedError SignalException
@@ -45,13 +45,16 @@ _PARSES_ARGUMENTS = re.compile(
 
 
 def is_own(exception: SignSeen) -> bool:
-    """Whether an exception is of the rank itself, and no answer to what another process did."""
+    """Return True unless another process caused the exception."""
     kind, message = exception.values.get("type", "").rpartition(".")[2], exception.values.get("message", "")
     return bool(kind) and kind not in _OTHERS_FAULT and not _OF_SPAWN.match(message) and not blames_peer(message)
 
 
 def cause_of(exception: SignSeen) -> tuple[str, ...]:
-    """The cause and what makes exceptions equal: of the job's code only if Python code complains about its values."""
+    """Return the name of the cause and the values by which exceptions are equal.
+
+    The cause is the job's code only if Python code raised the exception about its own values.
+    """
     frames = exception.values.get("frames", "").split("\n")
     is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])
     kind = exception.values.get("type", "").rpartition(".")[2]
@@ -63,7 +66,7 @@ def cause_of(exception: SignSeen) -> tuple[str, ...]:
 
 
 def _alike(exception: SignSeen) -> tuple[str, ...]:
-    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
+    """Return the type, the message without numbers, and the line of code; these are equal on several ranks."""
     values = exception.values
     words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
     return (values.get("type", ""), words, values.get("where", ""))

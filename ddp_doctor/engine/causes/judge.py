@@ -197,7 +197,7 @@ _SAME = ("bus", "gpu", "launched", "most")
 
 
 def _ranks_named(suspect: Suspect) -> str:
-    """``ranks 0, 1, 5``: the ranks that the signs name, alone or as a pair, with the other values of the first sign."""
+    """``ranks 0, 1, 5``: the ranks in all signs that agree with the first sign in its other values."""
     by_values = grouped(((sign.host, *map(sign.values.get, _SAME)), sign) for sign in suspect.signs)
     first = next(iter(by_values.values()), [])
     numbers = {sign.values.get(name, "") for sign in first for name in ("rank", "peer_rank")}

@@ -1,4 +1,4 @@
-"""Rules for signs of trouble in the output of a job that did not end it: information, beside a cause or alone."""
+"""Rules for trouble in the output that did not end the job; they report information only."""
 
 from collections.abc import Iterator
 
@@ -42,9 +42,9 @@ def loss_stays_nan(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDJ206", "nvlink-errors-corrected", Consequence.RISK, JobLogFact)
 def nvlink_errors_corrected(recording: Recording) -> Iterator[Draft]:
-    """Finds: NVLink errors of a GPU or NVSwitch in the kernel log that are not fatal (Xid 144 to 150, SXid).
-    Why: The link recovered, and the job continues. Many of them, or some just before a failure, point to that link.
-    Remedy: Compare the error counters of the link with those of other links.
+    """Finds: Non-fatal NVLink errors of a GPU or NVSwitch in the kernel log (Xid 144 to 150, SXid).
+    Why: The link recovered, and the job continues. Many such errors, or errors just before a failure, point to it.
+    Remedy: Compare its error counters with the counters of other links.
     See: NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/
     """
     job = recording.first(JobLogFact)
@@ -64,7 +64,7 @@ def nvlink_errors_corrected(recording: Recording) -> Iterator[Draft]:
                 Evidence(check="logs", text=f"{sign.where.file}:{sign.where.line}: {sign.where.text}")
                 for sign in of_device[:LINES_OF_EVIDENCE]
             ),
-            remedy("Compare the error counters of this link with those of other links", "nvidia-smi nvlink -e"),
+            remedy("Compare the error counters of this link with the counters of other links", "nvidia-smi nvlink -e"),
             confidence=Confidence.PROVED,
             severity=Severity.INFO,
         )

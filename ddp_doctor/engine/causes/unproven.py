@@ -158,8 +158,8 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     saw = ranks_of(victims)
     # Of one rank alone it is known that the others saw it go.
     local = () if gone else _went_first_locally(output)
-    stopped = [rank.rank for rank in output.fact.ranks if str(rank.pid) in _stopped_by_launcher(output)]
-    others = output.world.difference(saw, stopped)
+    stopped = _stopped_by_launcher(output)
+    others = output.world.difference(saw, (rank.rank for rank in output.fact.ranks if str(rank.pid) in stopped))
     named = gone or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()):
         return
@@ -195,12 +195,11 @@ def _went_first_locally(output: Output) -> list[ProcessSeen]:
 
     Processes that only saw a connection closed exit with 1, as after any exception.
     """
+    stopped = _stopped_by_launcher(output)
     first = [
         process
         for process in output.died_locally
-        if str(process.pid) not in _stopped_by_launcher(output)
-        and _signal_of(process) not in _ANSWERS
-        and process.exit_code != 1
+        if str(process.pid) not in stopped and _signal_of(process) not in _ANSWERS and process.exit_code != 1
     ]
     return first if len(first) == 1 and not output.died else []
 
@@ -234,31 +233,27 @@ def _unknown(output: Output) -> Iterator[Judged]:
     timed_out = f"{what} timed out{on}" if late else ""
     if stuck:
         timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
-    stated = output.signs(
-        "nccl-states", "nccl-last-error"
-    )  # of which no row knows the cause, or which may be about a peer
+    stated = output.signs("nccl-states", "nccl-last-error")  # of an unknown cause, or perhaps about a peer
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
     last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
     unusual = [file.unusual for file in output.fact.files if file.unusual is not None]
-    words, how = "the job failed", ended
+    telling = [*stated, *(sign for sign in spoken if SIGNS[sign.sign][0].role == "pointer")][:1]
+    texts = [stated[0].values["message"]] if stated else [line.text for line in (*lines(telling), *unusual)]
+    who, how = places(output, ranks_of(telling)) if ranks_of(telling) else "the job", ended
+    words = f"{who} failed"
     if last:
-        words = f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”"
-    elif telling := [*stated, *(sign for sign in spoken if SIGNS[sign.sign][0].role == "pointer")]:
-        quote = _quoted(stated[0].values["message"] if stated else telling[0].where.text)
-        ranks = ranks_of(telling[:1])
-        words = f"{places(output, ranks) if ranks else 'the job'} failed with {quote}"
-        how = f"{ended.rstrip('.')} after {quote}" if ended else ""
-    elif unusual:
-        words = f"the job failed with {_quoted(unusual[0].text)}"
-        how = f"{ended.rstrip('.')} after {_quoted(unusual[0].text)}" if ended else ""
+        words = f"the output ends with {_quoted(last[-1])}"
+    elif texts:
+        words += f" with {_quoted(texts[0])}"
+        how = f"{ended.rstrip('.')} after {_quoted(texts[0])}" if ended else ""
     remedies, next_check = _advice(output, bool(waits_for or late or stuck), bool(joined))
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
-        tuple(dict.fromkeys((*lines([*stated[:1], *(spoken or shown or output.last_complaints)]), *unusual)))[
+        tuple(dict.fromkeys((*lines((*stated[:1], *(spoken or shown or output.last_complaints))), *unusual)))[
             :_MOST_LINES
         ],
         detail=" ".join(filter(None, details)),
@@ -325,7 +320,7 @@ def died_before(output: Output, broken: Judged) -> tuple[Judged, ...]:
         Confidence.POSSIBLE,
         tuple(dict.fromkeys((*lines(deaths), *broken.lines)))[:_MOST_LINES],
         who=broken.who,
-        detail=f"“{shorten(deaths[0].where.text, _LONGEST_WORDS, placeholder=' …')}” comes before the network error.",
+        detail=f"{_quoted(deaths[0].where.text)} comes before the network error.",
         values={"gone": places(output, ranks_of(deaths)) or "A process"},
     )
     return (judged,)
