@@ -24,7 +24,7 @@ from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
-from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
+from ddp_doctor.sources.live_jobs import Host, JobOnHost, ended, of_slurm
 from ddp_doctor.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 
@@ -32,6 +32,8 @@ from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name
 _LOOKS, SECONDS = 6, 4.0
 #: In a longer time more looks are taken, a few seconds apart.
 _MOST_LOOKS, _LONG_PAUSE_S = 40, 5.0
+#: When one rank of a job has ended, the others usually end within this time; to end takes torch a second or two.
+_ENDING_S, _ENDING_PAUSE_S = 3.0, 0.05
 #: Looks without which nothing is judged, however late it is.
 _FEWEST_LOOKS = 4
 #: No further look is begun so many seconds after the time is over, so that all is said within ten.
@@ -71,8 +73,6 @@ def attach(
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid())
     watch = _Watch(jobs, how, started - (max(0.0, age_s) if from_start else 0.0))
     readings = watch.readings()
-    if not any(map(proc.stat_fields, watch.pids)):
-        raise UsageError("the job ended during the observation")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -163,6 +163,7 @@ class _Watch:
         self._watched = {pid: Watched(pid) for pid in self.pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self.pids}
         self._gpus: list[GpuUse] = []
+        self._ended: dict[int, str] = {}  # exit codes by pid, empty if unknown
         self._servers: Mapping[int, live_doors.Address] = {}
         self._children = {
             process.pid: Children(job.children[rank]) for job in jobs for rank, process in job.ranks.items()
@@ -174,6 +175,7 @@ class _Watch:
         with self._sampled_gpus():
             self._first = self._look(self.pids, with_groups=True)
         self._before = connections(self.pids)
+        self._jobs = [job if job.is_numbered else self._numbered_by_spawn(job) for job in self._jobs]
         self._servers = live_doors.worker_servers(candidates, self._end)
         self._dumps = live_doors.flight_dumps(self._servers, self._end)
         ras = live_doors.ras_port(candidates)
@@ -196,11 +198,11 @@ class _Watch:
         with self._sampled_gpus():
             self._last = self._look(self.pids, with_groups=True)
         self._after = connections(self.pids)
+        self._follow_endings()
         self._ras_said.append(live_doors.ras_status(ras, self._end) if ras else "")
         of_jobs: list[list[tuple[int | None, Fact]]] = [
             [(None, self._job(job)), *self._ranks(job), *self._zombies(job), *self._recorders(job)]
             for job in self._jobs
-            if any(proc.stat_fields(process.pid) for process in job.ranks.values())
         ]
         ras_facts = list[tuple[None, JobLogFact]]()
         if any(self._ras_said):  # read last: it takes a moment, and what lives is to be seen right after the stacks
@@ -212,12 +214,39 @@ class _Watch:
                 ras_facts.append((None, fact_of_text("NCCL RAS", text, datetime.now(timezone.utc).year)))
         return tuple(fact.collected("attach", rank=rank) for of_job in of_jobs for rank, fact in (*of_job, *ras_facts))
 
+    def _numbered_by_spawn(self, job: JobOnHost) -> JobOnHost:
+        """The job with the numbers of mp.spawn, which count the ranks of one host."""
+        pids = {self._first[process.pid].spawned_as: process.pid for process in job.ranks.values()}
+        on_one_host = not any(live_process.to_other_addresses(self._before[pid]) for pid in pids.values())
+        return job.renumbered(pids) if on_one_host else job
+
+    def _follow_endings(self) -> None:
+        """Wait for the ends of jobs of which some rank has ended, and keep the exit codes that the kernel shows."""
+        pids_of = [[process.pid for process in job.ranks.values()] for job in self._jobs]
+        end = time.monotonic() + _ENDING_S
+        while True:
+            left = [[pid for pid in pids if not self._has_ended(pid)] for pids in pids_of]
+            if not any(left) or all(now in ([], pids) for now, pids in zip(left, pids_of, strict=True)):
+                return
+            if time.monotonic() > end:
+                return
+            time.sleep(_ENDING_PAUSE_S)
+
+    def _has_ended(self, pid: int) -> bool:
+        fields = proc.stat_fields(pid)
+        if fields and fields[0] == "Z":
+            self._ended[pid] = ended(pid) or self._ended.get(pid, "")
+        elif not fields:
+            self._ended.setdefault(pid, "")
+        return pid in self._ended
+
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         found = stacks(pids, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
         found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused, self._end).items()}
         for pid in self.pids:
             stack = found.get(pid, Stack())
+            self._watched[pid].thread = stack.thread or self._watched[pid].thread
             look = self._watched[pid].look(stack.frames, holds_gil=stack.holds_gil)
             if look is not None:
                 self._looks[pid].append(look)
@@ -251,6 +280,7 @@ class _Watch:
             refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
             launched=stand_still(*self._ras_said),
             watched_s=round(max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3),
+            ended=all(process.pid in self._ended for process in job.ranks.values()),
         )
 
     def _ranks(self, job: JobOnHost) -> Iterator[tuple[int, LiveRankFact]]:
@@ -261,7 +291,7 @@ class _Watch:
         }
         for rank, process in job.ranks.items():
             peers = {inode: other for inode, (_, other, *_) in self._after[process.pid].items()}
-            has_ended = not proc.stat_fields(process.pid)
+            has_ended = process.pid in self._ended
             looks = () if has_ended else tuple(self._looks[process.pid])
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1], process.pid) if frames and is_of_the_job(frames[-1]) else ""
@@ -273,7 +303,7 @@ class _Watch:
                 pid=process.pid,
                 pid_inside=proc.pid_inside(process.pid),
                 rank=rank,
-                numbered_by="environment" if job.numbered else "order of starts",
+                numbered_by=job.numbered_by,
                 gpu=gpu,
                 gpu_use=tuple(use.busy[gpu] for use in self._gpus if gpu is not None and gpu in use.busy),
                 looks=looks,
@@ -285,9 +315,10 @@ class _Watch:
                 default_group=read.default_group,
                 waits_for_work=bool(WAITS_FOR_WORK.search(text)),
                 waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
-                kernel="" if has_ended else waits_for(process.pid, peers),
+                kernel="" if has_ended else waits_for(process.pid, self._watched[process.pid].thread, peers),
                 frozen=live_process.is_frozen(process.pid),
                 traced_by=live_process.tracer(process.pid),
+                ended=self._ended.get(process.pid, ""),
                 refused=(last.refused,) if last.refused and not has_ended else (),
             )
             yield rank, fact

@@ -5,6 +5,9 @@ from typing import ClassVar, Literal
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
+#: What tells the numbers of ranks; those in the order of starts are only numbers of processes.
+NumberedBy = Literal["environment", "mp.spawn", "order of starts"]
+
 
 class Look(Frozen):
     """One look at a process. Counts are since its start."""
@@ -12,14 +15,14 @@ class Look(Frozen):
     at_s: float  # of a clock that all processes of the host share
     state: str  # R, S, D, T, t, Z as in /proc/PID/stat
     cpu_s: float = 0.0  # processor time of all its threads
-    main_cpu_s: float = 0.0  # … of the thread that runs the script
+    main_cpu_s: float = 0.0  # … of the thread that trains, usually the main thread
     main_queued_s: float = 0.0  # for how long that thread was ready to run but had no processor
     main_switches: int = 0  # how often that thread went to sleep or was put aside; no more of them: it has not run
     autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
     gloo_switches: int = 0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
     network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
     io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
-    wait_channel: str | None = None  # the kernel's function in which the main thread waits
+    wait_channel: str | None = None  # the kernel's function in which that thread waits
     frames: tuple[str, ...] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
     holds_gil: bool = False  # whether it ran Python at that moment
 
@@ -68,7 +71,7 @@ class LiveRankFact(Fact):
     pid: int
     pid_inside: int | None = None  # in its own pid namespace, where that is not the doctor's
     rank: int
-    numbered_by: Literal["environment", "order of starts"] = "environment"
+    numbered_by: NumberedBy = "environment"
     user: str = ""
     gpu: int | None = None  # NVML's number where NVML lists the process; else CUDA's by environment or local rank
     gpu_use: tuple[int, ...] = ()  # percent of the time in which that GPU ran a kernel of anybody, at each sample
@@ -81,7 +84,7 @@ class LiveRankFact(Fact):
     default_group: bool | None = None  # whether its call is on the default group; None: not known
     waits_for_work: bool = False  # the line in which it stands ends in .wait() of something that is no Python
     waits_for_gpu: bool = False  # … in .item(), .cpu() or the like
-    kernel: str = ""  # what the kernel says its main thread waits for: read from the FIFO /data/in
+    kernel: str = ""  # what the kernel says that thread waits for: read from the FIFO /data/in
     frozen: bool = False  # its control group is
     traced_by: str = ""  # gdb (pid 77)
     ended: str = ""  # of a zombie: exit 1, SIGKILL
@@ -102,6 +105,7 @@ class LiveJobFact(Fact):
     torch_version: str | None = None
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
+    ended: bool = False  # all its ranks on this host ended while it was looked at
     launched: tuple[Launched, ...] = ()
     in_container: bool = False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
     refused: tuple[Refused, ...] = ()  # doors of the whole job

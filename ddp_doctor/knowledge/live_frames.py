@@ -71,6 +71,8 @@ ROOTED = (
 )
 #: The frame that holds the arguments of a collective as its caller gave them.
 C10D_WRAPPER = re.compile(r"/torch/distributed/c10d_logger\.py:\d+ in (?:[\w.<>]+\.)?wrapper$")
+#: The outermost function of a process of mp.spawn, ``_wrap(fn, i, args, error_file)`` (torch 2.4 to 2.15).
+SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py:\d+ in _wrap$")
 #: Where among their positional arguments calls take their group (torch 2.4 to 2.15).
 GROUP_AT = {
     name: at

@@ -180,7 +180,7 @@ class LiveRank(Frozen):
     """A rank of a job that runs, as it was seen over some seconds."""
 
     job: str  # names its job among those of the host
-    rank: int  # its number, where no environment tells it in the order of starts
+    rank: int | None = None  # its number; null if nothing tells it
     node: str  # its host
     pid: int  # of its process
     gpu: int | None = None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's

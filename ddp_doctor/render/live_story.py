@@ -15,7 +15,7 @@ from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.views.live_ranks import Doing
-from ddp_doctor.wording.live_ranks import gpu_use, says
+from ddp_doctor.wording.live_ranks import gpu_use, names, says
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
@@ -48,15 +48,16 @@ def words(job: LiveJob) -> Iterator[str]:
     doors = [door for host in job.hosts for door in host.refused]
     doors += [door for rank in job.ranks for door in rank.fact.refused]
     for door in dict.fromkeys(doors):
-        ranks = [rank.rank for rank in job.ranks if door in rank.fact.refused]
-        of = f" of {rank_list(ranks)}" if ranks else ""
+        ranks = [rank for rank in job.ranks if door in rank.fact.refused]
+        of = f" of {names(ranks)}" if ranks else ""
         grant = f". To allow it: {door.grant}" if door.grant else ""
         yield f"Not read: {door.door}{of}: {one_line(door.why)}{grant}"
 
 
 def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
     """Return the activity of a job's ranks, faulty ranks first, equal ranks in one row unless ``each``."""
-    blamed = {rank.rank for rank in report.ranks if rank.blamed and rank.job == job.name}
+    to_blame = {(rank.node, rank.pid) for rank in report.ranks if rank.blamed and rank.job == job.name}
+    blamed = {rank.rank for rank in job.ranks if (rank.fact.host, rank.fact.pid) in to_blame}
     groups = [[rank] for rank in job.ranks]
     if not each:
         stories = [(rank.rank in blamed, rank.fact.host, _state(rank), rank.moves, says(rank)) for rank in job.ranks]
@@ -86,7 +87,7 @@ def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[s
     alone = len(ranks) == 1
     inside = f" ({rank.fact.pid_inside} inside)" if rank.fact.pid_inside else ""
     return (
-        f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
+        f"{'!! ' if is_blamed else '   '}{names(ranks)}",
         one_line(rank.fact.host) if with_host else "",
         f"{rank.fact.pid}{inside}" if alone else "",
         str(rank.fact.gpu) if alone and rank.fact.gpu is not None else "",

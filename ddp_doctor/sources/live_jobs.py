@@ -3,9 +3,11 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
+from ddp_doctor.facts.live_job import NumberedBy
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.job_log.endings import signal_name
@@ -25,7 +27,7 @@ class JobOnHost:
 
     key: str
     ranks: Mapping[int, Candidate]
-    numbered: bool  # by the environment; else in the order in which they were started
+    numbered_by: NumberedBy
     children: Mapping[int, Sequence[int]]  # processes below each rank
     zombies: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # by rank: pid, how it ended
     missing: tuple[int, ...] = ()
@@ -33,6 +35,29 @@ class JobOnHost:
     launcher: str | None = None
     launcher_pid: int | None = None
     torch_version: str | None = None
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the ranks have their numbers in the world."""
+        return self.numbered_by != "order of starts"
+
+    def renumbered(self, pids: Mapping[int | None, int]) -> "JobOnHost":
+        """Return the job with the ranks of these processes, or as it is if they are not all of its processes.
+
+        The processes that have ended take the other numbers, in the order of their starts.
+        """
+        processes = {process.pid: process for process in self.ranks.values()}
+        number_of = {pid: number for number, pid in sorted((n, pid) for n, pid in pids.items() if n is not None)}
+        if number_of.keys() != processes.keys():
+            return self
+        left = (number for number in count() if number not in pids)
+        return replace(
+            self,
+            ranks={number: processes[pid] for pid, number in number_of.items()},
+            numbered_by="mp.spawn",
+            children={number_of[process.pid]: self.children[rank] for rank, process in self.ranks.items()},
+            zombies={next(left): zombie for _, zombie in sorted(self.zombies.items())},
+        )
 
 
 class Host:
@@ -128,7 +153,7 @@ class Host:
         return JobOnHost(
             key,
             ranks,
-            numbered,
+            "environment" if numbered else "order of starts",
             {rank: below(process.pid, self.tree) for rank, process in ranks.items()},
             zombies,
             tuple(rank for rank in missing if rank not in zombies),
@@ -164,15 +189,15 @@ class _Family:
 def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
     """The processes that started others with LOCAL_RANK 1 and on, and are local rank 0 themselves, by their pids.
 
-    The others have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, and no RANK;
-    the process that started them has none of these (lightning.fabric.strategies.launchers.subprocess_script).
+    All have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, and no RANK. Only its
+    memory shows those of the process that started the others (lightning.fabric.strategies.launchers.subprocess_script).
     """
     found = {}
     for parent, children in grouped((process.parent, process) for process in processes.values()).items():
         local = {p.pid: p.local_rank for p in children if p.rank is None and "MASTER_PORT" in p.env}
         known = {pid: rank for pid, rank in local.items() if rank}  # a helper of the parent inherits 0
         first_rank = processes.get(parent)
-        if first_rank is None or first_rank.rank is not None or first_rank.local_rank is not None or not known:
+        if first_rank is None or first_rank.rank is not None or first_rank.local_rank or not known:
             continue
         if 0 in local.values() and not first_rank.has_groups:
             continue  # the parent only starts ranks

@@ -15,6 +15,7 @@ from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
 from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
 from ddp_doctor.knowledge.system_calls import CALLS, Call
 from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_environment import current_environment
 
 #: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).
 _THREADS_OF_GLOO = 2
@@ -48,7 +49,7 @@ class Candidate:
 
     @property
     def rank(self) -> int | None:
-        """Its rank by its environment."""
+        """Its rank by its environment, which a script may have changed."""
         return proc.number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
     @property
@@ -73,7 +74,7 @@ def candidate(pid: int) -> Candidate | None:
     """This process, where it has torch loaded and may be read."""
     if not _TORCH.search(proc.read(f"/proc/{pid}/maps") or ""):
         return None
-    fields, env = proc.stat_fields(pid), proc.environment(pid)
+    fields, env = proc.stat_fields(pid), current_environment(pid)
     if not fields or env is None:
         return None
     return Candidate(pid, int(fields[1]), int(fields[19]), env, proc.threads(pid), proc.command(pid))
@@ -99,7 +100,7 @@ class Watched:
     """One process that is looked at again and again."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self.pid = self.thread = pid  # the thread that trains
         names = proc.threads(pid)
         self._autograd = [thread for thread, name in names.items() if name.startswith("pt_autograd")]
         self._gloo = [thread for thread, name in names.items() if name == GLOO_WORKER]
@@ -110,21 +111,21 @@ class Watched:
         fields = proc.stat_fields(self.pid)
         if not fields:
             return None
-        main = proc.stat_fields(self.pid, self.pid)
+        main = proc.stat_fields(self.pid, self.thread)
         return Look(
             at_s=round(time.monotonic(), 3),
             state=fields[0],
             cpu_s=proc.seconds(fields),
             main_cpu_s=proc.seconds(main) if main else 0.0,
-            main_queued_s=round(proc.run_and_queued_s(self.pid)[1], 3),
-            main_switches=_switches(self.pid, self.pid),
+            main_queued_s=round(proc.run_and_queued_s(self.pid, self.thread)[1], 3),
+            main_switches=_switches(self.pid, self.thread),
             autograd_switches=sum(_switches(self.pid, thread) for thread in self._autograd),
             gloo_switches=sum(_switches(self.pid, thread) for thread in self._gloo),
             network_cpu_s=sum(
                 proc.seconds(of) for thread in self._network if (of := proc.stat_fields(self.pid, thread))
             ),
             io_bytes=proc.io_bytes(self.pid),
-            wait_channel=proc.wait_channel(self.pid),
+            wait_channel=proc.wait_channel(self.pid, self.thread),
             frames=frames,
             holds_gil=holds_gil,
         )
@@ -210,12 +211,12 @@ _MOST_FILES = 3
 _POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, what is waited for, what came
 
 
-def waits_for(pid: int, peers: Mapping[str, str]) -> str:
+def waits_for(pid: int, thread: int, peers: Mapping[str, str]) -> str:
     """``read from the FIFO /data/in``, ``flock of /data/lock``; empty where the kernel does not say, or it runs.
 
     ``peers``: the addresses at the other ends of sockets, by their inodes.
     """
-    words = (proc.read(f"/proc/{pid}/syscall") or "").split()
+    words = (proc.read(f"/proc/{pid}/task/{thread}/syscall") or "").split()
     if len(words) < 7 or not words[0].isdigit():
         return ""
     call = CALLS.get(platform.machine(), {}).get(int(words[0]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import Refused
-from ddp_doctor.knowledge.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD
+from ddp_doctor.knowledge.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD, SPAWNED
 from ddp_doctor.parse.frames import is_of_the_users_files
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc
@@ -37,6 +37,8 @@ class Stack:
     frames: tuple[str, ...] = ()
     holds_gil: bool = False
     default_group: bool | None = None  # whether the call of torch.distributed is on the default group
+    thread: int | None = None  # that trains, where it is not the main thread
+    spawned_as: int | None = None  # the number that mp.spawn gave the process
     refused: Refused | None = None
 
 
@@ -66,10 +68,15 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
         )
         if main is None:
             return Stack(refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script"))
-        main = _that_trains(main, threads)
-        frames = _frames(main, threads)
+        trains = _that_trains(main, threads)
+        frames = _frames(trains, threads)
+        thread = int(str(trains["os_thread_id"]))
         return Stack(
-            tuple(map(_text, frames)), bool(main["owns_gil"]), _on_default_group(frames) if with_groups else None
+            tuple(map(_text, frames)),
+            bool(trains["owns_gil"]),
+            _on_default_group(frames) if with_groups else None,
+            thread if trains is not main and thread in proc.thread_ids(pid) else None,
+            _spawned_as(frames) if with_groups else None,
         )
     except OTHER_SHAPE:
         return Stack(refused=why_refused(pid, done.stderr))
@@ -98,6 +105,20 @@ def _text(frame: Mapping[str, object]) -> str:
     return f"{frame['filename']}:{frame['line']} in {frame['name']}"
 
 
+def _spawned_as(frames: Sequence[dict[str, object]]) -> int | None:
+    """The index of a process among those of torch.multiprocessing.spawn: an argument of its outermost function."""
+    for frame in frames:
+        if SPAWNED.search(_text(frame)):
+            index = _variables(frame).get("i", "")
+            return int(index) if index.isdecimal() else None
+    return None
+
+
+def _variables(frame: Mapping[str, object]) -> dict[str, str]:
+    variables = frame.get("locals")
+    return {v["name"]: str(v["repr"]) for v in (variables if isinstance(variables, list) else ())}
+
+
 def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
     """Whether the outermost call of torch.distributed was handed no group; None where it was, or that is not known.
 
@@ -107,8 +128,7 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
     for at, frame in enumerate(frames):
         if "/torch/distributed/" not in str(frame["filename"]):
             continue
-        variables = frame.get("locals")
-        texts = {v["name"]: str(v["repr"]) for v in (variables if isinstance(variables, list) else ())}
+        texts = _variables(frame)
         if C10D_WRAPPER.search(_text(frame)):
             called = next((of for of in frames[at:] if not C10D_WRAPPER.search(_text(of))), frame)
             name = str(called["name"]).rpartition(".")[2]

@@ -117,9 +117,9 @@ def io_bytes(pid: int) -> int | None:
     return io["rchar"] + io["wchar"] if io else None
 
 
-def wait_channel(pid: int) -> str | None:
-    """The kernel function a sleeping process waits in, where the kernel reports it."""
-    text = read(f"/proc/{pid}/wchan")
+def wait_channel(pid: int, thread: int | None = None) -> str | None:
+    """Return the kernel function in which the main thread, or another one, sleeps; None if it is not reported."""
+    text = read(f"/proc/{pid}/task/{thread or pid}/wchan")
     return text if text and text != "0" else None
 
 

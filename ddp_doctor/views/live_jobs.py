@@ -34,12 +34,22 @@ class LiveJob:
         return max([len(self.ranks) + len(self.missing), *(host.world_size or 0 for host in self.hosts)])
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether the numbers of its ranks are known."""
+        return all(rank.is_numbered for rank in self.ranks)
+
+    @property
     def unseen(self) -> list[int]:
         """The ranks that nobody looked at, where they have numbers."""
-        if any(rank.fact.numbered_by != "environment" for rank in self.ranks):
+        if not self.is_numbered:
             return []
         known = {rank.rank for rank in self.ranks}.union(self.missing)
         return [rank for rank in range(max(host.world_size or 0 for host in self.hosts)) if rank not in known]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its ranks ended while they were looked at."""
+        return all(host.ended for host in self.hosts)
 
     @property
     def watched_s(self) -> float:

@@ -51,6 +51,11 @@ class Doing:
         return self.fact.rank
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether its number is that of its rank."""
+        return self.fact.numbered_by != "order of starts"
+
+    @property
     def has_loaders(self) -> bool:
         """Whether it waits for workers of a data loader."""
         return self.kind == "data" and any(child.kind == "loader" for child in self.fact.children)

@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.thresholds import GPU_BUSY_PERCENT
+from ddp_doctor.model.base import grouped
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_ranks import Doing
-from ddp_doctor.wording.ranks import rank_list, short, where_they_wait
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, and_more
+from ddp_doctor.wording.ranks import capital, rank_list, short
+
+
+def names(ranks: Sequence[Doing]) -> str:
+    """``ranks 0-2``; ``processes 4711, 4712`` of processes whose ranks are not known."""
+    if all(rank.is_numbered for rank in ranks):
+        return rank_list([rank.rank for rank in ranks])
+    pids = [str(rank.fact.pid) for rank in ranks]
+    shown = ", ".join(pids[:NAMES_IN_A_SENTENCE])
+    return f"process{'es' * (len(pids) != 1)} {shown}{and_more(len(pids) - NAMES_IN_A_SENTENCE)}"
 
 
 def says(rank: Doing) -> str:
@@ -47,8 +58,9 @@ def place(line: str) -> str:
 
 def waits_text(waiting: Sequence[Doing]) -> str:
     """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
-    places = [(f"{'for' if rank.kind == 'gpu' else 'in'} {called(rank)}", rank.rank) for rank in waiting]
-    return f"{where_they_wait(places)}." if places else ""
+    at = grouped((f"{'for' if rank.kind == 'gpu' else 'in'} {called(rank)}", rank) for rank in waiting)
+    parts = (f"{names(ranks)} {verb(ranks, 'wait')} {where}" for where, ranks in at.items())
+    return f"{capital('; '.join(parts))}." if waiting else ""
 
 
 def gpu_use(ranks: Sequence[Doing]) -> str:
@@ -65,9 +77,8 @@ def busy_text(waiting: Sequence[Doing]) -> str:
     busy = [rank for rank in waiting if rank.fact.over_nccl and min(rank.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT]
     if not busy:
         return ""
-    ranks = [rank.rank for rank in busy]
     alone = len(busy) == len(waiting) == 1
-    whose = "Its GPU" if alone else f"The GPU{'s' * (len(busy) > 1)} of {rank_list(ranks)}"
+    whose = "Its GPU" if alone else f"The GPU{'s' * (len(busy) > 1)} of {names(busy)}"
     use = f"{verb(busy, 'are')} busy ({gpu_use(busy)})"
     return f"{whose} {use}, which NCCL's kernels also cause while they wait, so it does not show progress."
 

@@ -151,7 +151,7 @@ def test_why_a_stack_was_refused_and_what_grants_it(
 def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: str, is_it: bool):
     rank = Candidate(0, 1, 1, {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}, {}, ["train"])
 
-    assert of_slurm(JobOnHost("job", {0: rank}, numbered=True, children={0: []}), asked) is is_it
+    assert of_slurm(JobOnHost("job", {0: rank}, numbered_by="environment", children={0: []}), asked) is is_it
 
 
 FAMILY = {"MASTER_ADDR": "node0", "MASTER_PORT": "29501", "NODE_RANK": "1", "WORLD_SIZE": "6"}
@@ -203,7 +203,7 @@ def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.Mo
     monkeypatch.setattr(attach, "_LOOKS", 1)
     with subprocess.Popen(["sleep", "infinity"]) as ends:
         one = Candidate(ends.pid, os.getpid(), 1, {"RANK": "0", "WORLD_SIZE": "1"}, {}, ["sleep"])
-        job = JobOnHost("process", {0: one}, numbered=True, children={0: []})
+        job = JobOnHost("process", {0: one}, numbered_by="environment", children={0: []})
         monkeypatch.setattr(attach, "_chosen", lambda *_: [job])
         ends.kill()
         ends.wait()

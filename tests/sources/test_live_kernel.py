@@ -49,4 +49,4 @@ def _is_in(call: str, expected: str, said: str) -> bool:
 
 
 def _waits_for(pid: int) -> str:
-    return waits_for(pid, dict.fromkeys(sockets(pid), "10.0.0.5:443"))
+    return waits_for(pid, pid, dict.fromkeys(sockets(pid), "10.0.0.5:443"))

@@ -22,7 +22,7 @@ _MOST_LINES = 5
 _NO_FAULT = {
     "others-wait-for-work": Consequence.KNOWN,
     RECOVERED: Consequence.KNOWN,
-    **dict.fromkeys(("progress-not-known", *NOT_FAILED), Consequence.RISK),
+    **dict.fromkeys(("progress-not-known", "job-ended", *NOT_FAILED), Consequence.RISK),
 }
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160

@@ -25,7 +25,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
-from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
+from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, names, place, plural, says, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
 #: Ranks that are named with their processes.
@@ -52,7 +52,7 @@ def judged(recording: Recording) -> Iterator[Judged]:
     for job in jobs:
         found = job.judged()
         if len(jobs) == len(found) == 1 and found[0].cause.name in _BY_STACKS_ALONE:
-            found = job.by_recorders(recording) or job.by_ras(recording, found[0]) or found
+            found = job.by_itself(recording, found[0]) or found
         yield from (replace(cause, job=job.job.name) for cause in found)
 
 
@@ -68,6 +68,8 @@ class _Job:
         self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
+        if self.job.has_ended and (ended := self._ended()):
+            return ended
         ruling = judge(standings_of(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
         if ruling.kind == "unable":
             return (*self._cannot_run(), *self._gone(ruling.who))
@@ -100,7 +102,13 @@ class _Job:
 
     # --- by what the job itself says ------------------------------------------------------------------
 
-    def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
+    def by_itself(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
+        """What the job's own records tell, which count by ranks."""
+        if not self.job.is_numbered:
+            return ()
+        return self._by_recorders(recording) or self._by_ras(recording, instead_of)
+
+    def _by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
         """What the flight recorders tell, with what the ranks do now."""
         found = []
         for cause in wait_graph.judged(recording):
@@ -110,7 +118,7 @@ class _Job:
                 found.append(replace(cause, lines=(*self._lines(ranks), *cause.lines), culprits=self._culprits(blamed)))
         return tuple(found)
 
-    def by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
+    def _by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
         """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
@@ -185,19 +193,19 @@ class _Job:
         """Ranks that ended, by their zombies, or that the launcher must have started and are not here."""
         ended = {rank.rank: rank.words for rank in self.ranks if rank.kind == "gone" and rank.rank in unable}
         ended |= {rank: "" for rank in self.job.missing if rank in unable}
-        others = [rank.rank for rank in self.able]
+        others = self.able
         for how, ranks in grouped((how, rank) for rank, how in ended.items()).items():
             values = {
                 "is": verb(ranks, "are"),
                 "how": f"ended by {how}" if how.startswith("SIG") else "ended without an error" * (how == WELL) or how,
-                "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
+                "others": f"{names(others)} {verb(others, 'are')}" if others else "",
             }
             yield Judged(
                 cause_named("rank-gone"),
                 Confidence.LIKELY if how in ("", WELL) else Confidence.PROVED,
                 tuple(self._lines([*self._those(ranks), *self.waiting])),
                 self._culprits(ranks) if how != WELL else (),
-                rank_list(ranks),
+                self._names(ranks),
                 waits_text(self.waiting),
                 values,
             )
@@ -208,11 +216,19 @@ class _Job:
         first = max(working, key=lambda rank: rank.kind != "own")
         alike = [rank for rank in working if rank.kind == first.kind]
         does = first.words if len(alike) == 1 else plural(first.words)
-        waiting = [rank.rank for rank in self.waiting]
-        others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
+        others = f"{names(self.waiting)} {verb(self.waiting, 'wait')}"
         worker = next((place(rank.helper_line) for rank in alike if rank.helper_line), "")
         values = {"does": does, "line": place(first.line), "others": others, "worker": worker}
         return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
+
+    def _ended(self) -> tuple[Judged, ...]:
+        """Of a job that ended during the looks: nothing if all exit codes are 0 or one of them shows a fault."""
+        codes = {rank.words for rank in self.ranks}
+        if codes == {WELL}:
+            return ()
+        if codes - {"", WELL}:
+            return tuple(self._gone([rank.rank for rank in self.ranks if rank.words not in ("", WELL)]))
+        return (self._found("job-ended", Confidence.POSSIBLE, self.ranks, (), job=self.job.name),)
 
     def _late(self) -> tuple[Judged, ...]:
         """Of a job that gets on: the rank for which the others wait in each step."""
@@ -220,8 +236,8 @@ class _Job:
         if late is None:
             return ()
         last, line, looks, of = late
-        numbers = [rank.rank for rank in self.ranks if rank is not last]
-        others = f"{rank_list(numbers)} {verb(numbers, 'wait')}"
+        rest = [rank for rank in self.ranks if rank is not last]
+        others = f"{names(rest)} {verb(rest, 'wait')}"
         values = {"does": "is", "line": place(line), "looks": f"{looks} of {of}", "others": others}
         return (self._found("others-wait-for-work", Confidence.LIKELY, [last], (), **values),)
 
@@ -262,7 +278,7 @@ class _Job:
         peer_rank, host = connection.peer_rank, connection.peer.rpartition(":")[0]
         rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         peer_rank = rank_at.get(connection.peer) if peer_rank is None else peer_rank
-        peer = connection.peer if peer_rank is None else f"rank {peer_rank}{self._on(peer_rank)}"
+        peer = connection.peer if peer_rank is None else f"{self._names([peer_rank])}{self._on(peer_rank)}"
         node = host if peer_rank is None else self._node(peer_rank)
         ends = {"kind": "pair", "peer_rank": peer_rank, "peer_node": node}
         times = f"resent {connection.retransmissions} times"
@@ -295,7 +311,8 @@ class _Job:
         rank = (blamed or self._those(min(ruling.sides, key=len)))[0]
         others = self._those([other for side in ruling.sides for other in side if other not in ruling.suspects])
         other = next(other for other in reversed(others) if other.call != rank.call)
-        values = {"rank": str(rank.rank), "op": called(rank), "peer_rank": str(other.rank), "peer_op": called(other)}
+        calls = {"rank": str(rank.rank), "op": called(rank), "peer_rank": str(other.rank), "peer_op": called(other)}
+        values = calls if self.job.is_numbered else {}
         return self._found("collective-mismatch", ruling.sure, who, blamed, **values)
 
     # --- not known ------------------------------------------------------------------------------------
@@ -313,14 +330,14 @@ class _Job:
         )
 
     def _what_is_known(self) -> str:
-        if ranks := [rank.rank for rank in self.able if rank.kind == "unknown"]:
-            return f"The stack{'s' * (len(ranks) > 1)} of {rank_list(ranks)} could not be read"
+        if ranks := [rank for rank in self.able if rank.kind == "unknown"]:
+            return f"The stack{'s' * (len(ranks) > 1)} of {names(ranks)} could not be read"
         unclear = [rank for rank in self.outside if rank.moves is None] or self.outside
         waiting = [rank.rank for rank in self.waiting]
         if unclear and waiting:
             at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
             who = self._who([rank.rank for rank in unclear])
-            others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
+            others = f"{names(self.waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
             helper = next((rank.helper_line for rank in unclear if rank.helper_line), "")
             worker = f" (its data loader worker is at {place(helper)})" if helper else ""
@@ -362,13 +379,26 @@ class _Job:
         pids = {rank.rank: f"pid {rank.fact.pid}{self._on(rank.rank)}" for rank in self.ranks}
         if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
-        if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
-            return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
-        return rank_list(ranks)
+        if self.job.is_numbered and len(ranks) <= _EACH and all(rank in pids for rank in ranks):
+            return " and ".join(f"{self._names([rank])} ({pids[rank]})" for rank in ranks)
+        return self._names(ranks)
+
+    def _names(self, ranks: Collection[int]) -> str:
+        """``ranks 0-2``, also of ranks that are missing; ``processes 4711, 4712``."""
+        return rank_list([*ranks]) if self.job.is_numbered else names(self._those(ranks))
 
     def _culprits(self, ranks: Iterable[int]) -> tuple[Culprit, ...]:
         gpus = {rank.rank: rank.fact.gpu for rank in self.ranks}
-        return tuple(Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks)
+        return tuple(
+            Culprit(
+                kind="rank",
+                rank=rank if self.job.is_numbered else None,
+                node=self._node(rank),
+                gpu=gpus.get(rank),
+                name=None if self.job.is_numbered else self._names([rank]),
+            )
+            for rank in ranks
+        )
 
     def _node(self, rank: int) -> str | None:
         """The host of a rank, also of one that is missing there; None where that is not known."""
@@ -386,8 +416,7 @@ class _Job:
             if len(several) == 1:
                 yield self._line(several[0], text)
             else:
-                numbers = [rank.rank for rank in several]
-                yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
+                yield LogLine(file=f"{names(several)} on {host}", line=0, text=text)
 
     def _stack(self, rank: Doing) -> Iterator[LogLine]:
         """Where a rank stands, whole: its Python stack, and what the kernel says that it waits for."""
@@ -400,7 +429,9 @@ class _Job:
             yield self._line(rank, f"kernel: waits in {rank.fact.kernel}{f' ({where})' if where else ''}")
 
     def _line(self, rank: Doing, text: str) -> LogLine:
-        return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)
+        who, host = names([rank]), rank.fact.host
+        place = f"{who} (pid {rank.fact.pid} on {host})" if rank.is_numbered else f"{who} on {host}"
+        return LogLine(file=place, line=0, text=text)
 
 
 def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, str]]:

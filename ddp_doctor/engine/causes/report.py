@@ -17,7 +17,7 @@ from ddp_doctor.model.report import AttachReport, CauseLine, JobCauseReport, Job
 from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.views.node_traits import counted
 from ddp_doctor.wording.findings import counted as in_number
-from ddp_doctor.wording.live_ranks import call_name, says
+from ddp_doctor.wording.live_ranks import call_name, names, says
 
 
 def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) -> LogsReport:
@@ -58,11 +58,11 @@ def _common(values: Iterable[str | None]) -> str | None:
 
 
 def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRank, ...]:
-    blamed = {(judged.job, culprit.rank) for judged in causes for culprit in judged.culprits}
+    blamed = {(judged.job, culprit.rank, culprit.name) for judged in causes for culprit in judged.culprits}
     return tuple(
         LiveRank(
             job=job.name,
-            rank=rank.rank,
+            rank=rank.rank if rank.is_numbered else None,
             node=rank.fact.host,
             pid=rank.fact.pid,
             gpu=rank.fact.gpu,
@@ -72,7 +72,7 @@ def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRan
             collective=call_name(rank) if rank.kind == "collective" else None,
             line=rank.line or None,
             moves=rank.moves,
-            blamed=(job.name, rank.rank) in blamed,
+            blamed=not blamed.isdisjoint({(job.name, rank.rank, None), (job.name, None, names([rank]))}),
         )
         for job in live_jobs(recording)
         for rank in job.ranks
@@ -118,6 +118,8 @@ def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]
             return f"{word}: {some[0].title.rstrip('.')}{others}"
     jobs = live_jobs(recording)
     ranks = [rank for job in jobs for rank in job.ranks]
+    if jobs and all(job.has_ended for job in jobs):
+        return f"Ended: {in_number(len(ranks), 'rank')} exited with code 0 during the observation"
     moving = sum(rank.moves is True for rank in ranks)
     of_jobs = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
     watched_s = max((job.watched_s for job in jobs), default=0.0)

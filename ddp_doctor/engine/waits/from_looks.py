@@ -10,14 +10,15 @@ WELL = "exit 0"
 
 
 def standings_of(job: LiveJob) -> list[Standing]:
-    """One for each rank that was seen or should be there; without those that have left a job that gets on."""
+    """One for each rank that was seen or should be there; without those that have left a job in which no rank waits."""
     default, unknown = (Group(name, tuple(rank.rank for rank in job.ranks)) for name in ("default", ""))
     gets_on = any(rank.moves for rank in job.ranks if rank.kind not in UNABLE)
+    nobody_waits = not any(rank.kind in ("collective", "gpu") for rank in job.ranks)
     absent = frozenset(rank.rank for rank in job.ranks if rank.kind not in (*UNABLE, "collective", "gpu"))
-    standings = [] if gets_on else [Standing(rank, "gone") for rank in job.missing]
+    standings = [] if gets_on or nobody_waits else [Standing(rank, "gone") for rank in job.missing]
     for rank in job.ranks:
         if rank.kind in ("gone", "stopped", "kernel"):
-            if not (gets_on and rank.kind == "gone" and rank.words in ("", WELL)):
+            if not ((gets_on or nobody_waits) and rank.kind == "gone" and rank.words in ("", WELL)):
                 standings.append(Standing(rank.rank, rank.kind))
         elif rank.kind in ("collective", "gpu"):
             waits = () if rank.moves else (Wait(rank.rank, _call(rank, default, unknown), absent),)

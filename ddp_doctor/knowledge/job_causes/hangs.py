@@ -174,4 +174,13 @@ CAUSES = {
         next_check="run ddp-doctor attach again in a minute, on every host of the job",
         references=_STACKS,
     ),
+    "DDJ308": JobCause(
+        name="job-ended",
+        title="The job {job} ended during the observation; its exit code is not visible",
+        finds="All ranks of a job on this host ended while attach observed them, and the kernel no longer showed how.",
+        why="Only the process that started the ranks learns their exit codes. The job may have finished or failed.",
+        remedies=(remedy("Read how the job ended in its output", "ddp-doctor logs FILE"),),
+        next_check="ddp-doctor logs with the job's output",
+        references=_PROC,
+    ),
 }
