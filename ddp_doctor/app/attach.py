@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Meeting, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.error_text import quoted
@@ -22,7 +22,7 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.job_log.ras import stand_still
-from ddp_doctor.sources import live_doors, live_process, proc
+from ddp_doctor.sources import live_doors, live_meetings, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, ended, of_slurm
 from ddp_doctor.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
@@ -38,6 +38,8 @@ _ENDING_S, _ENDING_PAUSE_S = 3.0, 0.05
 _FEWEST_LOOKS = 4
 #: No further look is begun so many seconds after the time is over, so that all is said within ten.
 _ENOUGH_S = 2.5
+#: For an endpoint to answer, beyond that.
+_ANSWER_S = 1.5
 #: What a job does not answer until then is not waited for; and not so long after the last look begins.
 _LONGEST_S, _LAST_S = 4.0, 1.5
 _MOST_LOADERS = 8
@@ -221,16 +223,16 @@ class _Watch:
         return job.renumbered(pids) if on_one_host else job
 
     def _follow_endings(self) -> None:
-        """Wait for the ends of jobs of which some rank has ended, and keep the exit codes that the kernel shows."""
-        pids_of = [[process.pid for process in job.ranks.values()] for job in self._jobs]
+        """Wait for the ends of jobs of which some rank has ended, and keep the exit codes that the kernel shows.
+
+        An interpreter that ends has no Python stack any more.
+        """
         end = time.monotonic() + _ENDING_S
-        while True:
-            left = [[pid for pid in pids if not self._has_ended(pid)] for pids in pids_of]
-            if not any(left) or all(now in ([], pids) for now, pids in zip(left, pids_of, strict=True)):
-                return
-            if time.monotonic() > end:
-                return
-            time.sleep(_ENDING_PAUSE_S)
+        for job in self._jobs:
+            pids = [process.pid for process in job.ranks.values()]
+            is_ending = any(self._has_ended(p) or (self._first[p].frames and not self._last[p].frames) for p in pids)
+            while is_ending and not all([self._has_ended(pid) for pid in pids]) and time.monotonic() < end:
+                time.sleep(_ENDING_PAUSE_S)
 
     def _has_ended(self, pid: int) -> bool:
         fields = proc.stat_fields(pid)
@@ -280,8 +282,20 @@ class _Watch:
             refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
             launched=stand_still(*self._ras_said),
             watched_s=round(max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3),
+            meeting=self._meeting(job),
             ended=all(process.pid in self._ended for process in job.ranks.values()),
         )
+
+    def _meeting(self, job: JobOnHost) -> Meeting | None:
+        """Where the processes of a job wait for others before it begins; None if it has begun."""
+        processes = [process for process in job.ranks.values() if process.pid not in self._ended]
+        waits = all(live_meetings.is_meeting(self._last[process.pid].frames) for process in processes)
+        if not processes or (not waits and not job.launchers):
+            return None
+        meeting = (live_meetings.of_launcher if job.launchers else live_meetings.of_rank)(processes[0])
+        if not waits:
+            return meeting.model_copy(update={"waits": False})
+        return live_meetings.with_answer(meeting, processes, self._end + _ANSWER_S)
 
     def _ranks(self, job: JobOnHost) -> Iterator[tuple[int, LiveRankFact]]:
         rank_at = {
@@ -331,10 +345,10 @@ class _Watch:
         return {pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()}
 
     def _zombies(self, job: JobOnHost) -> Iterator[tuple[int, LiveRankFact]]:
-        for rank, (pid, ended) in job.zombies.items():
+        for rank, (pid, how) in job.zombies.items():
             look = Watched(pid).look()
             looks = (look,) if look else ()
-            yield (rank, LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended))
+            yield (rank, LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=how))
 
     def _recorders(self, job: JobOnHost) -> Iterator[tuple[int, FlightDumpFact]]:
         """The flight recorders that were open to us, with what was open in them at the first look and at the last."""

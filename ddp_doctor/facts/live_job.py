@@ -61,6 +61,20 @@ class Launched(Frozen):
     others: int | None = None  # how many all others have; None where it names all, or the others differ
 
 
+class Meeting(Frozen):
+    """Where launchers or ranks wait for each other before the job starts."""
+
+    who: str  # torchrun, accelerate; "ranks"
+    endpoint: str = ""  # HOST:PORT as the job was told; empty if unknown
+    node: int | None = None  # of a launcher: its node rank
+    expected: int | None = None  # of launchers: the nodes that the job needs
+    came: int | None = None  # processes and other hosts that are connected to the endpoint; None if unknown
+    answer: Literal["", "served", "connected", "open", "refused", "silent", "unresolved"] = ""  # of the endpoint
+    server: str = ""  # the program of this host that has the port and is not of the job: nginx (pid 77)
+    waits: bool = True  # False of a launcher that has no ranks and does something else
+    waited_s: float = 0.0  # since the last of the processes was started
+
+
 class LiveRankFact(Fact):
     """A rank of a job. ``looks`` are in the order of time; a rank that is gone has none, or the last in state Z."""
 
@@ -105,6 +119,7 @@ class LiveJobFact(Fact):
     torch_version: str | None = None
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
+    meeting: Meeting | None = None  # while the job has not begun
     ended: bool = False  # all its ranks on this host ended while it was looked at
     launched: tuple[Launched, ...] = ()
     in_container: bool = False  # it was looked at from inside a pid namespace, so nothing outside of it was seen

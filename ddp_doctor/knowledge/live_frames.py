@@ -49,8 +49,13 @@ ACTIVITIES = (
 #: or in the meeting before the first one.
 COLLECTIVE_FILES = re.compile(
     r"/torch/distributed/(?:distributed_c10d|_functional_collectives|rendezvous|utils|nn/functional"
-    r"|algorithms/join|elastic/utils/store|_symmetric_memory/__init__)\.py:"
+    r"|algorithms/join|elastic/utils/store|_symmetric_memory/__init__|elastic/rendezvous/\w+)\.py:"
     r"|/torch/distributed/fsdp/|/torch/nn/parallel/distributed\.py:"
+)
+#: Files in which launchers and ranks wait for the others before the job starts.
+MEETING_FILES = re.compile(
+    r"/torch/distributed/(?:elastic/rendezvous/\w+|rendezvous)\.py:"
+    r"|/torch/distributed/distributed_c10d\.py:\d+ in (?:_store_based_barrier|init_process_group)$"
 )
 #: Frames that only pass a call on, between the user's line and the call.
 WRAPPERS = re.compile(r"in (?:[\w.<>]+\.)?(?:wrapper|_fn|inner|decorate_context|__call__)$")
@@ -63,7 +68,7 @@ WAITS_FOR_WORK = re.compile(r"\.wait\(")
 WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\.to\(|\bfloat\(")
 IN_CUDA_WAIT = re.compile(r"/torch/cuda/(?:__init__|streams)\.py:\d+ in (?:\w+\.)?(?:synchronize|wait)")
 #: Calls in which ranks meet at a store, of which some kinds are asked again and again (FileStore).
-MEETINGS = ("init_process_group", "new_group", "new_subgroups", "monitored_barrier", "split_group")
+MEETINGS = ("next_rendezvous", "init_process_group", "new_group", "new_subgroups", "monitored_barrier", "split_group")
 #: Some ranks may leave these while others still wait in them: roots, those whose data the root has, and pairs.
 ROOTED = (
     *("broadcast", "scatter", "gather", "reduce", "send", "recv", "isend", "irecv", "batch_isend_irecv"),

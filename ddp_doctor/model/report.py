@@ -180,7 +180,8 @@ class LiveRank(Frozen):
     """A rank of a job that runs, as it was seen over some seconds."""
 
     job: str  # names its job among those of the host
-    rank: int | None = None  # its number; null if nothing tells it
+    rank: int  # its number, or the position of its start if no number is known
+    is_numbered: bool = True  # whether its number is known
     node: str  # its host
     pid: int  # of its process
     gpu: int | None = None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's

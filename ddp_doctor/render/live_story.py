@@ -72,10 +72,11 @@ def _about(job: LiveJob) -> str:
     number, first = len(job.ranks), job.hosts[0]
     of = f" of {job.world_size}" if job.world_size != number else ""
     on = name_list([host.host for host in job.hosts])
+    is_ranks = job.meeting is None or job.meeting.who == "ranks"
     pid = f" (pid {first.launcher_pid})" if first.launcher_pid and len(job.hosts) == 1 else ""
     parts = (
-        f"{number}{of} rank{'s' if job.world_size != 1 else ''} on {on}",
-        f"{first.launcher}{pid}" if first.launcher else "",
+        f"{number}{of} {'rank' if is_ranks else 'launcher'}{'s' if job.world_size != 1 else ''} on {on}",
+        f"{first.launcher}{pid}" if first.launcher and is_ranks else "",
         first.backend,
         f"torch {first.torch_version}" if first.torch_version else "",
     )

@@ -12,7 +12,16 @@ from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of
+from ddp_doctor.sources.live_meetings import is_launcher, of_launcher
+from ddp_doctor.sources.live_process import (
+    Candidate,
+    ancestors,
+    below,
+    candidate,
+    connections,
+    kind_of_child,
+    network_of,
+)
 
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
@@ -35,6 +44,7 @@ class JobOnHost:
     launcher: str | None = None
     launcher_pid: int | None = None
     torch_version: str | None = None
+    launchers: bool = False  # its processes are launchers without ranks
 
     @property
     def is_numbered(self) -> bool:
@@ -77,8 +87,18 @@ class Host:
 
     def jobs(self) -> list[JobOnHost]:
         """The jobs, in the order of their first processes."""
-        by_name = grouped((self._job_name(process), process) for process in self.ranks())
-        return [self._job(*job) for name, ranks in by_name.items() for job in self._split_by_network(name, ranks)]
+        ranks = [*self.ranks()]
+        by_name = grouped((self._job_name(process), process) for process in ranks)
+        jobs = [self._job(*job) for name, of in by_name.items() for job in self._split_by_network(name, of)]
+        return [*jobs, *self._launchers({process.pid for process in ranks})]
+
+    def _launchers(self, ranks: set[int]) -> Iterable[JobOnHost]:
+        """Launchers that have no ranks: those of a job on this host have one endpoint."""
+        started_ranks = ranks.union(*map(ancestors, ranks))
+        waiting = [p for p in self.with_torch.values() if p.pid not in started_ranks and is_launcher(p)]
+        for meeting, processes in grouped((of_launcher(p), p) for p in waiting).items():
+            name = f"{meeting.who} (pid {processes[0].pid})"
+            yield replace(self._job(name, processes), launchers=True, zombies={}, launcher_pid=None)
 
     def alone(self, pid: int) -> JobOnHost:
         """A process with torch that is no rank, as a job of its own."""
@@ -116,12 +136,15 @@ class Host:
         return _job_name(process)
 
     def _split_by_network(self, name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
-        """One job, or several that call themselves alike in networks of their own, as containers do."""
+        """One job, or several that call themselves alike: in networks of their own, as containers do, or orphans."""
         numbers = [rank for process in ranks if (rank := self._rank_of[process.pid]) is not None]
         if len(numbers) > len(set(numbers)):
             by_network = grouped((network_of(process.pid), process) for process in ranks)
             if len(by_network) > 1:
                 return [(f"{name}, {network}", members) for network, members in by_network.items()]
+        if any(self._rank_of[process.pid] is None for process in ranks):
+            parts = _connected(ranks)
+            return [(f"{name}, first {part[0].pid}" if len(parts) > 1 else name, part) for part in parts]
         return [(name, list(ranks))]
 
     def _job(self, key: str, processes: Sequence[Candidate]) -> JobOnHost:
@@ -208,6 +231,24 @@ def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
     return found
 
 
+def _connected(processes: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the processes in parts between which there is no TCP connection; those without any are one part."""
+    ends = {
+        process.pid: {(this, other) for this, other, *_ in of.values()}
+        for process, of in zip(processes, connections([p.pid for p in processes]).values(), strict=True)
+    }
+    at = {end: pid for pid, of in ends.items() for end in of}
+    part = {process.pid: process.pid for process in processes}
+    for pid, of in ends.items():
+        for this, other in of:
+            joined, into = part[at.get((other, this), pid)], part[pid]
+            part = {member: into if now == joined else now for member, now in part.items()}
+    parts = grouped((part[process.pid], process) for process in processes)
+    joined_parts = [of for of in parts.values() if len(of) > 1]
+    alone = [process for of in parts.values() if len(of) == 1 for process in of]
+    return [*joined_parts, *([alone] if alone else [])]
+
+
 def _job_name(process: Candidate) -> str:
     """What ranks of one job have in common on a host, and those of no other job."""
     address, port = process.env.get("MASTER_ADDR"), process.env.get("MASTER_PORT")
@@ -229,7 +270,8 @@ def _ranks_expected_here(ranks: Mapping[int, Candidate], world_size: int | None)
     if size is not None and process.local_rank is not None:
         return {rank - process.local_rank + at for at in range(size)}
     address = process.env.get("MASTER_ADDR", "")
-    if world_size and (address == "localhost" or address.startswith("127.")):
+    # Only ranks of this host have met at such an address; before they have met, each host may have its own.
+    if world_size and process.has_groups and (address == "localhost" or address.startswith("127.")):
         return set(range(world_size))
     return set()
 

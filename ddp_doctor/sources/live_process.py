@@ -331,6 +331,11 @@ def listening(pid: int, *, any_address: bool = False) -> set[int]:
     return found
 
 
+def listener(port: int) -> int | None:
+    """Return the process of this host that listens on a TCP port; None if none may be seen."""
+    return next((pid for pid in proc.pids() if port in listening(pid)), None)
+
+
 def _address(text: str) -> str:
     """``127.0.0.1:29500`` for 0100007F:733C; addresses of IPv6 as IPv4 where they are that."""
     address, _, port = text.partition(":")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Meeting
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording, World, once_a_recording
@@ -45,6 +45,11 @@ class LiveJob:
             return []
         known = {rank.rank for rank in self.ranks}.union(self.missing)
         return [rank for rank in range(max(host.world_size or 0 for host in self.hosts)) if rank not in known]
+
+    @property
+    def meeting(self) -> Meeting | None:
+        """Where its processes wait for others before it begins; of several hosts, the first."""
+        return next((host.meeting for host in self.hosts if host.meeting), None)
 
     @property
     def has_ended(self) -> bool:

@@ -172,7 +172,10 @@ class Lookout:
         if self._early and now - still_s <= self._early.at_s:
             self._early.still_until_s = now
         sent_s = self._command.told.get(signal.SIGTERM)
-        if not pids or self._has_told:
+        if self._has_told:
+            return
+        if not pids:
+            self._judge_without_ranks(now)
             return
         if sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s:
             why = "the job has not ended since SIGTERM"  # SLURM starts nothing any more in a job that it ends
@@ -185,13 +188,25 @@ class Lookout:
         elif self._options.stuck_after_s > still_s >= _EARLY_S:
             self._look_early(now, pids)
 
+    def _judge_without_ranks(self, now: float) -> None:
+        """Look at the command itself, whose launcher may wait for other nodes, before its first rank is there."""
+        waited_s = now - self._command.started_s
+        if not self._judged_pids and waited_s >= self._patience_s and now - self._judged_s >= self._patience_s:
+            self._judge(now, [], f"no rank has started for {waited_s:.0f} s", self._longest_s)
+
     def _judge(self, now: float, pids: Sequence[int], why: str, seconds: float, node: int | None = None) -> None:
         self._judged_s, self._judged_pids = now, pids
         only_if_sure = self._has_doubted
         pictures = Pictures(self._pictures, self._options.stuck_after_s, now, self._still_s)
         self._judging = Judging(
             lambda: judge_what_runs(
-                pids, os.environ, self._say, why, node=node, only_if_sure=only_if_sure, pictures=pictures
+                pids or [self._command.pid],
+                os.environ,
+                self._say,
+                why,
+                node=node,
+                only_if_sure=only_if_sure,
+                pictures=pictures,
             ),
             seconds,
         )

@@ -29,7 +29,7 @@ def says(rank: Doing) -> str:
     if rank.kind == "kernel":
         return f"in the kernel{f', {rank.words}' if rank.words else ''}{where}"
     if rank.kind == "unknown":
-        return "stack was not read"
+        return "stack was not read" if rank.fact.refused else "runs no Python code"
     verb = "loops" if rank.loops else "stuck" if rank.kind == "own" and rank.moves is False else rank.words
     helper = f"; its data loader worker is at {short(rank.helper_line)}" if rank.helper_line else ""
     return f"{verb}{where}{helper}"
@@ -37,7 +37,12 @@ def says(rank: Doing) -> str:
 
 def call_name(rank: Doing) -> str:
     """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, work on it."""
-    names = {"backward": "the backward pass", "wait": "wait()", "": "work on the GPU"}
+    names = {
+        "backward": "the backward pass",
+        "wait": "wait()",
+        "": "work on the GPU",
+        "next_rendezvous": "the rendezvous",
+    }
     return names.get(rank.call) or collective_name(rank.call)
 
 

@@ -208,8 +208,9 @@ def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.Mo
         ends.kill()
         ends.wait()
 
-        with pytest.raises(UsageError, match="the job ended during the observation"):
-            attach.attach([ends.pid])
+        report = attach.attach([ends.pid]).report
+
+    assert (report.exit_code, report.findings[0].name) == (3, "job-ended")
 
 
 SITE = "/opt/env/lib/python3.11/site-packages"

@@ -7,7 +7,16 @@ import pytest
 from ddp_doctor.app import redaction
 from ddp_doctor.app.outcome import blank, judge
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.live_job import ChildSeen, Launched, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
+from ddp_doctor.facts.live_job import (
+    ChildSeen,
+    Launched,
+    LiveJobFact,
+    LiveRankFact,
+    Look,
+    Meeting,
+    Refused,
+    Unacknowledged,
+)
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -32,6 +41,7 @@ BACKWARD = (
     f"{TORCH}/_tensor.py:623 in Tensor.backward",
     f"{TORCH}/autograd/graph.py:979 in _engine_run_backward",
 )
+MEETS = (f"{TORCH}/distributed/elastic/rendezvous/static_tcp_rendezvous.py:67 in X.next_rendezvous",)
 WAITS_FOR_DATA = (
     script(40),
     f"{LOADER}:733 in __next__",
@@ -247,6 +257,38 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         {}, ["collective-stalled"], [], 1),
     "NCCL's waits, which take a core": (
         waiting(0, 1, 2, 3, over_nccl=True, cpu=1.0, state="R", switches=40), {}, ["collective-stalled"], [], 1),
+    "all ended during the looks, with code 0": (
+        [rank(at, state="Z", ended="exit 0") for at in range(2)], {"ended": True}, [], [], 0),
+    "all ended during the looks, with codes that nobody saw": (
+        [rank(at, state="Z") for at in range(2)], {"ended": True}, ["job-ended"], [], 3),
+    "all ended during the looks, one of them with an error": (
+        [rank(0, state="Z", ended="exit 1"), rank(1, state="Z")], {"ended": True}, ["rank-gone"], [0], 1),
+    "a rank that ended while the other ranks are not in a collective": (
+        [rank(0, state="Z"), rank(1, (script(90),), cpu=0.5)], {}, ["progress-not-known"], [], 3),
+    "all run no Python code": ([rank(0, state="R"), rank(1, state="R")], {}, ["progress-not-known"], [], 3),
+    "a launcher at a closed port": (
+        [rank(0, MEETS, numbered_by="order of starts")],
+        {"meeting": Meeting(who="torchrun", endpoint="node0:29500", node=1, expected=2, answer="refused",
+         waited_s=40)}, ["waits-for-nodes"], [], 1),
+    "a launcher that has just found the port closed": (
+        [rank(0, MEETS, numbered_by="order of starts")],
+        {"meeting": Meeting(who="torchrun", endpoint="node0:29500", expected=2, answer="refused", waited_s=4)},
+        ["waits-for-nodes"], [], 3),
+    "a launcher that serves the endpoint alone": (
+        [rank(0, MEETS, numbered_by="order of starts")],
+        {"meeting": Meeting(who="torchrun", endpoint="localhost:1", expected=4, answer="served", came=1,
+         waited_s=600)}, ["waits-for-nodes"], [], 3),
+    "a launcher whose port another program has": (
+        [rank(0, MEETS, numbered_by="order of starts")],
+        {"meeting": Meeting(who="accelerate", endpoint="10.0.0.1:1", expected=2, answer="connected",
+         server="nginx (pid 7)", waited_s=60)}, ["waits-for-nodes"], [], 1),
+    "a launcher between two starts of its ranks": (
+        [rank(0, (script(1),), numbered_by="order of starts")],
+        {"meeting": Meeting(who="torchrun", waits=False)}, ["progress-not-known"], [], 3),
+    "ranks that wait for others before the job begins": (
+        waiting(0, 1, name="init_process_group"),
+        {"world_size": 4, "meeting": Meeting(who="ranks", endpoint="10.0.0.1:1", answer="connected", waited_s=60)},
+        ["waits-for-nodes"], [], 3),
     "waits for the GPU alone": (AT_THE_GPU, {}, ["progress-not-known"], [], 3),
     "stacks that may not be read": (
         [rank(at, refused=(Refused(door="stacks", why="kernel.yama.ptrace_scope is 1", grant="sudo sysctl x"),))
@@ -272,7 +314,7 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert [cause.name for cause in report.causes] == causes
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == culprits
     assert report.exit_code == code, report.summary
-    assert report.summary.startswith({0: "Running: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
+    assert report.summary.startswith({0: ("Running: ", "Ended: "), 1: "Stuck: ", 3: "Cannot tell: "}[code])
 
 
 @pytest.mark.parametrize(
@@ -290,6 +332,35 @@ def test_who_is_waited_for_is_told_with_its_line_and_nothing_that_is_not_proved(
     ranks, about, *_ = SITUATIONS[situation]
 
     assert judge(recording(*ranks, **about)).report.summary == f"{said}."
+
+
+@pytest.mark.parametrize(
+    ("situation", "said"),
+    [
+        ("a launcher at a closed port",
+         "Stuck: torchrun (pid 100), node 1 of 2, waits for another node at node0:29500: the port is closed"),
+        ("a launcher that serves the endpoint alone",
+         "Cannot tell: torchrun (pid 100) waits for 3 other nodes at localhost:1: 1 of 4 nodes has come"),
+        ("ranks that wait for others before the job begins",
+         "Cannot tell: Ranks 0, 1 wait for ranks 2, 3 at 10.0.0.1:1"),
+        ("all ended during the looks, with code 0", "Ended: 2 ranks exited with code 0 during the observation"),
+    ],
+)  # fmt: skip
+def test_a_job_that_has_not_begun_or_has_ended_is_reported_as_such(situation, said):
+    ranks, about, *_ = SITUATIONS[situation]
+
+    assert judge(recording(*ranks, **about)).report.summary == f"{said}."
+
+
+def test_processes_whose_ranks_nothing_tells_are_named_by_their_pids():
+    unnumbered = {"numbered_by": "order of starts"}
+    report = judge(recording(*waiting(0, 2, **unnumbered), rank(1, (script(50),), **unnumbered))).report
+
+    assert isinstance(report, AttachReport)
+    assert report.findings[0].title.startswith("Process 101 never entered all-reduce at train.py:20")
+    assert report.findings[0].detail.startswith("Processes 100, 102 wait in all-reduce")
+    assert [one.pid for one in report.ranks if one.blamed] == [101]
+    assert "rank 1" not in report.model_dump_json()
 
 
 def test_where_stacks_do_not_tell_the_group_of_a_call_both_readings_are_given():

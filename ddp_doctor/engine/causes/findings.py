@@ -48,6 +48,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 def _title(judged: Judged) -> str:
     """The cause's title, with a capital first letter unless it starts with a host's name."""
     title = filled(judged.cause.title, {**judged.values, "who": judged.who})
+    if judged.is_one_of_several_jobs and judged.job not in title:
+        title = f"{title} (job {judged.job})"
     return capital(title) if _NO_HOST.match(title) else title
 
 

@@ -33,6 +33,7 @@ class Judged:
     next_check: str = ""
     remedies: tuple[Remedy, ...] = ()
     job: str = ""  # the name of a job that runs
+    is_one_of_several_jobs: bool = False
     pid: int | None = None  # of the process to blame, where it runs
 
     def commands(self, of_cause: Iterable[str]) -> tuple[str, ...]:

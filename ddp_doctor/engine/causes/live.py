@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ddp_doctor.engine.causes import wait_graph
+from ddp_doctor.engine.causes import live_meetings, wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.waits.from_looks import WELL, standings_of
@@ -53,7 +53,8 @@ def judged(recording: Recording) -> Iterator[Judged]:
         found = job.judged()
         if len(jobs) == len(found) == 1 and found[0].cause.name in _BY_STACKS_ALONE:
             found = job.by_itself(recording, found[0]) or found
-        yield from (replace(cause, job=job.job.name) for cause in found)
+        for cause in found:
+            yield replace(cause, job=job.job.name, is_one_of_several_jobs=len(jobs) > 1)
 
 
 class _Job:
@@ -68,8 +69,10 @@ class _Job:
         self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        if self.job.has_ended and (ended := self._ended()):
-            return ended
+        if self.job.has_ended:
+            return self._ended()
+        if (meeting := self.job.meeting) and (missed := live_meetings.judged(self.job, meeting)):
+            return (missed,)
         ruling = judge(standings_of(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
         if ruling.kind == "unable":
             return (*self._cannot_run(), *self._gone(ruling.who))
@@ -331,6 +334,8 @@ class _Job:
 
     def _what_is_known(self) -> str:
         if ranks := [rank for rank in self.able if rank.kind == "unknown"]:
+            if not any(rank.fact.refused for rank in ranks):
+                return f"{capital(names(ranks))} {verb(ranks, 'run')} no Python code: the job starts or ends"
             return f"The stack{'s' * (len(ranks) > 1)} of {names(ranks)} could not be read"
         unclear = [rank for rank in self.outside if rank.moves is None] or self.outside
         waiting = [rank.rank for rank in self.waiting]

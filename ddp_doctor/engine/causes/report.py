@@ -62,7 +62,8 @@ def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRan
     return tuple(
         LiveRank(
             job=job.name,
-            rank=rank.rank if rank.is_numbered else None,
+            rank=rank.rank,
+            is_numbered=rank.is_numbered,
             node=rank.fact.host,
             pid=rank.fact.pid,
             gpu=rank.fact.gpu,

@@ -174,6 +174,19 @@ CAUSES = {
         next_check="run ddp-doctor attach again in a minute, on every host of the job",
         references=_STACKS,
     ),
+    "DDJ309": JobCause(
+        name="waits-for-nodes",
+        title="{who} {waits} for {what}[ at {endpoint}][: {why}]",
+        finds="The launchers or ranks of a job on this host wait for other nodes, and the job has not begun.",
+        why="A job begins when all of its nodes have come to one endpoint. Until then the others wait, by default for"
+        " 10 minutes (torchrun, c10d) or longer.",
+        remedies=(remedy("Start the job on the missing nodes, with the same endpoint on all nodes", scope="cluster"),),
+        next_check="run ddp-doctor attach on the other nodes of the job",
+        references=(
+            "torch 2.13 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, RendezvousTimeout",
+            "torch 2.13 torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py",
+        ),
+    ),
     "DDJ308": JobCause(
         name="job-ended",
         title="The job {job} ended during the observation; its exit code is not visible",

@@ -1,0 +1,137 @@
+"""Where the processes of a job meet before it starts, and whether anything answers there.
+
+A launcher such as torchrun meets those of the other nodes, at the endpoint that its command names (torch 2.13
+torch/distributed/run.py; accelerate 1.15 commands/launch.py). Ranks meet at MASTER_ADDR and MASTER_PORT.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import PurePath
+
+from ddp_doctor.facts.live_job import Meeting
+from ddp_doctor.knowledge.live_frames import MEETING_FILES
+from ddp_doctor.sources import network, proc
+from ddp_doctor.sources.live_process import Candidate, candidate, connections, listener, listening, network_of
+
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+#: Options that take no value, among those of torchrun and accelerate that may stand right before the script.
+_FLAGS = re.compile(r"-m|--(?:standalone|module|no_python|run_path|use_env|multi_gpu|cpu|debug|quiet|same_network)")
+_STATIC_PORT, _DYNAMIC_PORT = "29500", "29400"
+_PATIENCE_S = 1.5
+_ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s]+)(?::(?P<port>\d{1,5}))?", re.ASCII)
+
+
+def is_launcher(process: Candidate) -> bool:
+    """Return True if a process is torchrun or accelerate, which import torch and are no ranks."""
+    return _program(process.command) is not None
+
+
+def of_launcher(process: Candidate) -> Meeting:
+    """Return where a launcher meets those of the other nodes, by its command and the variables PET_*."""
+    name, at = _program(process.command) or ("", 0)
+    given = {key[4:].lower(): value for key, value in process.env.items() if key.startswith("PET_")}
+    given |= _options(process.command[at + 1 :])
+    nodes = given.get("nnodes") or given.get("num_machines") or "1"
+    least = nodes.partition(":")[0]
+    node = given.get("node_rank") or given.get("machine_rank") or ""
+    is_static = given.get("rdzv_backend", "static") == "static"
+    address = given.get("master_addr") or given.get("main_process_ip") or ("localhost" if name == "torchrun" else "")
+    port = given.get("master_port") or given.get("main_process_port") or _STATIC_PORT
+    endpoint = given.get("rdzv_endpoint") or (f"{address}:{port}" if is_static and address else "")
+    found = _ENDPOINT.fullmatch(endpoint or f"localhost:{_DYNAMIC_PORT}" * (name == "torchrun"))
+    return Meeting(
+        who=name,
+        endpoint=f"{found['host']}:{found['port'] or (_STATIC_PORT if is_static else _DYNAMIC_PORT)}" if found else "",
+        node=int(node) if node.isdecimal() and is_static else None,
+        expected=int(least) if least.isdecimal() else None,
+    )
+
+
+def of_rank(process: Candidate) -> Meeting:
+    """Return where a rank meets the others, by MASTER_ADDR and MASTER_PORT."""
+    address, port = process.env.get("MASTER_ADDR", ""), process.env.get("MASTER_PORT", "")
+    return Meeting(who="ranks", endpoint=f"{address}:{port}" if address and port else "")
+
+
+def is_meeting(frames: Sequence[str]) -> bool:
+    """Return True if a stack waits for the other nodes or ranks of a job that has not begun."""
+    return any(map(MEETING_FILES.search, frames))
+
+
+def with_answer(meeting: Meeting, processes: Sequence[Candidate], end: float) -> Meeting:
+    """Return the meeting with what answers at its endpoint and who has come; it is asked with one connection."""
+    pids = [process.pid for process in processes]
+    waited_s = time.clock_gettime(time.CLOCK_BOOTTIME) - max(map(proc.started_s, pids))
+    meeting = meeting.model_copy(update={"waited_s": round(waited_s, 1)})
+    host, _, port_text = meeting.endpoint.rpartition(":")
+    port = int(port_text or 0)
+    if not port or any(network_of(pid) != network_of(pids[0]) for pid in pids):
+        return meeting
+    serving = next((pid for pid in pids if port in listening(pid)), None)
+    if serving is not None:
+        return meeting.model_copy(update={"answer": "served", "came": _came(serving, pids, port)})
+    ends = [(this, other) for at in connections(pids).values() for this, other, *_ in at.values()]
+    connected = [this for this, other in ends if other.endswith(f":{port}")]
+    if network_of(pids[0]) != network_of(os.getpid()):
+        return meeting.model_copy(update={"answer": "connected" if connected else ""})
+    answer, is_here = _asked(host.strip("[]"), port, end)
+    if answer == "open":
+        server = listener(port) if is_here else None
+        is_foreign = server is not None and candidate(server) is None
+        name = (proc.read(f"/proc/{server}/comm") or "").strip()
+        update = {"answer": "connected" if connected else "open", "server": f"{name} (pid {server})" * is_foreign}
+        return meeting.model_copy(update=update)
+    return meeting.model_copy(update={"answer": answer})
+
+
+def _came(serving: int, pids: Sequence[int], port: int) -> int:
+    """Count the processes here and the other hosts that hold a connection to the port that one of them serves."""
+    lines = [(this, other) for this, other, *_ in connections([serving])[serving].values()]
+    served = [(this.rpartition(":"), other.rpartition(":")[0]) for this, other in lines]
+    others = {other for (own, _, at), other in served if at == str(port) and other != own}
+    return len(pids) + len(others)
+
+
+def _asked(host: str, port: int, end: float) -> tuple[str, bool]:
+    patience_s = min(_PATIENCE_S, max(end - time.monotonic(), 0.1))
+    try:
+        address = network.resolve(host, patience_s)[0]
+    except (OSError, UnicodeError, IndexError):
+        return "unresolved", False
+    try:
+        with socket.create_connection((address, port), patience_s) as line:
+            is_here = line.getsockname()[0] == line.getpeername()[0] or ip_address(address).is_loopback
+            return "open", is_here
+    except ConnectionRefusedError:
+        return "refused", False
+    except OSError:
+        return "silent", False
+
+
+def _program(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the launcher that a command starts, and the index of the word that names it."""
+    for at, word in enumerate(words[:4]):
+        if PurePath(word).name == "torchrun" or (word in _MODULES and words[at - 1] == "-m"):
+            return "torchrun", at
+        if PurePath(word).name == "accelerate" and words[at + 1 : at + 2] == ["launch"]:
+            return "accelerate", at + 1
+    return None
+
+
+def _options(words: Sequence[str]) -> Mapping[str, str]:
+    """Return the options before the script, by their names without dashes."""
+    found: dict[str, str] = {}
+    left = list(words)
+    with suppress(IndexError):
+        while left[0].startswith("-"):
+            name, is_one, value = left.pop(0).partition("=")
+            key = name.replace("-", "_").lstrip("_")
+            if not is_one and not _FLAGS.fullmatch(f"--{key}" if name != "-m" else name):
+                value = left.pop(0)
+            found[key] = value
+    return found
