@@ -231,7 +231,7 @@ class _Watch:
         for job in self._jobs:
             pids = [process.pid for process in job.ranks.values()]
             is_ending = any(self._has_ended(p) or (self._first[p].frames and not self._last[p].frames) for p in pids)
-            while is_ending and not all([self._has_ended(pid) for pid in pids]) and time.monotonic() < end:
+            while is_ending and [pid for pid in pids if not self._has_ended(pid)] and time.monotonic() < end:
                 time.sleep(_ENDING_PAUSE_S)
 
     def _has_ended(self, pid: int) -> bool:

@@ -24,7 +24,8 @@ def pid() -> Iterator[int]:
     with subprocess.Popen(
         [sys.executable, "-c", SETS_ITS_RANK], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout and process.stdout.readline() == "ready\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         yield process.pid
 
 
