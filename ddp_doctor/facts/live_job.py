@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
-#: What tells the numbers of ranks; those in the order of starts are only numbers of processes.
+#: The source of the rank numbers. Numbers in the order of starts only count processes.
 NumberedBy = Literal["environment", "mp.spawn", "order of starts"]
 
 
@@ -22,7 +22,7 @@ class Look(Frozen):
     gloo_switches: int = 0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
     network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
     io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
-    wait_channel: str | None = None  # the kernel's function in which that thread waits
+    wait_channel: str | None = None  # the kernel function of that thread while it waits
     frames: tuple[str, ...] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
     holds_gil: bool = False  # whether it ran Python at that moment
 
@@ -62,10 +62,10 @@ class Launched(Frozen):
 
 
 class Meeting(Frozen):
-    """Where launchers or ranks wait for each other before the job starts."""
+    """The place where launchers or ranks wait for each other before the job starts."""
 
     who: str  # torchrun, accelerate; "ranks"
-    endpoint: str = ""  # HOST:PORT as the job was told; empty if unknown
+    endpoint: str = ""  # HOST:PORT of the job; empty if unknown
     node: int | None = None  # of a launcher: its node rank
     expected: int | None = None  # of launchers: the nodes that the job needs
     came: int | None = None  # processes and other hosts that are connected to the endpoint; None if unknown
@@ -120,7 +120,7 @@ class LiveJobFact(Fact):
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
     meeting: Meeting | None = None  # while the job has not begun
-    ended: bool = False  # all its ranks on this host ended while it was looked at
+    ended: bool = False  # all its ranks on this host ended during the observation
     launched: tuple[Launched, ...] = ()
     in_container: bool = False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
     refused: tuple[Refused, ...] = ()  # doors of the whole job

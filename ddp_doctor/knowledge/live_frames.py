@@ -52,7 +52,7 @@ COLLECTIVE_FILES = re.compile(
     r"|algorithms/join|elastic/utils/store|_symmetric_memory/__init__|elastic/rendezvous/\w+)\.py:"
     r"|/torch/distributed/fsdp/|/torch/nn/parallel/distributed\.py:"
 )
-#: Files in which launchers and ranks wait for the others before the job starts.
+#: Frames of launchers and ranks that wait for the others before the job starts.
 MEETING_FILES = re.compile(
     r"/torch/distributed/(?:elastic/rendezvous/\w+|rendezvous)\.py:"
     r"|/torch/distributed/distributed_c10d\.py:\d+ in (?:_store_based_barrier|init_process_group)$"

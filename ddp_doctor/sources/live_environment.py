@@ -1,4 +1,4 @@
-"""The environment of a process as it is now, read from its memory.
+"""The current environment of a process, read from its memory.
 
 /proc/PID/environ holds the variables that a process was started with. A script may set its rank later: Ray Train,
 Lightning and scripts below mp.spawn do. libc keeps the current variables in the array that ``environ`` points to.
@@ -24,7 +24,7 @@ _MOST_VARIABLES, _PAGE, _LONGEST_BYTES = 4096, 4096, 1 << 17
 def current_environment(pid: int) -> dict[str, str] | None:
     """Return the variables of a process, those it set itself included; None if it may not be read.
 
-    Without the right to read its memory (ptrace(2)), these are the variables that it was started with.
+    If its memory may not be read (ptrace(2)), the variables at its start are returned.
     """
     at_start = proc.environment(pid)
     if at_start is None:
@@ -37,7 +37,7 @@ def current_environment(pid: int) -> dict[str, str] | None:
 
 
 def _environ_pointers(pid: int) -> Iterator[int]:
-    """Yield the addresses at which a process has ``environ``, that of its executable first."""
+    """Yield the addresses of ``environ`` in a process, starting with its executable."""
     starts: dict[str, int] = {}
     for line in (proc.read(f"/proc/{pid}/maps") or "").splitlines():
         words = line.split(maxsplit=5)

@@ -48,11 +48,11 @@ class JobOnHost:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether the ranks have their numbers in the world."""
+        """Return True if the numbers are ranks of the world."""
         return self.numbered_by != "order of starts"
 
     def renumbered(self, pids: Mapping[int | None, int]) -> "JobOnHost":
-        """Return the job with the ranks of these processes, or as it is if they are not all of its processes.
+        """Return the job with these numbers, or unchanged if they do not cover its processes.
 
         The processes that have ended take the other numbers, in the order of their starts.
         """
@@ -93,7 +93,7 @@ class Host:
         return [*jobs, *self._launchers({process.pid for process in ranks})]
 
     def _launchers(self, ranks: set[int]) -> Iterable[JobOnHost]:
-        """Launchers that have no ranks: those of a job on this host have one endpoint."""
+        """Yield the launchers without ranks. Launchers with one endpoint are one job."""
         started_ranks = ranks.union(*map(ancestors, ranks))
         waiting = [p for p in self.with_torch.values() if p.pid not in started_ranks and is_launcher(p)]
         for meeting, processes in grouped((of_launcher(p), p) for p in waiting).items():
@@ -136,7 +136,7 @@ class Host:
         return _job_name(process)
 
     def _split_by_network(self, name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
-        """One job, or several that call themselves alike: in networks of their own, as containers do, or orphans."""
+        """Split a job into several with the same name: in separate network namespaces, or without their launchers."""
         numbers = [rank for process in ranks if (rank := self._rank_of[process.pid]) is not None]
         if len(numbers) > len(set(numbers)):
             by_network = grouped((network_of(process.pid), process) for process in ranks)
@@ -232,7 +232,7 @@ def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
 
 
 def _connected(processes: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Return the processes in parts between which there is no TCP connection; those without any are one part."""
+    """Split processes into parts without TCP connections to each other. Unconnected processes form one part."""
     ends = {
         process.pid: {(this, other) for this, other, *_ in of.values()}
         for process, of in zip(processes, connections([p.pid for p in processes]).values(), strict=True)

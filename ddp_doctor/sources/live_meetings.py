@@ -1,7 +1,7 @@
-"""Where the processes of a job meet before it starts, and whether anything answers there.
+"""The endpoint that the processes of a job need before it starts, and the state of its port.
 
-A launcher such as torchrun meets those of the other nodes, at the endpoint that its command names (torch 2.13
-torch/distributed/run.py; accelerate 1.15 commands/launch.py). Ranks meet at MASTER_ADDR and MASTER_PORT.
+The command of a launcher such as torchrun names the endpoint (torch 2.13 torch/distributed/run.py; accelerate 1.15
+commands/launch.py). Ranks use MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -18,8 +18,12 @@ from ddp_doctor.knowledge.live_frames import MEETING_FILES
 from ddp_doctor.sources import network, proc
 from ddp_doctor.sources.live_process import Candidate, candidate, connections, listener, listening, network_of
 
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-#: Options that take no value, among those of torchrun and accelerate that may stand right before the script.
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+}
+#: Options of torchrun and accelerate without a value.
 _FLAGS = re.compile(r"-m|--(?:standalone|module|no_python|run_path|use_env|multi_gpu|cpu|debug|quiet|same_network)")
 _STATIC_PORT, _DYNAMIC_PORT = "29500", "29400"
 _PATIENCE_S = 1.5
@@ -27,12 +31,12 @@ _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s]+)(?::(?P<port>\d{1,5
 
 
 def is_launcher(process: Candidate) -> bool:
-    """Return True if a process is torchrun or accelerate, which import torch and are no ranks."""
+    """Return True if a process is torchrun or accelerate. Both import torch but are not ranks."""
     return _program(process.command) is not None
 
 
 def of_launcher(process: Candidate) -> Meeting:
-    """Return where a launcher meets those of the other nodes, by its command and the variables PET_*."""
+    """Return the endpoint of a launcher, from its command and the variables PET_*."""
     name, at = _program(process.command) or ("", 0)
     given = {key[4:].lower(): value for key, value in process.env.items() if key.startswith("PET_")}
     given |= _options(process.command[at + 1 :])
@@ -53,7 +57,7 @@ def of_launcher(process: Candidate) -> Meeting:
 
 
 def of_rank(process: Candidate) -> Meeting:
-    """Return where a rank meets the others, by MASTER_ADDR and MASTER_PORT."""
+    """Return the endpoint of a rank, from MASTER_ADDR and MASTER_PORT."""
     address, port = process.env.get("MASTER_ADDR", ""), process.env.get("MASTER_PORT", "")
     return Meeting(who="ranks", endpoint=f"{address}:{port}" if address and port else "")
 
@@ -64,7 +68,7 @@ def is_meeting(frames: Sequence[str]) -> bool:
 
 
 def with_answer(meeting: Meeting, processes: Sequence[Candidate], end: float) -> Meeting:
-    """Return the meeting with what answers at its endpoint and who has come; it is asked with one connection."""
+    """Return the meeting with the state of its endpoint and the number of nodes; opens one connection."""
     pids = [process.pid for process in processes]
     waited_s = time.clock_gettime(time.CLOCK_BOOTTIME) - max(map(proc.started_s, pids))
     meeting = meeting.model_copy(update={"waited_s": round(waited_s, 1)})
@@ -115,11 +119,18 @@ def _asked(host: str, port: int, end: float) -> tuple[str, bool]:
 
 def _program(words: Sequence[str]) -> tuple[str, int] | None:
     """Return the launcher that a command starts, and the index of the word that names it."""
-    for at, word in enumerate(words[:4]):
-        if PurePath(word).name == "torchrun" or (word in _MODULES and words[at - 1] == "-m"):
-            return "torchrun", at
-        if PurePath(word).name == "accelerate" and words[at + 1 : at + 2] == ["launch"]:
-            return "accelerate", at + 1
+    at = 0 if words and PurePath(words[0]).name in ("torchrun", "accelerate") else 1
+    with suppress(IndexError):
+        while words[at].startswith("-") and words[at] != "-m":  # the interpreter's own
+            at += 2 if words[at] in ("-X", "-W") else 1
+        if words[at] == "-m":
+            name = _MODULES.get(words[at + 1])
+            return (name, at + 1) if name else None
+        name = PurePath(words[at]).name
+        if name == "torchrun":
+            return name, at
+        if name == "accelerate" and words[at + 1] == "launch":
+            return name, at + 1
     return None
 
 

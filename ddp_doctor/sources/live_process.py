@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def rank(self) -> int | None:
-        """Its rank by its environment, which a script may have changed."""
+        """The rank from its environment, which a script may have changed."""
         return proc.number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
     @property

@@ -37,7 +37,7 @@ class Stack:
     frames: tuple[str, ...] = ()
     holds_gil: bool = False
     default_group: bool | None = None  # whether the call of torch.distributed is on the default group
-    thread: int | None = None  # that trains, where it is not the main thread
+    thread: int | None = None  # the thread that trains, if it is not the main thread
     spawned_as: int | None = None  # the number that mp.spawn gave the process
     refused: Refused | None = None
 
@@ -106,7 +106,7 @@ def _text(frame: Mapping[str, object]) -> str:
 
 
 def _spawned_as(frames: Sequence[dict[str, object]]) -> int | None:
-    """The index of a process among those of torch.multiprocessing.spawn: an argument of its outermost function."""
+    """Return the index that torch.multiprocessing.spawn passed to the process, or None."""
     for frame in frames:
         if SPAWNED.search(_text(frame)):
             index = _variables(frame).get("i", "")

@@ -118,7 +118,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def wait_channel(pid: int, thread: int | None = None) -> str | None:
-    """Return the kernel function in which the main thread, or another one, sleeps; None if it is not reported."""
+    """Return the kernel function of a sleeping thread, by default the main thread; None if not reported."""
     text = read(f"/proc/{pid}/task/{thread or pid}/wchan")
     return text if text and text != "0" else None
 

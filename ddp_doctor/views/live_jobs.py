@@ -35,7 +35,7 @@ class LiveJob:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether the numbers of its ranks are known."""
+        """Return True if the numbers of its ranks are known."""
         return all(rank.is_numbered for rank in self.ranks)
 
     @property
@@ -48,12 +48,12 @@ class LiveJob:
 
     @property
     def meeting(self) -> Meeting | None:
-        """Where its processes wait for others before it begins; of several hosts, the first."""
+        """The endpoint of a job that has not begun, from the first host that has one."""
         return next((host.meeting for host in self.hosts if host.meeting), None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its ranks ended while they were looked at."""
+        """Return True if all its ranks ended during the observation."""
         return all(host.ended for host in self.hosts)
 
     @property

@@ -52,7 +52,7 @@ class Doing:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether its number is that of its rank."""
+        """Return True if its number is a rank."""
         return self.fact.numbered_by != "order of starts"
 
     @property

@@ -176,7 +176,7 @@ def judge_what_runs(
         say(f"{why}{alone}:")
         _show(outcome, env, say)
         return code
-    ranks = [rank for job in live_jobs(outcome.recording) for rank in job.ranks]
+    ranks = [rank for job in live_jobs(outcome.recording) if job.meeting is None for rank in job.ranks]
     does = "; ".join(f"{rank.fact.pid}: {says(rank)}" for rank in ranks)
     picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
     summary = outcome.report.summary

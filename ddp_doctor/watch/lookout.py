@@ -165,7 +165,7 @@ class Lookout:
         pids = self._progress.pids()
         is_ending = set(pids) < set(self._judged_pids)  # a rank that ends gives the others a new start
         has_moved = self._judged_s < now - still_s and still_s < self._options.stuck_after_s / 4
-        if has_moved and not is_ending:
+        if pids and has_moved and not is_ending:
             if self._has_told or self._has_doubted:
                 self._say("the job makes progress again")
             self._has_told = self._has_doubted = self._agent_came = self.is_stuck = self._has_waited = False
@@ -189,7 +189,7 @@ class Lookout:
             self._look_early(now, pids)
 
     def _judge_without_ranks(self, now: float) -> None:
-        """Look at the command itself, whose launcher may wait for other nodes, before its first rank is there."""
+        """Look at the command before its first rank exists: its launcher may wait for other nodes."""
         waited_s = now - self._command.started_s
         if not self._judged_pids and waited_s >= self._patience_s and now - self._judged_s >= self._patience_s:
             self._judge(now, [], f"no rank has started for {waited_s:.0f} s", self._longest_s)

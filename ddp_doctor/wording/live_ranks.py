@@ -29,7 +29,7 @@ def says(rank: Doing) -> str:
     if rank.kind == "kernel":
         return f"in the kernel{f', {rank.words}' if rank.words else ''}{where}"
     if rank.kind == "unknown":
-        return "stack was not read" if rank.fact.refused else "runs no Python code"
+        return "stack was not read" if rank.fact.refused else "not in Python code"
     verb = "loops" if rank.loops else "stuck" if rank.kind == "own" and rank.moves is False else rank.words
     helper = f"; its data loader worker is at {short(rank.helper_line)}" if rank.helper_line else ""
     return f"{verb}{where}{helper}"

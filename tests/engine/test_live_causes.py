@@ -314,7 +314,7 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert [cause.name for cause in report.causes] == causes
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == culprits
     assert report.exit_code == code, report.summary
-    assert report.summary.startswith({0: ("Running: ", "Ended: "), 1: "Stuck: ", 3: "Cannot tell: "}[code])
+    assert report.summary.startswith({0: ("Running: ", "Ended: "), 1: ("Stuck: ",), 3: ("Cannot tell: ",)}[code])
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_a_job_that_has_not_begun_or_has_ended_is_reported_as_such(situation, sa
     assert judge(recording(*ranks, **about)).report.summary == f"{said}."
 
 
-def test_processes_whose_ranks_nothing_tells_are_named_by_their_pids():
-    unnumbered = {"numbered_by": "order of starts"}
+def test_processes_without_known_ranks_are_named_by_their_pids():
+    unnumbered: dict[str, Any] = {"numbered_by": "order of starts"}
     report = judge(recording(*waiting(0, 2, **unnumbered), rank(1, (script(50),), **unnumbered))).report
 
     assert isinstance(report, AttachReport)

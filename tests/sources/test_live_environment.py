@@ -1,4 +1,4 @@
-"""The variables of a process as they are now, of a real one, and with memory that may not be read."""
+"""The current variables of a real process, with and without the right to read its memory."""
 
 import subprocess
 import sys

@@ -18,9 +18,10 @@ from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.facts.live_job import Unacknowledged
 from ddp_doctor.knowledge.job_causes import cause_named
+from ddp_doctor.knowledge.job_causes.remedies import in_code
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
@@ -251,7 +252,8 @@ class _Job:
         stands = f"{'looping' if loops else 'stuck'} at {place(still[0].line)}" if at_one_place else ""
         sure = Confidence.LIKELY if loops else ruling.sure
         found = self._found("stuck-outside-collective", sure, still, still, call=self._call, stands=stands)
-        return replace(found, lines=(*found.lines[:1], *self._stack(still[0]), *found.lines[1:]))
+        lines = (*found.lines[:1], *self._stack(still[0]), *found.lines[1:])
+        return replace(found, lines=lines, remedies=_remedies_of_stuck(still[0]))
 
     def _no_data(self, loading: Sequence[Doing]) -> Judged:
         everyone = len(loading) == len(self.ranks) > 1
@@ -335,7 +337,7 @@ class _Job:
     def _what_is_known(self) -> str:
         if ranks := [rank for rank in self.able if rank.kind == "unknown"]:
             if not any(rank.fact.refused for rank in ranks):
-                return f"{capital(names(ranks))} {verb(ranks, 'run')} no Python code: the job starts or ends"
+                return f"{capital(names(ranks))} {verb(ranks, 'are')} not in Python code: the job starts or ends"
             return f"The stack{'s' * (len(ranks) > 1)} of {names(ranks)} could not be read"
         unclear = [rank for rank in self.outside if rank.moves is None] or self.outside
         waiting = [rank.rank for rank in self.waiting]
@@ -437,6 +439,20 @@ class _Job:
         who, host = names([rank]), rank.fact.host
         place = f"{who} (pid {rank.fact.pid} on {host})" if rank.is_numbered else f"{who} on {host}"
         return LogLine(file=place, line=0, text=text)
+
+
+def _remedies_of_stuck(rank: Doing) -> tuple[Remedy, ...]:
+    """Return the fixes for a rank that is stuck in its own code, by what it does there."""
+    at, kernel = place(rank.line) if rank.line else "this line", rank.fact.kernel
+    if rank.loops:
+        first = f"Make the loop at {at} end on every rank"
+    elif kernel.endswith(", a sleep"):
+        first = f"Remove the sleep at {at}, or let all ranks sleep before the collective"
+    elif kernel:
+        first = f"Provide what {at} waits for ({kernel}), and set a timeout for such waits"
+    else:
+        first = f"Find out what {at} waits for, and set a timeout for such waits"
+    return in_code(first), cause_named("stuck-outside-collective").remedies[-1]
 
 
 def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, str]]:

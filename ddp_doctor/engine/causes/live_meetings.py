@@ -1,4 +1,4 @@
-"""Why a job has not begun: its launchers or ranks wait for other nodes at an endpoint; pure."""
+"""The reason why a job has not begun: its launchers or ranks wait for other nodes at an endpoint. Pure."""
 
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import LogLine
@@ -14,7 +14,7 @@ from ddp_doctor.wording.ranks import rank_list
 #: Nodes of one job usually start within this time of each other (judgment).
 _STARTS_WITHIN_S = 30.0
 _LOCAL = ("localhost", "127.", "[::1]", "::1")
-#: How each launcher is told the endpoint.
+#: The options that set the endpoint.
 _OPTIONS = {
     "torchrun": "--rdzv-endpoint or --master-addr and --master-port",
     "accelerate": "--main_process_ip and --main_process_port",
@@ -38,7 +38,7 @@ def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
         return Judged(cause_named("progress-not-known"), Confidence.POSSIBLE, (), values=what)
     state = fault or _who_came(meeting)
     place = f"{who.rstrip(',')} on {job.hosts[0].host}"
-    text = f"has waited for up to {meeting.waited_s:.0f} s"
+    text = f"started {meeting.waited_s:.0f} s ago"
     return Judged(
         cause_named("waits-for-nodes"),
         Confidence.LIKELY if fault and is_late else Confidence.POSSIBLE,
@@ -56,7 +56,7 @@ def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
 
 
 def _others(job: LiveJob, meeting: Meeting) -> str:
-    """Return who has not come, as far as that is known; empty if nobody is missed."""
+    """Return who has not come, as far as that is known; empty if all have come."""
     if meeting.who == "ranks":
         return rank_list(job.unseen) if job.unseen else "other ranks" if job.is_elsewhere else ""
     left = (meeting.expected or 2) - (meeting.came or len(job.ranks))
@@ -66,7 +66,7 @@ def _others(job: LiveJob, meeting: Meeting) -> str:
 
 
 def _fault(meeting: Meeting) -> str:
-    """Return what is wrong with the endpoint; empty if it is as it should be, or nothing is known."""
+    """Return the fault of the endpoint; empty if there is none, or if it is unknown."""
     if meeting.server:
         return f"{meeting.server} has this port, and it does not belong to the job"
     return {
@@ -97,7 +97,7 @@ def _remedies(meeting: Meeting) -> tuple[Remedy, ...]:
         "refused": f"Start the job on the first node, or correct the address and port ({option})",
         "silent": "Allow TCP connections to this port in the firewall, or correct the address",
         "unresolved": f"Use the IP address of the first node instead of its name ({option})",
-        "open": "Check which program listens there, and that all nodes belong to one job",
+        "open": "Check which program listens on this port, and that all nodes belong to one job",
     }
     first = texts.get(meeting.answer, "Start the job on the missing nodes, with the same endpoint on all nodes")
     if meeting.server:

@@ -10,7 +10,7 @@ WELL = "exit 0"
 
 
 def standings_of(job: LiveJob) -> list[Standing]:
-    """One for each rank that was seen or should be there; without those that have left a job in which no rank waits."""
+    """Return a standing for each rank that was seen or is missing, but not for ranks that left a job without waits."""
     default, unknown = (Group(name, tuple(rank.rank for rank in job.ranks)) for name in ("default", ""))
     gets_on = any(rank.moves for rank in job.ranks if rank.kind not in UNABLE)
     nobody_waits = not any(rank.kind in ("collective", "gpu") for rank in job.ranks)

@@ -178,8 +178,8 @@ CAUSES = {
         name="waits-for-nodes",
         title="{who} {waits} for {what}[ at {endpoint}][: {why}]",
         finds="The launchers or ranks of a job on this host wait for other nodes, and the job has not begun.",
-        why="A job begins when all of its nodes have come to one endpoint. Until then the others wait, by default for"
-        " 10 minutes (torchrun, c10d) or longer.",
+        why="A job begins when all of its nodes are connected to one endpoint. The other nodes wait for 10 minutes"
+        " (torchrun with c10d) or longer.",
         remedies=(remedy("Start the job on the missing nodes, with the same endpoint on all nodes", scope="cluster"),),
         next_check="run ddp-doctor attach on the other nodes of the job",
         references=(

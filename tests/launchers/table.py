@@ -1,0 +1,245 @@
+"""Run real jobs below each launcher, each with a fault in rank 1, and write what the commands say of them.
+
+    python -m tests.launchers.table [--launcher NAME] [--fault NAME] [--command NAME] [PAGE]
+
+Needs the frameworks of `make launchers`. Each job has three ranks on this host, over gloo, and ends by its deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+JOB = Path(__file__).with_name("jobs") / "job.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
+COMMANDS = ("attach", "watch", "logs")
+FAULTS = ("runs", "ends", "raises", "killed", "sleeps", "loops", "loader stalls", "uneven batches", "memory")
+BEFORE_RANKS = ("node missing", "port taken")
+#: Faults that end a job, and those that let it hang.
+ENDS = ("ends", "raises", "killed", "memory", "port taken")
+HANGS = ("sleeps", "loops", "loader stalls", "uneven batches", "node missing")
+STUCK_AFTER_S = 12
+#: What a rank prints in the step of the fault.
+BEGINS = "the fault begins"
+#: Of a job, from its start to its end, and of one that hangs until its launcher is ended.
+LONGEST_S, SETTLED_S = 120.0, 12.0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher with the command that starts three ranks of the job, and one that lacks a node."""
+
+    name: str
+    command: Callable[[str, int], list[str]]  # of a fault and a port
+    lacks_a_node: Callable[[int], list[str]] | None = None
+    faults: Sequence[str] = FAULTS
+
+
+def _python(framework: str) -> Callable[[str, int], list[str]]:
+    return lambda fault, port: [sys.executable, str(JOB), framework, fault]
+
+
+def _torchrun(framework: str) -> Launcher:
+    def command(fault: str, port: int) -> list[str]:
+        at = ["--nproc-per-node", "3", "--master-port", str(port)]
+        return [*TORCHRUN, *at, str(JOB), framework, fault]
+
+    def lacks(port: int) -> list[str]:
+        at = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        return [*TORCHRUN, *at, str(JOB), framework, "runs"]
+
+    return Launcher({"plain": "torchrun", "transformers": "torchrun, HF Trainer"}[framework], command, lacks)
+
+
+def _mpirun(fault: str, port: int) -> list[str]:
+    mpirun = shutil.which("mpirun") or "mpirun"
+    return [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable, str(JOB), "plain", fault]
+
+
+def _accelerate(fault: str, port: int) -> list[str]:
+    options = ["--cpu", "--num_processes", "3", "--num_machines", "1", "--main_process_port", str(port)]
+    return [*ACCELERATE, *options, str(JOB), "accelerate", fault]
+
+
+def _accelerate_alone(port: int) -> list[str]:
+    where = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank", "1"]
+    options = ["--cpu", "--num_processes", "6", "--num_machines", "2", *where]
+    return [*ACCELERATE, *options, str(JOB), "accelerate", "runs"]
+
+
+def _deepspeed(fault: str, port: int) -> list[str]:
+    deepspeed = str(Path(sys.executable).with_name("deepspeed"))
+    return [deepspeed, "--num_gpus", "3", "--master_port", str(port), str(JOB), "plain", fault]
+
+
+LAUNCHERS = (
+    _torchrun("plain"),
+    _torchrun("transformers"),
+    Launcher("mp.spawn", _python("mp.spawn")),
+    Launcher("Lightning Fabric", _python("fabric")),
+    Launcher("Lightning Trainer", _python("lightning")),
+    Launcher("accelerate", _accelerate, _accelerate_alone),
+    Launcher("mpirun", _mpirun),
+    Launcher("DeepSpeed", _deepspeed),
+    Launcher("Ray Train", _python("ray"), lambda port: [sys.executable, str(JOB), "ray", "node missing"]),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said of a job, and whether it is right, unsure or wrong."""
+
+    code: int
+    said: str
+    verdict: str
+
+    @property
+    def cell(self) -> str:
+        """The text of a cell of the table."""
+        return f"{self.verdict}: {self.said}"
+
+
+def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
+    """Judge an answer by what is known of the fault: who is at fault, and that a healthy job is not stuck."""
+    names_another = any(f"{word} {rank}" in said for word in ("Rank", "rank") for rank in (0, 2)) and "1" not in said
+    is_clean = code == 0
+    if fault in ("runs", "ends"):
+        right, unsure = is_clean, code == 3
+    elif command == "attach" and fault in ENDS:
+        right, unsure = code != 0, code == 3
+    else:
+        right = code == 1 and not names_another
+        unsure = code == 3 and not names_another
+    if command == "watch":
+        right = ("ddp-doctor: a rank" in text or "ddp-doctor: no rank" in text or "Why:" in text) and not names_another
+        right = right or (fault in ("runs", "ends") and "Stuck" not in text)
+    return Answer(code, said, "right" if right and not (unsure and code == 3) else "unsure" if unsure else "wrong")
+
+
+@contextmanager
+def running(words: Sequence[str], output: Path, port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job in a session of its own, which is ended as a whole."""
+    env = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "DDP_DOCTOR_HOME": str(folder), "RAY_TMPDIR": str(folder)}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End all processes of a job's session; Ray's daemons stay in it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _session(process.pid):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + 5
+        while _session(process.pid) and time.monotonic() < deadline:
+            process.poll()
+            time.sleep(0.1)
+    process.wait()
+
+
+def _session(leader: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddp_doctor", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path) -> Answer:
+    """Start the job, and ask the command about it when it has settled."""
+    words = launcher.command("runs" if fault == "port taken" else fault, port)
+    if fault == "node missing":
+        assert launcher.lacks_a_node is not None
+        words = launcher.lacks_a_node(port)
+    output = folder / "output.log"
+    if command == "watch":
+        watch = [sys.executable, "-m", "ddp_doctor", "watch", "--stuck-after", str(STUCK_AFTER_S), "--", *words]
+        with running(watch, output, port, folder) as process:
+            _settle(process, output, fault, 2 * SETTLED_S)
+            text = output.read_text(errors="replace")
+        said = [line for line in text.splitlines() if line.startswith("ddp-doctor: ")]
+        return judged(command, fault, process.poll() or 0, said[-1] if said else "", text)
+    with running(words, output, port, folder) as process:
+        _settle(process, output, fault, SETTLED_S)
+        if command == "attach":
+            done = _doctor("attach", "--pid", str(process.pid))
+            return judged(command, fault, done.returncode, _last_line(done.stdout + done.stderr), done.stdout)
+    done = _doctor("logs", str(output))
+    return judged(command, fault, done.returncode, _last_line(done.stdout + done.stderr), done.stdout)
+
+
+def _settle(process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float) -> None:
+    """Wait until a job has ended, or for as long as one that hangs needs to get there."""
+    began, deadline = None, time.monotonic() + (LONGEST_S if fault in ENDS else 3 * hang_s)
+    while process.poll() is None and time.monotonic() < deadline:
+        if began is None and (fault == "node missing" or BEGINS in output.read_text(errors="replace")):
+            began = time.monotonic()
+        if fault not in ENDS and began is not None and time.monotonic() - began > hang_s:
+            return
+        time.sleep(0.2)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a row for each case, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.launchers.table", description=__doc__)
+    for name in ("launcher", "fault", "command"):
+        parser.add_argument(f"--{name}", action="append")
+    parser.add_argument("--page", type=Path)
+    chosen = parser.parse_args(argv)
+    rows, port = [], 30200
+    for launcher in LAUNCHERS:
+        faults = [*launcher.faults, *(["node missing"] if launcher.lacks_a_node else [])]
+        for fault in faults:
+            for command in COMMANDS:
+                wanted = ((chosen.launcher, launcher.name), (chosen.fault, fault), (chosen.command, command))
+                if any(names and name not in names for names, name in wanted):
+                    continue
+                if command == "attach" and fault in ENDS:
+                    continue  # the job has ended when it could be looked at
+                port += 1
+                with tempfile.TemporaryDirectory(prefix="ddp-doctor-launchers-") as folder:
+                    said = answer(launcher, fault, command, port, Path(folder))
+                rows.append((launcher.name, fault, command, said))
+                sys.stdout.write(f"{launcher.name} | {fault} | {command} | {said.code} | {said.cell}\n")
+                sys.stdout.flush()
+    wrong = sum(said.verdict == "wrong" for *_, said in rows)
+    sys.stdout.write(f"{len(rows)} cases, {wrong} wrong\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
