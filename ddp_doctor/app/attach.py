@@ -348,7 +348,8 @@ class _Watch:
         for rank, (pid, how) in job.zombies.items():
             look = Watched(pid).look()
             looks = (look,) if look else ()
-            yield (rank, LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=how))
+            fact = LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=how)
+            yield rank, fact.model_copy(update={"numbered_by": job.numbered_by})
 
     def _recorders(self, job: JobOnHost) -> Iterator[tuple[int, FlightDumpFact]]:
         """The flight recorders that were open to us, with what was open in them at the first look and at the last."""
