@@ -334,6 +334,15 @@ def test_who_is_waited_for_is_told_with_its_line_and_nothing_that_is_not_proved(
     assert judge(recording(*ranks, **about)).report.summary == f"{said}."
 
 
+def test_the_driver_of_ray_without_workers_is_no_rank():
+    waits = (script(17), "/opt/venv/lib/python3.11/site-packages/ray/_private/worker.py:981 in get_objects")
+    report = judge(recording(rank(0, waits, numbered_by="order of starts", groups=0))).report
+
+    assert report.summary == "Cannot tell: Process 100 is at train.py:17 and in no process group."
+    assert isinstance(report, AttachReport)
+    assert report.causes[0].next_check == "ray status"
+
+
 @pytest.mark.parametrize(
     ("situation", "said"),
     [

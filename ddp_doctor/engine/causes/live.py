@@ -331,14 +331,18 @@ class _Job:
             tuple(self._lines(self.able)),
             detail=" ".join(filter(None, details)),
             values={"what": self._what_is_known()},
-            next_check=refused.grant if refused else "",
+            next_check=refused.grant if refused else "ray status" if self._is_in_ray else "",
         )
+
+    @property
+    def _is_in_ray(self) -> bool:
+        return any("/ray/" in frame for rank in self.able for look in rank.fact.looks[-1:] for frame in look.frames)
 
     def _what_is_known(self) -> str:
         if ranks := [rank for rank in self.able if rank.kind == "unknown"]:
-            if not any(rank.fact.refused for rank in ranks):
-                return f"{capital(names(ranks))} {verb(ranks, 'are')} not in Python code: the job starts or ends"
-            return f"The stack{'s' * (len(ranks) > 1)} of {names(ranks)} could not be read"
+            was_refused = any(rank.fact.refused for rank in ranks)
+            outside = f"{capital(names(ranks))} {verb(ranks, 'are')} not in Python code: the job starts or ends"
+            return f"The stack{'s' * (len(ranks) > 1)} of {names(ranks)} could not be read" if was_refused else outside
         unclear = [rank for rank in self.outside if rank.moves is None] or self.outside
         waiting = [rank.rank for rank in self.waiting]
         if unclear and waiting:
@@ -359,6 +363,8 @@ class _Job:
             return f"{self._who(waiting)} {waits}: GPU progress is unknown"
         places = {place(rank.line) for rank in self.able if rank.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
+        if not self.job.is_numbered and not any(rank.fact.groups for rank in self.able):
+            return f"{capital(names(self.able))} {verb(self.able, 'are')}{at} and in no process group"
         who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stay")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
 
