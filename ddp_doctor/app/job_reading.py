@@ -148,7 +148,7 @@ class _Reading:
                 self._done += file.packed_bytes
         if not self._files:
             raise UsageError(f"found no file to read in {name_list([*map(quoted, self._paths)])}")
-        if all(file.unread and not file.lines for file in self._files):
+        if all(file.unread and not file.lines for file in self._files) and self._files[0].kind != "empty":
             others = f" (and {len(self._files) - 1} more)" if len(self._files) > 1 else ""
             raise UsageError(f"cannot read {quoted(self._files[0].name)}: {self._files[0].unread}{others}")
         job = Job(self._scans)
@@ -185,6 +185,7 @@ class _Reading:
                 goes_on=ends.goes_on if ends else 0,
                 good_end=ends.good_end if ends else None,
                 is_finished=ends.is_finished if ends else False,
+                stops=ends.stops if ends else False,
                 last_step=ends.last_step if ends else None,
                 unusual=ends.unusual if ends else None,
                 nan_since=ends.nan_since if ends else None,

@@ -67,6 +67,7 @@ class FileSeen(Frozen):
     good_end: LogLine | None = None  # the last line that shows a good end
     is_finished: bool = False  # it says that the run ended, not only that something was saved
     last_step: LogLine | None = None  # the last step, if steps continue to the end of the file
+    stops: bool = False  # the file ends with the last step
     unusual: LogLine | None = None  # the last line about a fault, or the last line
     nan_since: LogLine | None = None  # from this line to the end of the file every loss is NaN or infinite
     unread: str | None = None  # why it was not read

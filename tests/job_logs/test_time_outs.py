@@ -214,7 +214,7 @@ OF_2_32 = (
     ],
 )  # fmt: skip
 def test_what_completed_later_outweighs_what_warned_before(text: str, tmp_path: Path):
-    report = judged(tmp_path, text + STEPS)
+    report = judged(tmp_path, text + STEPS + "training finished\n")
 
     assert (report.exit_code, report.causes) == (0, ())
 

@@ -249,8 +249,10 @@ class Output:
 
     @cached_property
     def _good_ends(self) -> dict[str, int]:
-        """By file, the line that shows that the run finished."""
-        return {file.name: file.good_end.line for file in self.fact.files if file.good_end and file.is_finished}
+        """By file, the line that shows that the run finished. A shell prints one below the traceback that ended it."""
+        ends = [file.good_end for file in self.fact.files if file.good_end and file.is_finished]
+        below = {(sign.where.file, sign.where.line + 1) for sign in self.recorded.signs if sign.sign == "exception"}
+        return {line.file: line.line for line in ends if (line.file, line.line) not in below}
 
     @cached_property
     def failed_after_a_good_end(self) -> bool:

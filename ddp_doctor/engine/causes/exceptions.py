@@ -15,7 +15,7 @@ _OTHERS_FAULT = frozenset(
     RendezvousGracefulExitError ProcessRaisedException ProcessExitedException CalledProcessError
     BrokenProcessPool RayActorError ActorDiedError WorkerCrashedError KeyboardInterrupt SystemExit
     GeneratorExit BrokenPipeError ConnectionResetError ConnectionAbortedError ConnectionRefusedError
-    EOFError
+    EOFError WorkerGroupError TrainingFailedError
     """.split()  # noqa: SIM905  a list of words
 )
 #: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py).

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
+from ddp_doctor.engine.causes import live, networks, starting, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
@@ -68,6 +68,8 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = unproven.stalled(output, found[0]) or found
     elif found and all(judged.cause.name in _OF_A_BROKEN_LINK for judged in found):
         found = unproven.died_before(output, found[0]) or found
+    elif found and all(map(_is_an_end, found)) and (wait := starting.waited_for(output)):
+        found = (starting.still_waiting(wait, found),)
     found = tuple(_with_lint(recording, output, judged) for judged in found)
     if not found:
         return ()
@@ -168,8 +170,9 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
     when = time_outs.worked_before(output) if suspect.tier == "nccl" else ""
     xid = suspect.values.get("xid", "")
     known = XIDS.get(int(xid)) if xid.isdecimal() else None
+    endpoint = _endpoint(output, suspect)
     return Judged(
-        suspect.cause,
+        suspect.cause._replace(title=_NOT_A_STORE) if "program" in endpoint else suspect.cause,
         suspect.confidence,
         lines((*beside, *suspect.signs)),
         culprits(output, suspect),
@@ -177,6 +180,7 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         " ".join(filter(None, (capital(time_outs.waited(output)), when))),
         values={
             **suspect.values,
+            **endpoint,
             **_of_all_gpus(suspect),
             **({"meaning": known.meaning} if known else {}),
             **({"size": in_units(int(suspect.values["bytes"]))} if "bytes" in suspect.values else {}),
@@ -184,6 +188,28 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
             "ranks": _ranks_named(suspect),
         },
     )
+
+
+#: The title for a program at the rendezvous' port that does not speak the store's protocol, and known programs.
+_NOT_A_STORE = "{program} answers[ at {peer}:{port}], not the job's store"
+_PROGRAMS = {"HTTP": "A web server", "SSH-": "An SSH server"}
+
+
+def _endpoint(output: Output, suspect: Suspect) -> dict[str, str]:
+    """Where a rendezvous was expected, by any sign of it, and the program that answered there.
+
+    The number that torch got is the first four bytes of the answer: 1347703880 is "HTTP".
+    """
+    if suspect.cause.name == "rendezvous-host-mismatch":
+        stores = [sign.values for sign in output.signs("store-refused", "store-unreached") if "host" in sign.values]
+        return {"server": stores[0]["host"], "port": stores[0]["port"]} if stores else {}
+    if suspect.cause.name != "rendezvous-port-conflict":
+        return {}
+    values = {key: value for sign in output.signs("foreign-store") for key, value in sign.values.items()}
+    text = (int(values.get("got") or 0) & 0xFFFFFFFF).to_bytes(4, "little").decode("ascii", "replace")
+    if text.isprintable() and text.isascii():
+        values["program"] = _PROGRAMS.get(text, f"A server that says “{text}”")
+    return values
 
 
 def _of_all_gpus(suspect: Suspect) -> dict[str, str]:
@@ -314,6 +340,6 @@ def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
     )
 
 
-def _is_an_end(suspect: Suspect) -> bool:
+def _is_an_end(suspect: Suspect | Judged) -> bool:
     """Whether somebody ended a job that did not fail."""
     return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
+from ddp_doctor.engine.causes import starting
 from ddp_doctor.engine.causes.evidence import Output, ends_a_job, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
@@ -12,7 +13,7 @@ from ddp_doctor.engine.causes.whose import local_culprits, local_places, places,
 from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
+from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
@@ -61,7 +62,7 @@ NOT_PROVEN_NAME = "job-failed-cause-not-proven"
 
 def judged(output: Output) -> tuple[Judged, ...]:
     """The best that can be said: a guess with its next check, or what is known without any."""
-    for step in (_killed, _crashed, _no_server, _peer_died, _unknown):
+    for step in (_killed, _crashed, _no_server, _peer_died, _interrupted, _unknown):
         found = tuple(step(output))
         if found:
             return found
@@ -79,13 +80,14 @@ def _killed(output: Output) -> Iterator[Judged]:
     if not (killed or local or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
-        cause_named("host-oom-kill"),
+        cause_named("host-oom-kill")._replace(domain="unknown"),
         Confidence.POSSIBLE,
         tuple(rank.last for rank in killed if rank.last is not None)
         or lines(kills)
         or lines(output.signs("exit-code", "received-signal"))[:_MOST_LINES],
         (*(rank_culprit(output, rank.rank) for rank in killed), *local_culprits(local)),
-        detail="The output does not show who sent SIGKILL: the out-of-memory killer, the scheduler or a person.",
+        detail="The output does not show who sent SIGKILL. Host memory may have run out, or the scheduler or a person"
+        " ended it.",
         values={"killed": capital(_named(output, killed, local)) or "A process of the job"},
     )
 
@@ -221,11 +223,18 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
     return gone if known and len(gone) == 1 else []
 
 
+def _interrupted(output: Output) -> Iterator[Judged]:
+    """Return KeyboardInterrupt as the cause if nothing else ended the job."""
+    signs = output.signs("interrupted")
+    late = any(_is_time_out(sign) for sign in output.fact.signs)
+    if signs and not late and not output.died and not output.died_locally:
+        yield Judged(cause_named("interrupted-by-user"), Confidence.LIKELY, lines(signs)[:_MOST_LINES])
+
+
 def _unknown(output: Output) -> Iterator[Judged]:
     """What is known: who ended how, who waited where."""
-    stores = (sign.values for sign in output.signs("store-clients", "store-barrier"))
-    joined = next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in stores if v.get("came")), "")
-    waits_for, ended = waited(output) or joined, _ends(output)
+    wait = starting.waited_for(output)
+    waits_for, ended = waited(output) or (capital(wait.what) if wait else ""), _ends(output)
     late = [sign for sign in output.fact.signs if ends_a_job(SIGNS[sign.sign][0]) and _is_time_out(sign)]
     stuck = output.signs("watchdog-stuck")
     on = f" on {places(output, ranks_of(late))}" if ranks_of(late) else ""
@@ -248,7 +257,7 @@ def _unknown(output: Output) -> Iterator[Judged]:
     elif texts:
         words += f" with {_quoted(texts[0])}"
         how = f"{ended.rstrip('.')} after {_quoted(texts[0])}" if ended else ""
-    remedies, next_check = _advice(output, bool(waits_for or late or stuck), bool(joined))
+    remedies, next_check = _advice(output, bool(waits_for or late or stuck), wait)
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
@@ -271,10 +280,10 @@ def _is_time_out(sign: SignSeen) -> bool:
     return SIGNS[sign.sign][0].tier == "watchdog" and sign.sign != "watchdog-stuck"
 
 
-def _advice(output: Output, is_time_out: bool, did_not_join: bool) -> tuple[tuple[Remedy, ...], str]:
+def _advice(output: Output, is_time_out: bool, wait: starting.Wait | None = None) -> tuple[tuple[Remedy, ...], str]:
     """Return the remedies and the next check that fit what the output shows, and does not have already."""
-    if did_not_join:
-        return (START_ALL,), "ddp-doctor run with the same launcher, which reports the nodes that do not join"
+    if wait is not None:
+        return (wait.remedy,), wait.next_check
     if is_time_out:
         stacks = "py-spy dump --pid PID of the hanging ranks, and ddp-doctor logs with the output of all ranks"
         return (RECORD_GLOO if output.fact.backend == "gloo" else RECORD_NCCL,), stacks
@@ -337,7 +346,7 @@ def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
         Confidence.POSSIBLE,
         (*lines(output.signs("watchdog-timeout")), *unusual, *limit.lines)[:_MOST_LINES],
         detail="The scheduler ended the job at its time limit, but that is not the cause.",
-        remedies=_advice(output, True, False)[0],
+        remedies=_advice(output, True)[0],
         values={"what": f"The job made no progress until its time limit (last line “{last}”)"},
     )
     return (judged,)
@@ -354,7 +363,9 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     if output.unfinished:
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
     if output.shows_progress or goes_on:
-        return ()
+        return _stops(output)
+    if wait := starting.waited_for(output):
+        return (starting.still_waiting(wait),)
     if found := _of_one_moment(output):
         return (found,)
     if begun <= complete:
@@ -364,8 +375,18 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
 
 
+def _stops(output: Output) -> tuple[Judged, ...]:
+    """Return the cause "end-not-shown" if the output ends with a step and no file shows a good end."""
+    steps = [file.last_step for file in output.fact.files if file.stops and file.last_step is not None]
+    if not steps or any(file.good_end for file in output.fact.files):
+        return ()
+    last = shorten(steps[0].text, _LONGEST_WORDS, placeholder=" …")
+    values = {"why": f"the output stops at “{last}”, and the job may still run, hang or have been stopped"}
+    return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (steps[0],), values=values),)
+
+
 def _of_one_moment(output: Output) -> Judged | None:
-    """Return what one answer of RAS, py-spy dumps or waiting ranks show, perhaps a moment of a job that runs."""
+    """Return what one answer of RAS or py-spy dumps show, perhaps a moment of a job that runs."""
     for sign in output.signs("ras-mismatch"):
         counts = "; ".join(line.strip() for line in sign.values.get("counts", "").strip().split("\n"))
         why = f"NCCL's RAS shows different {sign.values['what']} ({counts}), which may last a moment only"
@@ -381,10 +402,6 @@ def _of_one_moment(output: Output) -> Judged | None:
         )
         judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, lines(stacks), values={"why": why})
         return replace(judged, next_check=next_check)
-    for sign in output.signs("waits-in-store-barrier")[-1:]:
-        what = f"{sign.values['came']} of {sign.values['world']} ranks joined the process group"
-        judged = Judged(cause_named("job-starting"), Confidence.POSSIBLE, (sign.where,), values={"what": what})
-        return replace(judged, next_check="py-spy dump --pid PID of a rank that has not joined")
     return None
 
 
@@ -392,8 +409,8 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     """Return the cause "end-not-shown" if no line of any output shows a good end or steps up to the end."""
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
-    if not unusual and files:
-        values = {"why": "its output has no readable line"}
+    if not unusual and (files or all(file.kind == "empty" for file in output.fact.files)):
+        values = {"why": "its output has no readable line, as of a launcher that waits for other nodes"}
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values=values),)
     if not unusual:
         return ()

@@ -165,9 +165,10 @@ CAUSES = {
     ),
     "DDJ106": host_cause(
         name="host-oom-kill",
-        title="[Host memory ran out on {who}, and a process of the job was killed][{killed} was killed by SIGKILL, and"
-        " host memory may have run out][: {process}][, pid {pid}]",
-        finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
+        title="[Host memory ran out on {who}, and a process of the job was killed][{killed} was killed by SIGKILL]"
+        "[: {process}][, pid {pid}]",
+        finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory, or a"
+        " launcher says that SIGKILL ended a process and nothing shows who sent it.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
             remedy("Request more memory from the scheduler", "sbatch --mem=… or --mem-per-gpu=…"),

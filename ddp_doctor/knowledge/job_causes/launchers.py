@@ -120,6 +120,7 @@ CAUSES = {
             remedy(
                 "Use a different endpoint and id for every job",
                 "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
+                "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))  # other launchers",
             ),
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host shows peers of another job",
@@ -127,7 +128,8 @@ CAUSES = {
         signs={
             "foreign-store": launcher.sign(
                 "Ping failed, invalid value returned from server",
-                r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
+                r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value"
+                r"(?:.*, Got: (?P<got>\d{1,10})$)?",
             ),
             "rank-twice": nccl.hint(  # NCCL's own first contact
                 "ranks has already checked in"
@@ -391,9 +393,18 @@ CAUSES = {
                 r"Received (?:15|3|(?:Signals\.)?SIG(?:TERM|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|3)$",
             ),
+            "driver-told-to-end": launcher.hint("*** SIGTERM received at"),  # Ray's; its workers end so as well
             "ended-by-owner": launcher.sign(
-                ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
-                r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
+                (
+                    "TERM_OWNER",
+                    "TERM_FORCE_OWNER",
+                    "TERM_ADMIN",
+                    "has been revoked",
+                    "srun: Force Terminated job",
+                    "srun: forcing job termination",
+                ),
+                r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job"
+                r"|srun: forcing job termination",
             ),
         },
     ),
@@ -407,9 +418,32 @@ CAUSES = {
         references=("torch 2.4 to 2.15, distributed/elastic/multiprocessing/api.py",),
         signs={
             "launcher-interrupted": launcher.sign(
-                ("death signal, shutting down workers", "got signal: "),
-                r"Received (?:2|(?:Signals\.)?SIGINT) death signal|SignalException: Process \d+ got signal: 2$",
+                ("death signal, shutting down workers", "got signal: ", "srun: interrupt ", "srun: sending Ctrl-C"),
+                r"Received (?:2|(?:Signals\.)?SIGINT) death signal|SignalException: Process \d+ got signal: 2$"
+                r"|^srun: (?:interrupt|sending Ctrl-C)",
             )
+        },
+    ),
+    "DDJ213": scheduler_cause(
+        name="too-few-slots",
+        restart="no",
+        title="The launcher has too few slots[ for {wanted} ranks]",
+        finds="mpirun or srun is asked for more ranks than its hosts or its allocation have slots for.",
+        why="No rank was started. Open MPI counts one slot per core, and one per host that --host names.",
+        remedies=(
+            remedy("Name the slots of each host, or start fewer ranks", "mpirun --host node0:8,node1:8 -np 16 …"),
+            remedy("Start more ranks than slots, if the GPUs suffice", "mpirun --oversubscribe -np N …"),
+            remedy("Request as many tasks in SLURM as the job starts", "sbatch --nodes=2 --ntasks-per-node=8 …"),
+        ),
+        next_check="count the slots in the hostfile, or scontrol show job $SLURM_JOB_ID",
+        references=("Open MPI help-orte-rmaps-base.txt", "Slurm src/common/slurm_errno.c"),
+        signs={
+            "mpirun-slots": launcher.proof(
+                "not enough slots available", r"slots available(?: in the system to satisfy the (?P<wanted>\d+))?"
+            ),
+            "srun-slots": launcher.proof(
+                ("More processors requested than permitted", "Requested node configuration is not available")
+            ),
         },
     ),
     "DDJ191": sick_host(

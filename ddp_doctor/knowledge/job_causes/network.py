@@ -110,6 +110,28 @@ CAUSES = {
             ),
         },
     ),
+    "DDJ214": host_cause(
+        name="ssh-login-failed",
+        title="The launcher cannot log in to {who} with ssh",
+        finds="DeepSpeed's launcher, mpirun or pdsh starts a process on another node with ssh, and ssh fails.",
+        why="No rank was started there. Launchers cannot answer password prompts, and the host's name or key may be"
+        " unknown.",
+        remedies=(
+            on_node("Allow logins without a password from the launching node", "ssh-copy-id HOST"),
+            remedy("Write the hosts into the hostfile as ssh knows them, or remove it for a job on one node"),
+        ),
+        next_check="ssh -o BatchMode=yes HOST hostname",
+        references=("DeepSpeed deepspeed/launcher/runner.py", "Open MPI help-errmgr-base.txt", "ssh(1)"),
+        signs={
+            "host-not-reachable": launcher.proof(
+                " was not reachable via ssh", r"host=(?P<host>[\w.:-]{1,255}) was not reachable"
+            ),
+            "ssh-refused": launcher.sign(
+                ("Host key verification failed", ": Permission denied ("),
+                r"^(?!.*\bgit@)(?:Host key verification failed|.*@(?P<host>[\w.:-]{1,255}): Permission denied \()",
+            ),
+        },
+    ),
     "DDJ141": host_cause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",

@@ -187,6 +187,7 @@ _ENDS = {
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
     ),
+    "mpirun-did-not-start": launcher.pointer(("mpirun was unable to ", "unable to reliably start one or more")),
     "command-ended": launcher.pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
@@ -284,6 +285,31 @@ _VICTIMS = {
     "waits-in-store-barrier": context(
         "Waiting in store based barrier to initialize",
         r"Waiting in store based barrier.{0,120}\(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
+    ),
+    # What a launcher waits for before its ranks exist, and the words for that it has come (engine/causes/starting.py).
+    "member-came": context(  # Lightning
+        ", MEMBER: ", r"GLOBAL_RANK: (?P<member>\d{1,7}), MEMBER: \d{1,7}/(?P<world>\d{1,7})"
+    ),
+    "members-complete": context("All distributed processes registered"),
+    "waits-for-resources": launcher.context(
+        (
+            "queued and waiting for resources",
+            "Pending job allocation",
+            "step creation temporarily disabled",
+            "step creation still disabled",
+            "Attempting to start training worker group",
+            "cannot be scheduled",
+            "No available node types can fulfill",
+            "insufficient resources",
+        ),
+        unless=(
+            "has been allocated resources",
+            "Granted job allocation",
+            "Step created for",
+            "step creation no longer",
+            "Started training worker group",
+            "Started distributed worker processes",
+        ),
     ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
     "rendezvous-lost": victim(

@@ -28,6 +28,9 @@ SHOW_WARNINGS = remedy("Restart with NCCL's warnings, which state the cause", "e
 START_ALL = remedy(
     "Start the launcher on every node, with the same MASTER_ADDR and MASTER_PORT, and open that port between the nodes"
 )
+GET_RESOURCES = remedy(
+    "Request fewer nodes, CPUs or GPUs, or wait until other jobs free them", "squeue --start", "ray status"
+)
 KEEP_OUTPUT = remedy(
     "Restart with the output of every rank in a file, and stack traces of crashes",
     "torchrun --log-dir=/shared/logs --tee 3 …",

@@ -4,6 +4,7 @@ import re
 
 from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
+from ddp_doctor.parse.job_log.endings import Ending
 
 _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
@@ -14,8 +15,8 @@ _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 _SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
 RAS_WORD = "Job summary"
-#: What NCCL prints gets between the lines of Python.
-_NCCL = "NCCL INFO "
+#: What NCCL and srun print gets between the lines of Python.
+_NCCL = ("NCCL INFO ", "srun: ", "slurmstepd")
 TRACEBACK = "Traceback (most recent call last)"
 STACK = "Stack (most recent call last)"
 FRAME_WORD = b'", line '
@@ -50,9 +51,9 @@ def begins_within_a_traceback(text: str) -> bool:
 class Traceback(Block):
     """From "Traceback (most recent call last):", or a frame if that line is missing, to the line of the exception."""
 
-    def __init__(self, first_line: int, text: str, local_rank: int | None = None) -> None:
+    def __init__(self, first_line: int, text: str, of: Ending | None = None) -> None:
         super().__init__(first_line)
-        self.local_rank = local_rank  # of the process that mp.spawn says it is of
+        self.of = of  # the process that a launcher says it is of
         self.is_reported = STACK in text  # by a program that continues
         self._is_whole = TRACEBACK in text or self.is_reported
         self._is_group = _GROUP.match(text) is not None

@@ -30,6 +30,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
 _WORK = _any_of(
     r"\b(?:step|iter|iteration|epoch|batch|loss|sample|token)s?\b[^a-z]{0,5}\d", r"\d%\|", r"\bit/s\b", r"s/it\b"
 )
+_LETTER = re.compile(r"[^\W_]")
 _OF_NCCL = re.compile(r"NCCL (?:INFO|TRACE|WARN)")
 STALLED = _any_of(r"\bstall", r"no progress", r"\bretry", r"\bstuck\b", r"\bhang")
 #: Lines whose numbers differ because they count tries, waiting, faults, processes or downloads.
@@ -48,7 +49,7 @@ _FINISHED = _any_of(
     rf"{_DONE}[^.:;]{{0,30}}{_RUN}",
     r"\bend time of running\b",
     r"destroy(?:ed|ing)? (?:the )?process groups?",
-    r"destroy_process_group\(\) was not called before program exit",
+    r"destroy_process_group\(\) was not called before program exit|process group has NOT been destroyed before",
     r"Destroy COMPLETE",
     r"train_runtime",
     r"`max_(?:epochs|steps)=\d+` reached",
@@ -76,7 +77,7 @@ _NOT_GOOD = _any_of(
     r"\bno (?:transport|such|space|route)\b",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
     r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
-    r"NCCL INFO (?!.*Destroy COMPLETE)",
+    r"NCCL INFO (?!.*Destroy COMPLETE)|MEMBER: \d",
 )
 _UNUSUAL = _any_of(
     r"\b(?:fatal|error|exception|fail\w*|abort\w*|killed|terminated|denied|refused|unreachable|no route|stall\w*)\b",
@@ -99,7 +100,7 @@ _LEAST_LOSSES = 3
 class Conclusion(NamedTuple):
     """The numbers of these lines, or None: a good end, the last of steps, the most telling line, the first of NaN.
 
-    ``is_finished``: the run ended, not only a checkpoint or an epoch.
+    ``is_finished``: the run ended, not only a checkpoint or an epoch. ``stops``: nothing follows the last step.
     """
 
     good_end: int | None = None
@@ -107,16 +108,20 @@ class Conclusion(NamedTuple):
     last_step: int | None = None
     unusual: int | None = None
     nan_since: int | None = None
+    stops: bool = False
 
 
 def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     """Return what the last lines show. ``tail`` has their numbers and texts, the last line first."""
     good_end = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
-    said = [(number, text) for number, text in tail if not _ONLY_ENDED.fullmatch(text.strip())] or tail
+    of_the_job = [line for line in tail if _LETTER.search(line[1]) and not _ONLY_ENDED.fullmatch(line[1].strip())]
+    said = of_the_job or tail
     unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
     is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
     unusual = unusual or next((number for number, _ in said), None)
-    return Conclusion(good_end, is_finished, _last_step(tail), unusual, _nan_since(tail))
+    step = _last_step(tail)
+    stops = bool(said) and said[0][0] == step and _WORK.search(said[0][1]) is not None
+    return Conclusion(good_end, is_finished, step, unusual, _nan_since(tail), stops)
 
 
 def _nan_since(tail: Sequence[tuple[int, str]]) -> int | None:
@@ -135,7 +140,7 @@ def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
     begun = next((at for at, (_, text) in enumerate(tail) if text.endswith("Init START")), len(tail))
     near_the_end = {_NUMBER.sub("0", text): number for number, text in reversed(tail[:begun][:_LINES_AFTER_A_STEP])}
     shapes = grouped((_NUMBER.sub("0", text), text) for _, text in tail[:begun])
-    for shape, number in near_the_end.items():
+    for shape, number in sorted(near_the_end.items(), key=lambda of: of[1], reverse=True):
         texts = {*shapes[shape]}
         is_work = _WORK.search(next(iter(texts))) is not None
         is_step = not _OF_NCCL.search(shape) and not (STALLED if is_work else _NO_STEP).search(shape)

@@ -45,6 +45,12 @@ _MPIRUN_EXIT = re.compile(
     r"Process name: \[(?:\[\d+,\d+\],|\S{1,200}@\d+,|\S{1,200},)(?P<rank>\d{1,7})\]"
     r"\s+Exit code: +(?P<code>\d{1,5})"
 )
+#: Ray Train's list of its workers, and its words in front of what a worker's exception or death looked like.
+_RAY = re.compile(
+    r"\b(?:ip=(?P<host>[\w.:-]{1,255}), pid=(?P<pid>\d{1,10})\) world_rank=(?P<rank>\d{1,7}),"
+    r" local_rank=(?P<local>\d{1,7})"
+    r"|Rank (?P<failed>\d{1,7}) Error Snippet\]:)"
+)
 #: As glibc's strsignal names them, for srun.
 _SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
 ENDING_WORDS = (
@@ -53,6 +59,8 @@ ENDING_WORDS = (
     b"noticed that process rank",
     b"Exception: process ",
     b" terminated with the following error:",
+    b") world_rank=",
+    b" Error Snippet]:",
 )
 #: These begin texts of several lines.
 EXIT_WORD = b"Process name: ["
@@ -89,6 +97,10 @@ def endings_in(text: str) -> Iterator[Ending]:
         code = int(found["code"]) if found["code"] else None
         number = int(found["number"])
         yield Ending(None, found[0], local_rank=number, exit_code=code, signal=found["signal"])
+    elif (found := _RAY.search(text)) and found["failed"]:
+        yield Ending(int(found["failed"]), found[0])
+    elif found:
+        yield Ending(int(found["rank"]), found[0], found["host"], int(found["pid"]), int(found["local"]))
 
 
 def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
@@ -152,14 +164,15 @@ _TORCH = re.compile(
     r"(?:[Pp]y[Tt]orch(?: version)?(?: is|:|=)*|\btorch(?: version|\.__version__|==|:|=)+)[ :=]*v?"
     r"(\d\.\d{1,2}\.\d{1,2}[\w.+]*)"
 )
-_WORLD = re.compile(r"\bworld[_ ]size[\"']?\s*(?:[=:]|is)?\s*(\d{1,7})\b", re.IGNORECASE)
+_WORLD = re.compile(r"\b(?:world[_ ]size[\"']?\s*(?:[=:]|is)?\s*|MEMBER: \d{1,7}/)(\d{1,7})\b", re.IGNORECASE)
 _NODES = re.compile(r"^\s*(min_nodes|max_nodes|nproc_per_node)\s*: (\d{1,6})$")
 _BACKEND = re.compile(r"\bbackend[\"']?\s*[=:]\s*[\"']?(nccl2|nccl-legacy|nccl-lazy|nccl|gloo|mpi|ucc)\b")
 FACT_WORDS = (
     b"torch version", b"PyTorch version", b"torch==", b"torch.__version__",
     b"world_size", b"WORLD_SIZE", b"World size", b"world size", b"min_nodes", b"max_nodes", b"nproc_per_node",
     b"ProcessGroupNCCL.cpp", b"NCCLUtils.", b"[TC][rank=", b"ProcessGroupGloo", b"gloo/transport", b"backend=",
-    b"backend: ", b"torch/distributed/elastic", b"torch.distributed.elastic", b"torchrun", b"srun: ", b"mpirun ",
+    b"backend: ", b", MEMBER: ",
+    b"torch/distributed/elastic", b"torch.distributed.elastic", b"torchrun", b"srun: ", b"mpirun ",
 )  # fmt: skip
 
 

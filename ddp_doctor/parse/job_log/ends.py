@@ -52,6 +52,7 @@ class Ends:
         self.goes_on = 0  # lines of a job at work behind the last communicator that NCCL began
         self.good_end: LogLine | None = None
         self.is_finished = False
+        self.stops = False  # the file ends with the last step
         self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
         self.nan_since: LogLine | None = None  # from there on every loss is NaN or infinite
@@ -96,7 +97,7 @@ class Ends:
             if not self._left and all(stream.last for stream in self.streams.values()):
                 break
         texts, seen = dict(self._tail), conclusion(self._tail)
-        self.is_finished = seen.is_finished
+        self.is_finished, self.stops = seen.is_finished, seen.stops
         self.good_end, self.last_step, self.unusual, self.nan_since = (
             None if number is None else self._where(texts[number], number)
             for number in (seen.good_end, seen.last_step, seen.unusual, seen.nan_since)

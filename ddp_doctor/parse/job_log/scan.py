@@ -40,8 +40,11 @@ _MOST_OF_A_SIGN = 5_000
 #: Of one process, open at the same time.
 _MOST_BLOCKS = 8
 _LONGEST_VALUE = 20 * LONGEST_TEXT
-#: A logger's level in front of a traceback that its program only reports.
-_LOGGED = re.compile(r"(?:^|[\]: ])(?:[DIW]\d{4} |\[?(?:DEBUG|INFO|WARNING)\b)")
+#: A logger's level in front of a traceback that its program only reports, or the name of an actor that is not a rank.
+_LOGGED = re.compile(
+    r"(?:^|[\]: ])(?:[DIW]\d{4} |\[?(?:DEBUG|INFO|WARNING)\b)"
+    r"|^\((?:TrainController|PlacementGroupCleaner|PreemptionWatcher|raylet|gcs_server|autoscaler)\b"
+)
 #: Nothing that is counted has so many digits.
 _NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
@@ -255,12 +258,11 @@ class FileScan:
             if not (is_logged and SIGNS[sign][0].tier == "exception" and SIGNS[sign][0].role == "pointer"):
                 self._sign(SIGNS[sign][0], origin, text, line, number)
 
-    def _announced_for(self, number: int) -> int | None:
-        """The local rank whose traceback mp.spawn announced in the line above."""
+    def _announced_for(self, number: int) -> Ending | None:
+        """The process whose traceback mp.spawn or Ray Train announced in the line above."""
         ending, line = self._last_ending
-        if ending is None or line != number - 1 or not endings.SPAWN_RAISED.match(ending.said):
-            return None
-        return ending.local_rank
+        is_announced = ending is not None and line == number - 1 and ending.said.endswith(":")
+        return ending if is_announced else None
 
     def _end(self, ending: Ending, text: str, number: int) -> None:
         self._last_ending = ending, number
@@ -314,8 +316,8 @@ class FileScan:
 
     def _close(self, block: Block, origin: Origin) -> None:
         if isinstance(block, Traceback):
-            if block.local_rank is not None:
-                origin = origin._replace(local_rank=block.local_rank)
+            if block.of is not None:
+                origin = origin._replace(rank=block.of.rank, local_rank=block.of.local_rank)
             if block.type is not None and not block.is_reported:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):

@@ -1,0 +1,82 @@
+"""What a job waited for before all its ranks existed: nodes, ranks or resources that did not come; pure.
+
+Launchers print little while they wait. What shows it are the members that came, the count of a store, a scheduler's
+notice, and the place in a launcher's traceback where a signal or a timeout ended it.
+"""
+
+import re
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import NamedTuple
+
+from ddp_doctor.engine.causes.evidence import Output, lines
+from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.knowledge.job_causes import cause_named
+from ddp_doctor.knowledge.job_causes.unproven import GET_RESOURCES, START_ALL
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy
+from ddp_doctor.wording.ranks import rank_list
+
+#: Frames in which torchrun, or a rank, waits for the others.
+_OF_TORCHRUN = re.compile(r"torch/distributed/elastic/rendezvous/\w+\.py:")
+_OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_group$", re.MULTILINE)
+#: Exceptions that end a wait, by type and message.
+_ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|RendezvousTimeoutError|.*time(?:d )?out", re.IGNORECASE)
+#: Characters of a quoted line, and ranks that are listed.
+_LONGEST_WORDS = 80
+_MOST_RANKS = 10_000
+
+
+class Wait(NamedTuple):
+    """What was waited for, as a clause; the lines that show it; and what to do."""
+
+    what: str
+    signs: Sequence[SignSeen]
+    remedy: Remedy = START_ALL
+    next_check: str = "ddp-doctor run with the same launcher, which reports the nodes that do not join"
+
+
+def waited_for(output: Output) -> Wait | None:
+    """Return what the job waited for when its output ended; None if the output shows no such wait."""
+    if resources := output.signs("waits-for-resources")[-1:]:
+        text = shorten(resources[0].where.text, _LONGEST_WORDS, placeholder=" …")
+        check = "squeue --start, scontrol show job JOB, or ray status: what is requested, and what is free"
+        return Wait(f"it waited for resources (“{text}”)", resources, GET_RESOURCES, check)
+    ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(_said(sign))]
+    of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
+    stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
+    for sign in [sign for sign in stores if "came" in sign.values][-1:]:
+        of = "nodes joined torchrun's rendezvous" if of_torchrun else "ranks joined the job"
+        if int(sign.values["came"]) < int(sign.values["world"]):
+            return Wait(f"only {sign.values['came']} of {sign.values['world']} {of}", [sign])
+    members = output.signs("member-came")
+    if members and not output.signs("members-complete"):
+        came = {int(sign.values["member"]) for sign in members}
+        absent = sorted(set(range(min(int(members[0].values["world"]), _MOST_RANKS))) - came)
+        if absent:
+            return Wait(
+                f"{rank_list(sorted(came))} came to Lightning's start, and {rank_list(absent)} did not", members
+            )
+    if of_torchrun:
+        is_late = any("timeout" in _said(sign).lower() for sign in of_torchrun)
+        late = "other nodes did not come to torchrun's rendezvous in time"
+        return Wait(late if is_late else "torchrun waited at its rendezvous for other nodes", of_torchrun)
+    of_ranks = [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]
+    return Wait("a rank waited for the other ranks in init_process_group", of_ranks) if of_ranks else None
+
+
+def _said(exception: SignSeen) -> str:
+    return f"{exception.values.get('type', '').rpartition('.')[2]}: {exception.values.get('message', '')}"
+
+
+def still_waiting(wait: Wait, ends: Sequence[Judged] = ()) -> Judged:
+    """Return the cause of a job that waited to the end of its output, or until it was stopped (``ends``)."""
+    return Judged(
+        cause_named("job-starting"),
+        Confidence.POSSIBLE,
+        (*lines(wait.signs), *(line for judged in ends for line in judged.lines)),
+        values={"what": f"{wait.what}{' until it was stopped' if ends else ''}"},
+        remedies=(wait.remedy,),
+        next_check=wait.next_check,
+    )
