@@ -83,7 +83,7 @@ class JobLogFact(Fact):
     ranks: tuple[RankSeen, ...] = ()
     local_ranks: tuple[ProcessSeen, ...] = ()  # processes whose rank in the job is not known
     world_size: int | None = None
-    launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
+    launcher: str | None = None  # torchrun, accelerate, spawn, srun …
     torch_version: str | None = None
     backend: str | None = None  # nccl, nccl2, nccl-legacy, gloo
 

@@ -70,7 +70,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = unproven.died_before(output, found[0]) or found
     elif found and all(map(_is_an_end, found)) and (wait := starting.waited_for(output)):
         found = (starting.still_waiting(wait, found),)
-    found = tuple(_with_lint(recording, output, judged) for judged in found)
+    found = tuple(replace(_with_lint(recording, output, judged), launcher=output.fact.launcher) for judged in found)
     if not found:
         return ()
     before = [

@@ -13,6 +13,7 @@ from ddp_doctor.model.finding import Culprit, Remedy
 _PLACEHOLDERS = {"PORT": "port", "PEER": "peer"}
 _AMD = re.compile(r"HW Exception by GPU|HSA_STATUS_|\bHIP\b|ROCm|amdgpu")
 _NVIDIA = re.compile(r"nvidia|\bXid\b|compute-sanitizer|CUDA_|dcgmi")
+_LAUNCHER = re.compile(r"(?:torchrun|accelerate|deepspeed|mpirun|srun)\b")
 _SAFE = re.compile(r"[A-Za-z0-9][\w.:-]{0,99}")
 
 
@@ -32,14 +33,20 @@ class Judged:
     values: Mapping[str, str] = field(default_factory=dict)
     next_check: str = ""
     remedies: tuple[Remedy, ...] = ()
+    launcher: str | None = None  # of the job
     job: str = ""  # the name of a job that runs
     is_one_of_several_jobs: bool = False
     pid: int | None = None  # of the process to blame, where it runs
 
     def commands(self, of_cause: Iterable[str]) -> tuple[str, ...]:
-        """Return the commands with known values, without those for NVIDIA's GPUs if the GPU is AMD's."""
+        """Return the commands with known values, without those for other GPUs and other launchers than the job's."""
         is_amd = any(_AMD.search(line.text) for line in self.lines)
-        return tuple(self._with_values(command) for command in of_cause if not (is_amd and _NVIDIA.search(command)))
+        return tuple(
+            self._with_values(command)
+            for command in of_cause
+            if not (is_amd and _NVIDIA.search(command))
+            and self.launcher in (None, "kubernetes", (_LAUNCHER.match(command) or {0: self.launcher})[0])
+        )
 
     @property
     def next_command(self) -> str:

@@ -62,8 +62,10 @@ def waited_for(output: Output) -> Wait | None:
         is_late = any("timeout" in _said(sign).lower() for sign in of_torchrun)
         late = "other nodes did not come to torchrun's rendezvous in time"
         return Wait(late if is_late else "torchrun waited at its rendezvous for other nodes", of_torchrun)
-    of_ranks = [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]
-    return Wait("a rank waited for the other ranks in init_process_group", of_ranks) if of_ranks else None
+    if of_ranks := [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]:
+        return Wait("a rank waited for the other ranks in init_process_group", of_ranks)
+    tried = [sign for sign in output.signs("store-tried-again")[-1:] if not output.got_over(sign)]
+    return Wait(f"the rendezvous at {tried[0].values['at']} did not answer", tried) if tried else None
 
 
 def _said(exception: SignSeen) -> str:

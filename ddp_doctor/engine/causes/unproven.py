@@ -410,7 +410,7 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
     if not unusual and (files or all(file.kind == "empty" for file in output.fact.files)):
-        values = {"why": "its output has no readable line, as of a launcher that waits for other nodes"}
+        values = {"why": "its output has no line of a rank, as if a launcher waits for other nodes"}
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values=values),)
     if not unusual:
         return ()

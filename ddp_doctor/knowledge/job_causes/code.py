@@ -19,7 +19,7 @@ CAUSES = {
         finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
         why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
         remedies=(in_code("Read the traceback of the first named rank; other tracebacks are consequences"),),
-        next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
+        next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
     ),

@@ -234,7 +234,7 @@ CAUSES = {
                 "sacct -j JOB",
             ),
         ),
-        next_check="torchrun --log-dir=/shared/logs --tee 3 … keeps the output of every rank",
+        next_check="the output of every rank (torchrun --log-dir=logs --tee 3, srun --label, mpirun --tag-output)",
         references=("gloo transport/tcp/pair.cc; errno(3)",),
         # The judge: signs of role victim (pointers.py) alone.
     ),

@@ -83,11 +83,18 @@ CAUSES = {
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
             on_node("Stop the process that listens on the port, or choose another port", "ss -ltnp 'sport = :PORT'"),
-            remedy("If it is torchrun's port, let torchrun choose a free one", "torchrun --standalone …"),
+            remedy(
+                "Let the launcher choose a free port, or set another one",
+                "torchrun --standalone …",
+                "accelerate launch --main_process_port 0 …",
+                "deepspeed --master_port $((20000 + RANDOM % 20000)) …",
+                "export MASTER_PORT=$((20000 + RANDOM % 20000))",
+            ),
             in_code("If the script names the port, let the launcher choose it: init_method='env://'"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
+        instead_of=("rendezvous-port-conflict",),
         found_by=("DD514", "DDL162"),
         signs={
             "store-cannot-listen": launcher.proof(
@@ -120,7 +127,7 @@ CAUSES = {
             remedy(
                 "Use a different endpoint and id for every job",
                 "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
-                "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))  # other launchers",
+                "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
             ),
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host shows peers of another job",

@@ -291,6 +291,9 @@ _VICTIMS = {
         ", MEMBER: ", r"GLOBAL_RANK: (?P<member>\d{1,7}), MEMBER: \d{1,7}/(?P<world>\d{1,7})"
     ),
     "members-complete": context("All distributed processes registered"),
+    "store-tried-again": context(
+        "TCP client failed to connect/validate to host ", r"to host (?P<at>\S{1,300}:\d{1,5}) - retrying"
+    ),
     "waits-for-resources": launcher.context(
         (
             "queued and waiting for resources",

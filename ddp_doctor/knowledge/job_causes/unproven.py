@@ -10,6 +10,9 @@ NOT_FAILED = ("job-starting", "end-not-shown")
 #: The class of jobs that failed and then finished.
 RECOVERED = "failed-then-finished"
 
+_EVERY_RANK = (
+    "torchrun --log-dir=/shared/logs --tee 3 …", "srun --label --output=job-%j.out …", "mpirun --tag-output …",
+)  # fmt: skip
 #: What shows more of the next failure: of a collective that times out, of NCCL, of a start, of a process that exits.
 RECORD_NCCL = remedy(
     "Restart with recording for the next failure: torch's flight recorder writes"
@@ -21,7 +24,7 @@ RECORD_NCCL = remedy(
 RECORD_GLOO = remedy(
     "Restart with recording for the next failure: torch compares the ranks' calls over gloo",
     "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
-    "torchrun --log-dir=/shared/logs --tee 3 …",
+    *_EVERY_RANK,
     cost="slower collectives",
 )
 SHOW_WARNINGS = remedy("Restart with NCCL's warnings, which state the cause", "export NCCL_DEBUG=WARN")
@@ -33,7 +36,7 @@ GET_RESOURCES = remedy(
 )
 KEEP_OUTPUT = remedy(
     "Restart with the output of every rank in a file, and stack traces of crashes",
-    "torchrun --log-dir=/shared/logs --tee 3 …",
+    *_EVERY_RANK,
     "export PYTHONFAULTHANDLER=1",
 )
 

@@ -10,7 +10,7 @@ from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.parse.job_log.endings import Ending
+from ddp_doctor.parse.job_log.endings import OF_TORCHRUN, Ending
 from ddp_doctor.parse.job_log.nccl_lines import transport_facts
 from ddp_doctor.parse.job_log.prefix import Origin, attempt_of_path, of_path
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan, Seen
@@ -20,6 +20,8 @@ from ddp_doctor.parse.job_log.words import search_for
 _MOST_SIGNS = 20_000
 #: What so many lines follow is near the end of its file.
 _NEAR_THE_END_LINES = 50
+#: An attempt that printed no more has only begun; the one before it counts.
+_LINES_OF_A_RESTART = 12
 #: The group whose ranks are the job's, as torch names it, or does not (before 2.3).
 _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
 #: How c10d's lines name the rank of the default group, before torch 2.2 without the group.
@@ -49,15 +51,14 @@ class Job:
         self.world_size = self._first("world_size") or max(communicators, default=0) or None
         launchers = [scan.facts.launcher for scan in scans] + [origin.launcher for _, origin in self._origins()]
         known = [launcher for launcher in launchers if launcher]
-        # which srun and mpirun may have started
-        self.launcher = "torchrun" if "torchrun" in known else next(iter(known), None)
+        self.launcher = next((name for name in (*OF_TORCHRUN, *known) if name in known), None)
         pairs = [(scan, origin) for scan, origin in self._origins() if origin.rank is not None]
         self._offset = self._offsets([*pairs, *self._summaries()])
         numbers = [local for scan, origin in self._origins() if (local := self._local(scan, origin)) is not None]
         self._local_is_rank = all(offset == 0 for offset in self._offset.values()) and (
             bool(self._offset) or (self.world_size is not None and self.world_size <= max(numbers, default=0) + 1)
         )
-        self._task_is_rank = self.launcher != "torchrun" and not any(
+        self._task_is_rank = self.launcher not in OF_TORCHRUN and not any(
             origin.task is not None and origin.task != origin.rank for _, origin in pairs
         )
         self._of_process = self._ranks_of_processes()
@@ -294,6 +295,7 @@ class Job:
             for scan in self._scans
             for (ending, _), where in scan.endings.items()
             if self._attempt(scan.name, where.line) == self._last_attempt
+            or (scan.ends.said or scan.lines) - where.line <= _LINES_OF_A_RESTART
         ]
         for scan, ending in sorted(found, key=lambda at: (at[1].rank is None, at[1].pid is None)):
             if ending.rank is None:

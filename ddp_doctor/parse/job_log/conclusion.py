@@ -84,10 +84,11 @@ _UNUSUAL = _any_of(
     r"\b(?:dead|died|couldn't|cannot|could not)\b|\bexit code[: ]{1,2}-?[1-9]|\bSIG[A-Z]{3,4}\b",
     r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
 )
-#: Lines that a shell or launcher prints about a process that it ended.
-_ONLY_ENDED = re.compile(
+#: Lines that a shell or launcher prints about a process that it ended, and accelerate's about its defaults.
+_OF_LAUNCHERS = re.compile(
     r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?"
-    r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*",
+    r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*"
+    r"|The following values were not passed to `accelerate.*|`--.{1,80} was set to a value of.*|To avoid this warn.*",
     re.IGNORECASE,
 )
 
@@ -114,8 +115,7 @@ class Conclusion(NamedTuple):
 def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     """Return what the last lines show. ``tail`` has their numbers and texts, the last line first."""
     good_end = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
-    of_the_job = [line for line in tail if _LETTER.search(line[1]) and not _ONLY_ENDED.fullmatch(line[1].strip())]
-    said = of_the_job or tail
+    said = [line for line in tail if _LETTER.search(line[1]) and not _OF_LAUNCHERS.fullmatch(line[1].strip())]
     unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
     is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
     unusual = unusual or next((number for number, _ in said), None)

@@ -171,9 +171,23 @@ FACT_WORDS = (
     b"torch version", b"PyTorch version", b"torch==", b"torch.__version__",
     b"world_size", b"WORLD_SIZE", b"World size", b"world size", b"min_nodes", b"max_nodes", b"nproc_per_node",
     b"ProcessGroupNCCL.cpp", b"NCCLUtils.", b"[TC][rank=", b"ProcessGroupGloo", b"gloo/transport", b"backend=",
-    b"backend: ", b", MEMBER: ",
+    b"backend: ", b", MEMBER: ", b"accelerate/commands", b"deepspeed.launcher", b"deepspeed/launcher", b"ing/spawn.py",
     b"torch/distributed/elastic", b"torch.distributed.elastic", b"torchrun", b"srun: ", b"mpirun ",
 )  # fmt: skip
+
+
+#: Launchers by the words of their lines, the outermost first.
+_LAUNCHERS = {
+    "accelerate": ("accelerate/commands/launch.py",),
+    "torchrun": ("torch/distributed/elastic", "torch.distributed.elastic", "torchrun"),
+    "deepspeed": ("deepspeed/launcher/", "deepspeed.launcher"),
+    "lightning": ("GLOBAL_RANK: ",),
+    "spawn": ("torch/multiprocessing/spawn.py",),
+    "srun": ("srun: ",),
+    "mpirun": ("mpirun ",),
+}
+#: Those that start ranks by torchrun's agent.
+OF_TORCHRUN = ("accelerate", "torchrun")
 
 
 @dataclass
@@ -196,8 +210,9 @@ class JobFacts:
             self._nodes.setdefault(found[1], int(found[2]))
             if len(self._nodes) == 3 and self._nodes["min_nodes"] == self._nodes["max_nodes"]:
                 self.world_size = self._nodes["max_nodes"] * self._nodes["nproc_per_node"]
-        if self.launcher != "torchrun":  # which srun and mpirun may have started
-            self.launcher = _launcher(text) or self.launcher
+        launcher = _launcher(text)
+        if launcher == OF_TORCHRUN[0] or (launcher and self.launcher not in OF_TORCHRUN):  # which srun may have started
+            self.launcher = launcher
         self._learn_backend(text)
 
     def _learn_backend(self, text: str) -> None:
@@ -212,8 +227,4 @@ class JobFacts:
 
 
 def _launcher(text: str) -> str | None:
-    if "torch/distributed/elastic" in text or "torch.distributed.elastic" in text or "torchrun" in text:
-        return "torchrun"
-    if text.startswith("srun: "):
-        return "srun"
-    return "mpirun" if text.startswith("mpirun ") else None
+    return next((name for name, words in _LAUNCHERS.items() if any(word in text for word in words)), None)
