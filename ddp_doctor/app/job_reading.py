@@ -182,7 +182,6 @@ class _Reading:
                 size_bytes=file.size_bytes,
                 lines=lines,
                 said=ends.said if ends else None,
-                goes_on=ends.goes_on if ends else 0,
                 good_end=ends.good_end if ends else None,
                 is_finished=ends.is_finished if ends else False,
                 stops=ends.stops if ends else False,

@@ -63,7 +63,6 @@ class FileSeen(Frozen):
     size_bytes: int = 0
     lines: int = 0
     said: int | None = None  # number of the last line that is no part of a stack, where that is known
-    goes_on: int = 0  # lines of a job at work, of the last, behind the last communicator that NCCL began
     good_end: LogLine | None = None  # the last line that shows a good end
     is_finished: bool = False  # it says that the run ended, not only that something was saved
     last_step: LogLine | None = None  # the last step, if steps continue to the end of the file

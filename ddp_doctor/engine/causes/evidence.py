@@ -236,7 +236,7 @@ class Output:
         if _NCCL_WARN not in sign.where.text or self._is_known_to_have_failed:
             return False
         return any(
-            file.goes_on >= _LEAST_STEPS and file.last_step.line - _last(sign) >= _LEAST_STEPS
+            file.last_step.line - _last(sign) >= _LEAST_STEPS
             for file in self.fact.files
             if file.name == sign.where.file and file.last_step is not None
         )

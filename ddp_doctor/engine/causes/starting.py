@@ -1,8 +1,4 @@
-"""What a job waited for before all its ranks existed: nodes, ranks or resources that did not come; pure.
-
-Launchers print little while they wait. What shows it are the members that came, the count of a store, a scheduler's
-notice, and the place in a launcher's traceback where a signal or a timeout ended it.
-"""
+"""What a job waited for before all its ranks existed: nodes, ranks or resources that did not come; pure."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +17,8 @@ from ddp_doctor.wording.ranks import rank_list
 #: Frames in which torchrun, or a rank, waits for the others.
 _OF_TORCHRUN = re.compile(r"torch/distributed/elastic/rendezvous/\w+\.py:")
 _OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_group$", re.MULTILINE)
-#: Exceptions that end a wait, by type and message.
-_ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|RendezvousTimeoutError|.*time(?:d )?out", re.IGNORECASE)
+#: Last lines of exceptions that end a wait.
+_ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|time(?:d )?out", re.IGNORECASE)
 #: Characters of a quoted line, and ranks that are listed.
 _LONGEST_WORDS = 80
 _MOST_RANKS = 10_000
@@ -43,7 +39,7 @@ def waited_for(output: Output) -> Wait | None:
         text = shorten(resources[0].where.text, _LONGEST_WORDS, placeholder=" …")
         check = "squeue --start, scontrol show job JOB, or ray status: what is requested, and what is free"
         return Wait(f"it waited for resources (“{text}”)", resources, GET_RESOURCES, check)
-    ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(_said(sign))]
+    ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(sign.where.text)]
     of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
     stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
     for sign in [sign for sign in stores if "came" in sign.values][-1:]:
@@ -53,23 +49,16 @@ def waited_for(output: Output) -> Wait | None:
     members = output.signs("member-came")
     if members and not output.signs("members-complete"):
         came = {int(sign.values["member"]) for sign in members}
-        absent = sorted(set(range(min(int(members[0].values["world"]), _MOST_RANKS))) - came)
-        if absent:
-            return Wait(
-                f"{rank_list(sorted(came))} came to Lightning's start, and {rank_list(absent)} did not", members
-            )
+        if absent := sorted({*range(min(int(members[0].values["world"]), _MOST_RANKS))} - came):
+            who, others = rank_list(sorted(came)), rank_list(absent)
+            return Wait(f"{who} came to Lightning's start, and {others} did not", members)
     if of_torchrun:
-        is_late = any("timeout" in _said(sign).lower() for sign in of_torchrun)
-        late = "other nodes did not come to torchrun's rendezvous in time"
-        return Wait(late if is_late else "torchrun waited at its rendezvous for other nodes", of_torchrun)
+        late = ", which did not come in time" if "Timeout" in of_torchrun[-1].where.text else ""
+        return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun)
     if of_ranks := [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]:
         return Wait("a rank waited for the other ranks in init_process_group", of_ranks)
     tried = [sign for sign in output.signs("store-tried-again")[-1:] if not output.got_over(sign)]
     return Wait(f"the rendezvous at {tried[0].values['at']} did not answer", tried) if tried else None
-
-
-def _said(exception: SignSeen) -> str:
-    return f"{exception.values.get('type', '').rpartition('.')[2]}: {exception.values.get('message', '')}"
 
 
 def still_waiting(wait: Wait, ends: Sequence[Judged] = ()) -> Judged:

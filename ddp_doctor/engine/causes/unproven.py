@@ -13,7 +13,7 @@ from ddp_doctor.engine.causes.whose import local_culprits, local_places, places,
 from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS
+from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
@@ -40,6 +40,7 @@ _PEER_GONE = (
     "rendezvous-closed",
     "store-gone",
     "ray-worker-gone",
+    "ray-rank-gone",
 )
 _REFUSED = ("peer-refuses", "connect-refused")
 #: What stands in front of NCCL's own words.
@@ -50,8 +51,6 @@ _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped",
 _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
-#: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.
-_LINES_OF_WORK = 5
 #: Characters of the last line in a title.
 _LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
@@ -162,10 +161,11 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     local = () if gone else _went_first_locally(output)
     stopped = _stopped_by_launcher(output)
     others = output.world.difference(saw, (rank.rank for rank in output.fact.ranks if str(rank.pid) in stopped))
-    named = gone or (others if saw and len(others) == 1 else ())
+    by_launcher = {int(sign.values["rank"]) for sign in victims if sign.sign == "ray-rank-gone"}
+    named = gone or by_launcher or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()):
         return
-    who = places(output, saw) or name_list(output.hosts_of(victims)) or "a rank"
+    who = places(output, saw) or name_list(output.hosts_of(victims)) or ("the driver" if by_launcher else "a rank")
     refused = [_ADDRESS.search(sign.where.text) for sign in victims if sign.sign in _REFUSED]
     launchers = output.signs("rendezvous-lost", "rendezvous-closed")
     values = {"gone": capital(local_places(local) or places(output, named) or "a rank")}
@@ -359,10 +359,9 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     # A rank that has done with one shows that all came to it: of the others the line is missing.
     done = {init.comm_id for log in logs for init in log.inits if init.complete}
     complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
-    goes_on = any(file.goes_on >= _LINES_OF_WORK for file in output.fact.files)
     if output.unfinished:
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
-    if output.shows_progress or goes_on:
+    if output.shows_progress:
         return _stops(output)
     if wait := starting.waited_for(output):
         return (starting.still_waiting(wait),)
@@ -410,8 +409,9 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
     if not unusual and (files or all(file.kind == "empty" for file in output.fact.files)):
-        values = {"why": "its output has no line of a rank, as if a launcher waits for other nodes"}
-        return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values=values),)
+        values = {"why": "its output has no line of a rank, as if it waits for other nodes"}
+        judged = Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values=values, remedies=(START_ALL,))
+        return (replace(judged, next_check="ddp-doctor attach on a node of the job, which shows what it waits for"),)
     if not unusual:
         return ()
     is_complete = any(init.complete for log in logs for init in log.inits)

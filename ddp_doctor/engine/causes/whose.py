@@ -69,7 +69,8 @@ def who(output: Output, suspect: Suspect) -> str:
     hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
     named = name_list(sorted(hosts))
     if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
-        return ranks or local_places(suspect.signs) or named or "a rank"
+        is_driver = output.fact.launcher == "ray" and not any(sign.pid for sign in suspect.signs)
+        return ranks or local_places(suspect.signs) or named or ("the driver" if is_driver else "a rank")
     return named or ranks or "the host"
 
 

@@ -327,6 +327,11 @@ _VICTIMS = {
         ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
         beside=("closing-signal", "exit-code", "exception", "nccl-error"),
     ),
+    "ray-rank-gone": victim(
+        " Error Snippet]:",
+        r"(?s)\[Rank (?P<rank>\d{1,7}) Error Snippet\]:.{0,4000}?(?:health check failed|died|worker process)",
+        lines=30,
+    ),
     "ray-worker-gone": victim(
         (
             "The actor died unexpectedly before finishing this task",

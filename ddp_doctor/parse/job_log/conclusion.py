@@ -32,7 +32,7 @@ _WORK = _any_of(
 )
 _LETTER = re.compile(r"[^\W_]")
 _OF_NCCL = re.compile(r"NCCL (?:INFO|TRACE|WARN)")
-STALLED = _any_of(r"\bstall", r"no progress", r"\bretry", r"\bstuck\b", r"\bhang")
+_STALLED = _any_of(r"\bstall", r"no progress", r"\bretry", r"\bstuck\b", r"\bhang")
 #: Lines whose numbers differ because they count tries, waiting, faults, processes or downloads.
 _NO_STEP = _any_of(
     r"stall|retr(?:y|ies)|attempt|wait|connect|time.?out|heartbeat|fail|error|warn|stuck|pending|sleep",
@@ -143,7 +143,7 @@ def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
     for shape, number in sorted(near_the_end.items(), key=lambda of: of[1], reverse=True):
         texts = {*shapes[shape]}
         is_work = _WORK.search(next(iter(texts))) is not None
-        is_step = not _OF_NCCL.search(shape) and not (STALLED if is_work else _NO_STEP).search(shape)
+        is_step = not _OF_NCCL.search(shape) and not (_STALLED if is_work else _NO_STEP).search(shape)
         if is_step and len(texts) >= (2 if is_work else _LEAST_STEPS):
             return number
     return None

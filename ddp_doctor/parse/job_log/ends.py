@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ddp_doctor.facts.job_log import LogLine
-from ddp_doctor.parse.job_log.conclusion import STALLED, conclusion
+from ddp_doctor.parse.job_log.conclusion import conclusion
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.parse.job_log.words import AFTER, search_for
 
@@ -14,11 +14,8 @@ OWN = b"ddp-doctor: "
 #: Lines of a chunk that are looked at, from its end.
 _MOST_LINES = 20_000
 _MOST_STREAMS = 20_000
-#: Of these, from the end, it is told whether they are of a job at work: which collectives NCCL is in, steps, losses.
+#: Of these, from the end, it is told whether they show a good end or steps.
 _LAST_LINES = 500
-_OF_WORK = re.compile(
-    r" opCount |\b(?:step|iter|iteration|epoch|batch|loss)\b[^a-z]{0,5}\d|\d%\||\bit/s|s/it\b", re.IGNORECASE
-)
 #: NCCL prepares communication, or has made a communicator: it continued after what it warned of before.
 _GOES_ON = re.compile(
     r"NCCL INFO (?:Channel \d+(?:/\d+)? ?: \d+\[|Connected all|Using network |Trees \[|.{1,300} - Init COMPLETE)"
@@ -49,7 +46,6 @@ class Ends:
         self.streams: dict[str, Stream] = {}
         self.of_rank: dict[int, tuple[LogLine, float | None]] = {}
         self.said: int | None = None  # number of the last line that is no part of a stack
-        self.goes_on = 0  # lines of a job at work behind the last communicator that NCCL began
         self.good_end: LogLine | None = None
         self.is_finished = False
         self.stops = False  # the file ends with the last step
@@ -119,9 +115,7 @@ class Ends:
             self._tail.append((number, text))
         if origin.pid is not None and _GOES_ON.search(text):
             self.nccl_goes_on.setdefault((origin.host, origin.pid), number)
-        if self._left:
-            self._left = 0 if text.endswith("Init START") else self._left - 1
-            self.goes_on += _OF_WORK.search(text) is not None and not STALLED.search(text)
+        self._left = max(self._left - 1, 0)
         if self.said is None and not _OF_STACK.match(text):
             self.said = number
         stream = self.streams.get(origin.stream)
