@@ -93,7 +93,7 @@ def test_launchers_own_words_lead_to_the_rank_or_the_wait(text: str, title: str,
     assert [finding.title for finding in report_of(text, tmp_path).findings] == [title]
 
 
-def test_tracebacks_of_rays_own_actors_are_no_failure(tmp_path: Path):
+def test_traceback_of_a_ray_actor_without_rank_does_not_fail_the_job(tmp_path: Path):
     lines = (RAISED.format(80, "_monitor_loop") + "ConnectionError: found multiple instances").splitlines()
     text = RAY + "".join(f"(PlacementGroupCleaner pid=51) {line}\n" for line in lines)
 

@@ -249,7 +249,7 @@ class Output:
 
     @cached_property
     def _good_ends(self) -> dict[str, int]:
-        """By file, the line that shows that the run finished. A shell prints one below the traceback that ended it."""
+        """Return the lines that show a finished run, by file; not a shell's below the traceback that ended it."""
         ends = [file.good_end for file in self.fact.files if file.good_end and file.is_finished]
         below = {(sign.where.file, sign.where.line + 1) for sign in self.recorded.signs if sign.sign == "exception"}
         return {line.file: line.line for line in ends if (line.file, line.line) not in below}

@@ -196,7 +196,7 @@ _PROGRAMS = {"HTTP": "A web server", "SSH-": "An SSH server"}
 
 
 def _endpoint(output: Output, suspect: Suspect) -> dict[str, str]:
-    """Where a rendezvous was expected, by any sign of it, and the program that answered there.
+    """Return the endpoint of a rendezvous by all its signs, and the program that answered at it.
 
     The number that torch got is the first four bytes of the answer: 1347703880 is "HTTP".
     """

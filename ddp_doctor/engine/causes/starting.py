@@ -1,4 +1,4 @@
-"""What a job waited for before all its ranks existed: nodes, ranks or resources that did not come; pure."""
+"""The wait of a job for nodes, ranks or resources before all its ranks exist; pure."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.wording.ranks import rank_list
 
-#: Frames in which torchrun, or a rank, waits for the others.
+#: Frames of torchrun, and of ranks, during such a wait.
 _OF_TORCHRUN = re.compile(r"torch/distributed/elastic/rendezvous/\w+\.py:")
 _OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_group$", re.MULTILINE)
 #: Last lines of exceptions that end a wait.
@@ -25,7 +25,7 @@ _MOST_RANKS = 10_000
 
 
 class Wait(NamedTuple):
-    """What was waited for, as a clause; the lines that show it; and what to do."""
+    """The wait of a job: a clause, the lines that show it, the fix and the next step."""
 
     what: str
     signs: Sequence[SignSeen]
@@ -34,11 +34,11 @@ class Wait(NamedTuple):
 
 
 def waited_for(output: Output) -> Wait | None:
-    """Return what the job waited for when its output ended; None if the output shows no such wait."""
+    """Return the wait at the end of the output, or None if the job did not wait."""
     if resources := output.signs("waits-for-resources")[-1:]:
         text = shorten(resources[0].where.text, _LONGEST_WORDS, placeholder=" …")
-        check = "squeue --start, scontrol show job JOB, or ray status: what is requested, and what is free"
-        return Wait(f"it waited for resources (“{text}”)", resources, GET_RESOURCES, check)
+        check = "squeue --start and scontrol show job JOB, or ray status"
+        return Wait(f"the job got no resources (“{text}”)", resources, GET_RESOURCES, check)
     ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(sign.where.text)]
     of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
     stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
@@ -56,7 +56,7 @@ def waited_for(output: Output) -> Wait | None:
         late = ", which did not come in time" if "Timeout" in of_torchrun[-1].where.text else ""
         return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun)
     if of_ranks := [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]:
-        return Wait("a rank waited for the other ranks in init_process_group", of_ranks)
+        return Wait("a rank was in init_process_group, and other ranks did not join", of_ranks)
     tried = [sign for sign in output.signs("store-tried-again")[-1:] if not output.got_over(sign)]
     return Wait(f"the rendezvous at {tried[0].values['at']} did not answer", tried) if tried else None
 

@@ -224,7 +224,7 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
 
 
 def _interrupted(output: Output) -> Iterator[Judged]:
-    """Return KeyboardInterrupt as the cause if nothing else ended the job."""
+    """Return Ctrl-C as the cause if it alone ended the job."""
     signs = output.signs("interrupted")
     late = any(_is_time_out(sign) for sign in output.fact.signs)
     if signs and not late and not output.died and not output.died_locally:

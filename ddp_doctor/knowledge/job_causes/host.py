@@ -168,7 +168,7 @@ CAUSES = {
         title="[Host memory ran out on {who}, and a process of the job was killed][{killed} was killed by SIGKILL]"
         "[: {process}][, pid {pid}]",
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory, or a"
-        " launcher says that SIGKILL ended a process and nothing shows who sent it.",
+        " launcher says that an unknown sender killed one with SIGKILL.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
             remedy("Request more memory from the scheduler", "sbatch --mem=… or --mem-per-gpu=…"),

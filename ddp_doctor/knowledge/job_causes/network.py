@@ -114,8 +114,8 @@ CAUSES = {
         name="ssh-login-failed",
         title="The launcher cannot log in to {who} with ssh",
         finds="DeepSpeed's launcher, mpirun or pdsh starts a process on another node with ssh, and ssh fails.",
-        why="No rank was started there. Launchers cannot answer password prompts, and the host's name or key may be"
-        " unknown.",
+        why="No rank was started on that host. Launchers cannot answer password prompts, and the host's name or key"
+        " may be unknown.",
         remedies=(
             on_node("Allow logins without a password from the launching node", "ssh-copy-id HOST"),
             remedy("Write the hosts into the hostfile as ssh knows them, or remove it for a job on one node"),

@@ -286,7 +286,7 @@ _VICTIMS = {
         "Waiting in store based barrier to initialize",
         r"Waiting in store based barrier.{0,120}\(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
     ),
-    # What a launcher waits for before its ranks exist, and the words for that it has come (engine/causes/starting.py).
+    # Waits of launchers before their ranks exist, and the ends of these waits (engine/causes/starting.py).
     "member-came": context(  # Lightning
         ", MEMBER: ", r"GLOBAL_RANK: (?P<member>\d{1,7}), MEMBER: \d{1,7}/(?P<world>\d{1,7})"
     ),

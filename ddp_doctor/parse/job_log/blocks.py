@@ -15,7 +15,7 @@ _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 _SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
 RAS_WORD = "Job summary"
-#: What NCCL and srun print gets between the lines of Python.
+#: Lines of NCCL and srun between the lines of Python.
 _NCCL = ("NCCL INFO ", "srun: ", "slurmstepd")
 TRACEBACK = "Traceback (most recent call last)"
 STACK = "Stack (most recent call last)"
@@ -53,7 +53,7 @@ class Traceback(Block):
 
     def __init__(self, first_line: int, text: str, of: Ending | None = None) -> None:
         super().__init__(first_line)
-        self.of = of  # the process that a launcher says it is of
+        self.of = of  # the process that a launcher announced
         self.is_reported = STACK in text  # by a program that continues
         self._is_whole = TRACEBACK in text or self.is_reported
         self._is_group = _GROUP.match(text) is not None

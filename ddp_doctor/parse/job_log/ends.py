@@ -14,7 +14,7 @@ OWN = b"ddp-doctor: "
 #: Lines of a chunk that are looked at, from its end.
 _MOST_LINES = 20_000
 _MOST_STREAMS = 20_000
-#: Of these, from the end, it is told whether they show a good end or steps.
+#: Lines from the end that are searched for a good end and for steps.
 _LAST_LINES = 500
 #: NCCL prepares communication, or has made a communicator: it continued after what it warned of before.
 _GOES_ON = re.compile(
