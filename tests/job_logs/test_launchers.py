@@ -55,7 +55,16 @@ def report_of(text: str, folder: Path) -> Report:
             "Rank 1 exited without a message: rank 0 and rank 2 lost the connection",
         ),
         (LIGHTNING + REGISTERED, f"{ENDS}the most telling line is “{REGISTERED.splitlines()[0]}”"),
-        (LIGHTNING.splitlines()[1], f"{STARTS}rank 1 came to Lightning's start, and ranks 0, 2 did not"),
+        (LIGHTNING.splitlines()[0], f"{STARTS}rank 0 came to Lightning's start, and ranks 1, 2 did not"),
+        (
+            "\n".join(LIGHTNING.splitlines()[1:]),
+            f"{STARTS}ranks 1, 2 came to Lightning's start, and the output does not show whether rank 0 did",
+        ),
+        ("INFO: [default] Rendezvous'ing worker group\n", f"{STARTS}torchrun waited at its rendezvous for other nodes"),
+        (
+            "srun: job 7 queued and waiting for resources\n" + STEPS + "srun: forcing job termination\n",
+            "The job was stopped from outside: canceled, or a signal to its launcher",
+        ),
         (RAY + FIT + SNIPPET + DIED, "Rank 1 (10.0.0.1) exited without a message: the driver lost the connection"),
         (
             RAY + FIT + SNIPPET + RAISED.format(7, "loop") + "ValueError: bad sample\n",

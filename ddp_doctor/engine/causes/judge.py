@@ -68,7 +68,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = unproven.stalled(output, found[0]) or found
     elif found and all(judged.cause.name in _OF_A_BROKEN_LINK for judged in found):
         found = unproven.died_before(output, found[0]) or found
-    elif found and all(map(_is_an_end, found)) and (wait := starting.waited_for(output)):
+    elif found and all(map(_is_an_end, found)) and not output.shows_progress and (wait := starting.waited_for(output)):
         found = (starting.still_waiting(wait, found),)
     found = tuple(replace(_with_lint(recording, output, judged), launcher=output.fact.launcher) for judged in found)
     if not found:

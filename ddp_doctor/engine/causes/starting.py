@@ -35,12 +35,13 @@ class Wait(NamedTuple):
 
 def waited_for(output: Output) -> Wait | None:
     """Return the wait at the end of the output, or None if the job did not wait."""
-    if resources := output.signs("waits-for-resources")[-1:]:
+    if resources := [sign for sign in output.signs("waits-for-resources")[-1:] if not output.got_over(sign)]:
         text = shorten(resources[0].where.text, _LONGEST_WORDS, placeholder=" …")
         check = "squeue --start and scontrol show job JOB, or ray status"
         return Wait(f"the job got no resources (“{text}”)", resources, GET_RESOURCES, check)
     ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(sign.where.text)]
     of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
+    of_torchrun = of_torchrun or output.signs("in-rendezvous")
     stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
     for sign in [sign for sign in stores if "came" in sign.values][-1:]:
         of = "nodes joined torchrun's rendezvous" if of_torchrun else "ranks joined the job"
@@ -51,7 +52,9 @@ def waited_for(output: Output) -> Wait | None:
         came = {int(sign.values["member"]) for sign in members}
         if absent := sorted({*range(min(int(members[0].values["world"]), _MOST_RANKS))} - came):
             who, others = rank_list(sorted(came)), rank_list(absent)
-            return Wait(f"{who} came to Lightning's start, and {others} did not", members)
+            # Rank 0 alone prints that all came, perhaps into another file.
+            absence = f"{others} did not" if 0 in came else f"the output does not show whether {others} did"
+            return Wait(f"{who} came to Lightning's start, and {absence}", members)
     if of_torchrun:
         late = ", which did not come in time" if "Timeout" in of_torchrun[-1].where.text else ""
         return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun)

@@ -222,6 +222,16 @@ _HEALTHY = (  # NCCL's INFO while it connects or ends, store-refused's numbers, 
     r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
     r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))"
 )
+#: Notices of Slurm, Ray and Kubernetes that a job waits for resources, and that it got them.
+_WAITS = (
+    "queued and waiting for resources", "Pending job allocation", "step creation temporarily disabled",
+    "step creation still disabled", "Attempting to start training worker group", "cannot be scheduled",
+    "No available node types can fulfill", "nodes are available: ", "insufficient resources",
+)  # fmt: skip
+_GOT_RESOURCES = (
+    "has been allocated resources", "Granted job allocation", "Step created for", "step creation no longer",
+    "Started training worker group", "Started distributed worker processes",
+)  # fmt: skip
 _VICTIMS = {
     "peer-gone": victim(
         victims.PEER_GONE,
@@ -290,30 +300,12 @@ _VICTIMS = {
     "member-came": context(  # Lightning
         ", MEMBER: ", r"GLOBAL_RANK: (?P<member>\d{1,7}), MEMBER: \d{1,7}/(?P<world>\d{1,7})"
     ),
-    "members-complete": context("All distributed processes registered"),
+    "members-complete": context("processes registered. Starting "),
+    "in-rendezvous": context("Rendezvous'ing worker group", unless=("Rendezvous complete for workers",)),
     "store-tried-again": context(
         "TCP client failed to connect/validate to host ", r"to host (?P<at>\S{1,300}:\d{1,5}) - retrying"
     ),
-    "waits-for-resources": launcher.context(
-        (
-            "queued and waiting for resources",
-            "Pending job allocation",
-            "step creation temporarily disabled",
-            "step creation still disabled",
-            "Attempting to start training worker group",
-            "cannot be scheduled",
-            "No available node types can fulfill",
-            "insufficient resources",
-        ),
-        unless=(
-            "has been allocated resources",
-            "Granted job allocation",
-            "Step created for",
-            "step creation no longer",
-            "Started training worker group",
-            "Started distributed worker processes",
-        ),
-    ),
+    "waits-for-resources": launcher.context(_WAITS, unless=_GOT_RESOURCES),
     # A node also says it when its job ends well, after the node that served the rendezvous.
     "rendezvous-lost": victim(
         ("has failed to send a keep-alive heartbeat to the rendezvous", "has failed to shutdown the rendezvous"),
