@@ -32,6 +32,13 @@ DEFAULTS = (
     "\t`--dynamo_backend` was set to a value of `'no'`\n"
     "To avoid this warning pass in values for each of the problematic parameters or run `accelerate config`.\n"
 )
+DEEPSPEED = (
+    "[2026-11-29 21:28:05,967] [INFO] [launch.py:170:main] dist_world_size=3\n"
+    + CLOSED.format(0)
+    + CLOSED.format(2)
+    + "[2026-11-29 21:28:06,412] [ERROR] [launch.py:259:sigkill_handler] ['python', '-u', 'train.py',"
+    " '--local_rank=2'] exits with return code = -9\n"
+)
 INTERRUPTED = (
     "srun: interrupt (one more within 1 sec to abort)\nsrun: sending Ctrl-C to StepId=1.0\n"
     "Traceback (most recent call last):\n"
@@ -79,6 +86,8 @@ def report_of(text: str, folder: Path) -> Report:
             RAY + RAISED.format(4, "main") + "KeyError: 'lr'\n",
             "The driver stopped in /home/me/train.py:4 in main: KeyError: 'lr'",
         ),
+        (DEEPSPEED, "Rank 1 was killed by SIGKILL"),
+        (DEEPSPEED.replace("size=3", "size=4"), "A process of the job was killed by SIGKILL"),
         (PING.format(1347703880), "A web server answers, not the job's store"),
         (PING.format(759714643), "An SSH server answers, not the job's store"),
         (PING.format(1313165391), "A server that says “OPEN” answers, not the job's store"),

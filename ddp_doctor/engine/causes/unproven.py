@@ -78,6 +78,10 @@ def _killed(output: Output) -> Iterator[Judged]:
     kills += [sign for sign in output.last_complaints if not is_known and _KILLED.search(sign.where.text)]
     if not (killed or local or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
+    left = ranks_of(output.signs(*_PEER_GONE))
+    silent = output.world - left if left and not (killed or local) else ()
+    if len(silent) == 1:
+        killed = [output.rank(rank) for rank in silent]
     yield Judged(
         cause_named("host-oom-kill")._replace(domain="unknown"),
         Confidence.POSSIBLE,
