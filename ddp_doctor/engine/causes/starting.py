@@ -52,7 +52,7 @@ def waited_for(output: Output) -> Wait | None:
         came = {int(sign.values["member"]) for sign in members}
         if absent := sorted({*range(min(int(members[0].values["world"]), _MOST_RANKS))} - came):
             who, others = rank_list(sorted(came)), rank_list(absent)
-            # Rank 0 alone prints that all came, perhaps into another file.
+            # Only rank 0 prints that all came, perhaps into another file.
             absence = f"{others} did not" if 0 in came else f"the output does not show whether {others} did"
             return Wait(f"{who} came to Lightning's start, and {absence}", members)
     if of_torchrun:

@@ -228,7 +228,7 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
 
 
 def _interrupted(output: Output) -> Iterator[Judged]:
-    """Return Ctrl-C as the cause if it alone ended the job."""
+    """Return Ctrl-C as the cause of an end without a timeout or a death."""
     signs = output.signs("interrupted")
     late = any(_is_time_out(sign) for sign in output.fact.signs)
     if signs and not late and not output.died and not output.died_locally:
