@@ -84,11 +84,12 @@ _UNUSUAL = _any_of(
     r"\b(?:dead|died|couldn't|cannot|could not)\b|\bexit code[: ]{1,2}-?[1-9]|\bSIG[A-Z]{3,4}\b",
     r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
 )
-#: Lines that a shell or launcher prints about a process that it ended, and accelerate's about its defaults.
+#: Lines about the end of a process, by a shell or launcher; about accelerate's defaults; and about deprecations.
 _OF_LAUNCHERS = re.compile(
     r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?"
     r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*"
-    r"|The following values were not passed to `accelerate.*|`--.{1,80} was set to a value of.*|To avoid this warn.*",
+    r"|The following values were not passed to `accelerate.*|`--.{1,80} was set to a value of.*|To avoid this warn.*"
+    r"|.*\bis deprecated\b.*|.*\b(?:Deprecation|Future)Warning\b.*",
     re.IGNORECASE,
 )
 
