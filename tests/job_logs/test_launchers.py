@@ -39,6 +39,11 @@ DEEPSPEED = (
     + "[2026-11-29 21:28:06,412] [ERROR] [launch.py:259:sigkill_handler] ['python', '-u', 'train.py',"
     " '--local_rank=2'] exits with return code = -9\n"
 )
+TRIED = (
+    "[W1129 21:01:28.106636040 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host node0:29500 -"
+    " retrying (try=0, timeout=1800000ms, delay=4192ms): Interrupted system call\n"
+    "Exception raised from delay at socket.cpp:113 (most recent call first):\n"
+)
 INTERRUPTED = (
     "srun: interrupt (one more within 1 sec to abort)\nsrun: sending Ctrl-C to StepId=1.0\n"
     "Traceback (most recent call last):\n"
@@ -103,6 +108,9 @@ def report_of(text: str, folder: Path) -> Report:
             f"UserWarning: slow\n{STEPS}Terminated\n",
             f"{ENDS}the output stops at “step 2 loss 1.9”, and the job may still run, hang or have been stopped",
         ),
+        (TRIED, f"{STARTS}the rendezvous at node0:29500 did not answer"),
+        (TRIED + STEPS + RAISED.format(7, "main") + "ValueError: bad\n", "A rank stopped in /home/me/train.py:7 in main: ValueError: bad"),
+        (TRIED + STEPS * 3 + KILLED.replace("9 (Killed", "6 (Aborted"), "Rank 1 (n1) ended by SIGABRT: the cause is unknown"),
         ("", WAITS),
         (DEFAULTS, WAITS),
     ],

@@ -19,6 +19,8 @@ _OF_TORCHRUN = re.compile(r"torch/distributed/elastic/rendezvous/\w+\.py:")
 _OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_group$", re.MULTILINE)
 #: Last lines of exceptions that end a wait.
 _ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|time(?:d )?out", re.IGNORECASE)
+#: Lines that torch may print below a try to connect.
+_LINES_OF_A_TRY = 5
 #: Characters of a quoted line, and ranks that are listed.
 _LONGEST_WORDS = 80
 _MOST_RANKS = 10_000
@@ -35,13 +37,14 @@ class Wait(NamedTuple):
 
 def waited_for(output: Output) -> Wait | None:
     """Return the wait at the end of the output, or None if the job did not wait."""
-    if resources := [sign for sign in output.signs("waits-for-resources")[-1:] if not output.got_over(sign)]:
+    notices = [] if output.shows_progress else output.signs("waits-for-resources")[-1:]
+    if resources := [sign for sign in notices if not output.got_over(sign)]:
         text = shorten(resources[0].where.text, _LONGEST_WORDS, placeholder=" …")
         check = "squeue --start and scontrol show job JOB, or ray status"
         return Wait(f"the job got no resources (“{text}”)", resources, GET_RESOURCES, check)
     ended = [sign for sign in output.signs("exception") if _ENDS_A_WAIT.search(sign.where.text)]
     of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
-    of_torchrun = of_torchrun or output.signs("in-rendezvous")
+    of_torchrun = of_torchrun or _at_the_end(output, "in-rendezvous")
     stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
     for sign in [sign for sign in stores if "came" in sign.values][-1:]:
         of = "nodes joined torchrun's rendezvous" if of_torchrun else "ranks joined the job"
@@ -60,8 +63,13 @@ def waited_for(output: Output) -> Wait | None:
         return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun)
     if of_ranks := [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]:
         return Wait("a rank was in init_process_group, and other ranks did not join", of_ranks)
-    tried = [sign for sign in output.signs("store-tried-again")[-1:] if not output.got_over(sign)]
-    return Wait(f"the rendezvous at {tried[0].values['at']} did not answer", tried) if tried else None
+    tried = _at_the_end(output, "store-tried-again")
+    return Wait(f"the rendezvous at {tried[-1].values['at']} did not answer", tried[-1:]) if tried else None
+
+
+def _at_the_end(output: Output, name: str) -> list[SignSeen]:
+    ends = {file.name: file.said or file.lines for file in output.fact.files}
+    return [sign for sign in output.signs(name) if ends[sign.where.file] - sign.where.line <= _LINES_OF_A_TRY]
 
 
 def still_waiting(wait: Wait, ends: Sequence[Judged] = ()) -> Judged:
