@@ -109,8 +109,10 @@ def report_of(text: str, folder: Path) -> Report:
             f"{ENDS}the output stops at “step 2 loss 1.9”, and the job may still run, hang or have been stopped",
         ),
         (TRIED, f"{STARTS}the rendezvous at node0:29500 did not answer"),
-        (TRIED + STEPS + RAISED.format(7, "main") + "ValueError: bad\n", "A rank stopped in /home/me/train.py:7 in main: ValueError: bad"),
-        (TRIED + STEPS * 3 + KILLED.replace("9 (Killed", "6 (Aborted"), "Rank 1 (n1) ended by SIGABRT: the cause is unknown"),
+        (
+            TRIED + STEPS + "stopping\nexit status 1\n",
+            "The output ends with “exit status 1”: the cause is unknown",
+        ),
         ("", WAITS),
         (DEFAULTS, WAITS),
     ],

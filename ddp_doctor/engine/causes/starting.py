@@ -20,7 +20,7 @@ _OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_grou
 #: Last lines of exceptions that end a wait.
 _ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|time(?:d )?out", re.IGNORECASE)
 #: Lines that torch may print below a try to connect.
-_LINES_OF_A_TRY = 5
+_LINES_OF_A_TRY = 2
 #: Characters of a quoted line, and ranks that are listed.
 _LONGEST_WORDS = 80
 _MOST_RANKS = 10_000

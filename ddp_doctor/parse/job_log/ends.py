@@ -25,7 +25,7 @@ OF_ANYBODY = frozenset(("", "time "))
 #: What follows a failure and is still of it: stacks of Python, of C++ and of the system, and where they are cut.
 _OF_STACK = re.compile(
     r'\s*(?:frame #\d+: |#\d+ +(?:0x|<)|File "[^"]{1,400}", line \d|[~^]{2,}$|\.\.\. \d+ lines|Extension modules?: '
-    r"|(?:Current thread|Thread) 0x|\*\*\* (?:Aborted|Process|Signal|End of error)|@ +0x[0-9a-f]+"
+    r"|<omitting |(?:Current thread|Thread) 0x|\*\*\* (?:Aborted|Process|Signal|End of error)|@ +0x[0-9a-f]+"
     r"|\[[\w.-]{1,100}:\d+\] \[ ?\d+\] |\S{1,300}\(\S{0,300}\+?0x[0-9a-f]+\) ?\[0x)"
 )
 
