@@ -88,7 +88,6 @@ CAUSES = {
                 "torchrun --standalone …",
                 "accelerate launch --main_process_port 0 …",
                 "deepspeed --master_port $((20000 + RANDOM % 20000)) …",
-                "export MASTER_PORT=$((20000 + RANDOM % 20000))",
             ),
             in_code("If the script names the port, let the launcher choose it: init_method='env://'"),
         ),
