@@ -41,17 +41,17 @@ class Judged:
     def commands(self, of_cause: Iterable[str]) -> tuple[str, ...]:
         """Return the commands with known values, without those for other GPUs and other launchers than the job's."""
         is_amd = any(_AMD.search(line.text) for line in self.lines)
-        return tuple(
-            self._with_values(command)
-            for command in of_cause
-            if not (is_amd and _NVIDIA.search(command))
-            and self.launcher in (None, "kubernetes", (_LAUNCHER.match(command) or {0: self.launcher})[0])
-        )
+        fit = [command for command in of_cause if not (is_amd and _NVIDIA.search(command))]
+        return tuple(self._with_values(command) for command in fit if self._is_of_the_launcher(command))
 
     @property
     def next_command(self) -> str:
         """The next check, with known values."""
         return " ".join(self.commands([self.next_check or self.cause.next_check])) or "dmesg | grep amdgpu; rocm-smi"
+
+    def _is_of_the_launcher(self, command: str) -> bool:
+        launcher = _LAUNCHER.match(command)
+        return launcher is None or self.launcher in (None, "kubernetes", launcher[0])
 
     def _with_values(self, command: str) -> str:
         """Replace the placeholders of a command (PID, PORT, PEER) by known values that are safe in a shell."""

@@ -69,7 +69,7 @@ def waited_for(output: Output) -> Wait | None:
 
 def _at_the_end(output: Output, name: str) -> list[SignSeen]:
     ends = {file.name: file.said or file.lines for file in output.fact.files}
-    return [sign for sign in output.signs(name) if ends[sign.where.file] - sign.where.line <= _LINES_OF_A_TRY]
+    return [sign for sign in output.signs(name) if ends.get(sign.where.file, 0) - sign.where.line <= _LINES_OF_A_TRY]
 
 
 def still_waiting(wait: Wait, ends: Sequence[Judged] = ()) -> Judged:

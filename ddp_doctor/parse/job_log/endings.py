@@ -176,15 +176,15 @@ FACT_WORDS = (
 )  # fmt: skip
 
 
-#: Launchers by the words of their lines, the outermost first.
+#: Launchers by the texts of their lines, the outermost first.
 _LAUNCHERS = {
-    "accelerate": ("accelerate/commands/launch.py",),
-    "torchrun": ("torch/distributed/elastic", "torch.distributed.elastic", "torchrun"),
-    "deepspeed": ("deepspeed/launcher/", "deepspeed.launcher"),
-    "lightning": ("GLOBAL_RANK: ",),
-    "spawn": ("torch/multiprocessing/spawn.py",),
-    "srun": ("srun: ",),
-    "mpirun": ("mpirun ",),
+    "accelerate": re.compile(r"accelerate/commands/launch\.py"),
+    "torchrun": re.compile(r"torch[/.]distributed[/.]elastic|torchrun"),
+    "deepspeed": re.compile(r"deepspeed[/.]launcher"),
+    "lightning": re.compile("GLOBAL_RANK: "),
+    "spawn": re.compile(r"torch/multiprocessing/spawn\.py"),
+    "srun": re.compile("^srun: "),
+    "mpirun": re.compile("^mpirun "),
 }
 #: Those that start ranks by torchrun's agent.
 OF_TORCHRUN = ("accelerate", "torchrun")
@@ -227,4 +227,4 @@ class JobFacts:
 
 
 def _launcher(text: str) -> str | None:
-    return next((name for name, words in _LAUNCHERS.items() if any(word in text for word in words)), None)
+    return next((name for name, line in _LAUNCHERS.items() if line.search(text)), None)

@@ -317,7 +317,8 @@ class FileScan:
     def _close(self, block: Block, origin: Origin) -> None:
         if isinstance(block, Traceback):
             if block.of is not None:
-                origin = origin._replace(rank=block.of.rank, local_rank=block.of.local_rank)
+                rank = origin.rank if block.of.rank is None else block.of.rank
+                origin = origin._replace(rank=rank, local_rank=block.of.local_rank)
             if block.type is not None and not block.is_reported:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):
