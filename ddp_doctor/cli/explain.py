@@ -52,7 +52,7 @@ _ALMOST_SAME = 0.9
 #: Words of a phrase, and results of a search by kind.
 _LONGEST_PHRASE = 40
 _RESULTS = {"rule": 5, "error": 10, "variable": 2, "term": 2}
-_XID = re.compile(r"\bs?xid\b\W*(?:\([^()]{0,60}\))?\W*(\d{1,3})\b|\bs?xid(\d{1,3})\b", re.IGNORECASE)
+_XID = re.compile(r"\bs?xid\b\W{0,9}(?:\([^()]{0,60}\))?\W{0,9}(\d{1,3})\b|\bs?xid(\d{1,3})\b", re.IGNORECASE)
 #: A line of a list or a definition.
 _ITEM = re.compile(r"\s+[\w\"]+\W|[\w#,/ ()-]{1,60}: ")
 
@@ -171,13 +171,13 @@ def _term(text: str) -> str:
     if text.isupper() and text in variables():
         return ""
     check = next((check for check in every_check() if _plain(check.id) == _plain(text)), None)
-    meanings = _meanings(text)
+    meanings, named = _meanings(text), re.compile(rf"\b{re.escape(text)}\b", re.IGNORECASE)
     if check is None and not meanings:
         return ""
     lines = [f"{meaning}." for meaning in meanings]
     if check is not None:
         lines += ["", *_page_of_check(check)]
-    elif related := [rule for rule in _rules() if re.search(rf"\b{re.escape(text)}\b", rule.gist, re.IGNORECASE)]:
+    elif related := [rule for rule in _rules() if named.search(rule.gist)]:
         lines += ["", "Related rules", *_listed(related)]
     if text.upper() in variables():
         lines += ["", *chain.from_iterable(_about(variables()[text.upper()]))]
@@ -186,7 +186,7 @@ def _term(text: str) -> str:
 
 def _meanings(text: str) -> list[str]:
     """Return the term with its meaning; NET/IB/0/GDRDMA is explained by its longest known part."""
-    parts = text.split("/")
+    parts = text.split("/", 9)
     for length in range(len(parts), 0, -1):
         name = "/".join(parts[:length])
         if found := [*_codes(name), *_of_glossary(name)]:
@@ -223,14 +223,14 @@ def _listed(rules: Iterable[Described]) -> list[str]:
 
 
 def _rule(text: str) -> str:
-    name = text.lower().replace("_", "-")
+    name, code = text.lower().replace("_", "-"), _plain(text).upper()
     for rule in _rules():
-        if name == rule.name or _plain(text) == rule.code.lower():
+        if name == rule.name or code == rule.code:
             page = rule.text.replace("``", "`")  # a terminal knows no markup
             return f"{rule.code} {rule.name} ({rule.reason})\n\n{page}\n"
-    for code, gone in RETIRED.items():
-        if name == gone.name or _plain(text) == code.lower():
-            return f"{code} {gone.name} is retired. {gone.instead}\n"
+    for retired, gone in RETIRED.items():
+        if name == gone.name or code == retired:
+            return f"{retired} {gone.name} is retired. {gone.instead}\n"
     return ""
 
 

@@ -69,7 +69,7 @@ def _normal(word: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    parts = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word) for word in re.findall(r"\w*[a-z][A-Z]\w*", text))
+    parts = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word) for word in re.findall(r"\b\w*[a-z][A-Z]\w*", text))
     text = " ".join([text, *parts]).lower()  # connectFullMesh, connect full mesh
     for pattern, spelling in _SPELLINGS:
         text = re.sub(pattern, spelling, text)

@@ -89,6 +89,7 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("ring", "ring: NCCL's order of ranks", ""),
         ("straggler", "straggler: a rank", ""),
         ("rank", "rank: one process of the job", "RANK (read by launcher)"),
+        ("xid " + "(" * 30_000, "Xid: the number of an error", ""),
         ("RANK", "RANK (read by launcher)", "Related rules"),
     ],
 )
@@ -120,6 +121,7 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
             "the text has 10000000 characters, but at most 32768 are allowed; run `ddp-doctor logs FILE`",
         ),
         ("y" * 30_000, f"term matches '{'y' * 60} ...'"),
+        ("/" * 30_000, "run `ddp-doctor explain` to list all rules"),
         ("qwx zrt " * 1000, "run `ddp-doctor explain` to list all rules"),
         ("\udcff\x00\x1b[31m", "run `ddp-doctor explain` to list all rules"),
     ],
