@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
 #: Longest wait for a condition, in seconds. Only a failing test waits this long.
@@ -21,6 +21,13 @@ def wait_until(condition: Callable[[], Value], what: str = "", limit_s: float = 
             raise AssertionError(f"not true within {limit_s:g} s: {what or condition}")
         time.sleep(_PAUSE_S)
     return value
+
+
+def limits_s(first: float) -> Iterator[float]:
+    """Yield longer and longer time limits for a program that hangs: on a busy machine it may need time to start."""
+    while first < LIMIT_S:
+        yield first
+        first *= 2
 
 
 def wait_forever() -> NoReturn:

@@ -1,6 +1,5 @@
 """gpu_speed: real timing loops on real ranks (on the CPU), NVML by the compiled stand-in, rules on recordings."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.context import GpuWatched
 from ddp_doctor.model.fact import Absent
-from tests.lab.processes import to_its_end
-from tests.nvml_stand_in import environment
+from tests.nvml_stand_in import bound_to, environment, library_folder
 from tests.rank_harness import HarnessContext, Ranks
 from tests.waiting import LIMIT_S
 
@@ -120,22 +118,28 @@ def test_a_device_that_is_far_too_slow_is_measured_a_few_times_only():
 
 # --- NVML under load ------------------------------------------------------------------------------------
 
-WATCH = """
-import contextlib, sys, threading
-from ddp_doctor.sources.gpu_watch import NvmlWatch
+WATCH = (
+    """
+import contextlib, pynvml, threading
+from ddp_doctor.sources import gpu_watch
 from tests.waiting import wait_until
-watch = NvmlWatch(sys.argv[1] or None)
+""",
+    """
+gpu_watch._PATIENCE_S = float(sys.argv[2])
+watch = gpu_watch.NvmlWatch(sys.argv[1] or None)
 with watch.during("matmul"), contextlib.suppress(AssertionError):  # one that hangs never satisfies it
     wait_until(lambda: len(watch._samples) >= 3 or not watch._thread.is_alive(), limit_s=float(sys.argv[2]))
 threading.Event().wait(0.1)  # in which it must not sample
 print(watch.stop().model_dump_json())
-"""
+sys.exit()
+""",
+)
 
 
 def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
     """A real process, the real pynvml, and the compiled stand-in."""
-    argv = (sys.executable, "-c", WATCH, uuid, "0.4" if fault == "hang_init" else str(LIMIT_S / 2))
-    done = to_its_end(argv, {"PATH": "/usr/bin:/bin", **environment(fault, *defines)}, check=True)
+    program = bound_to(library_folder(*defines), WATCH)
+    done = program(uuid, "0.2" if fault == "hang_init" else str(LIMIT_S / 2), env=environment(fault, *defines))
     return GpuWatched.model_validate_json(done.stdout)
 
 

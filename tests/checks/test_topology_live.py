@@ -18,7 +18,7 @@ from tests.checks.sysfs_tree import SysfsTree, nvswitch_board
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import answer
 from tests.readings import findings_of, of_nodes, replayed
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, limits_s
 
 OUR_CPUS = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n"
 MATRIX = (
@@ -197,10 +197,8 @@ def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
 
 def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
-    limit_s = 0.5
-    while not isinstance(fact := look("hang_ancestor", "two", LIMIT=str(limit_s)), TopologyHangFact) or not fact.call:
-        assert limit_s < LIMIT_S  # it had no time to reach the driver
-        limit_s *= 2
+    facts = ((limit_s, look("hang_ancestor", "two", LIMIT=str(limit_s))) for limit_s in limits_s(0.1))
+    limit_s, fact = next((limit_s, fact) for limit_s, fact in facts if isinstance(fact, TopologyHangFact) and fact.call)
     assert (fact.asked, fact.call) == ("NVML", "nvmlDeviceGetTopologyCommonAncestor")
     assert fact.waited_s >= limit_s
 

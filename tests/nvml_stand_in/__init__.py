@@ -52,16 +52,19 @@ def answer(child: str, limit_s: str, fault: str = "healthy", *defines: str, **mo
     """What ``sources/child_NAME.py`` prints with ``fault`` planted, in a process of its own; each is asked once."""
     env = environment(fault, *defines, **more)
     script = Path(sources.__file__).with_name(f"child_{child}.py")
-    done = _bound_to(env["LD_LIBRARY_PATH"])(str(script), limit_s, env=env)
+    done = bound_to(env["LD_LIBRARY_PATH"], _CHILD)(str(script), limit_s, env=env)
     return CommandResult((str(script), limit_s), "ended", done.returncode, done.stdout, done.stderr)
 
 
+#: Most of what a child takes is the import of pynvml.
+_CHILD = ("import pynvml, runpy", "sys.argv = args[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
+
+
 @functools.cache
-def _bound_to(folder: str) -> Forked:
-    """Most of what a child takes is the import of pynvml. The linker reads the folder of libraries at the start."""
+def bound_to(folder: str, code: tuple[str, str]) -> Forked:
+    """Return a program that loads the library in this folder, which the linker reads when the process starts."""
     stack = ExitStack()
     atexit.register(stack.close)
     streams = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-")))
-    code = ("import pynvml, runpy", "sys.argv = args[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
     env = {"LD_LIBRARY_PATH": folder, **MEASURED}
     return stack.enter_context(forked(streams, "child", code, env))

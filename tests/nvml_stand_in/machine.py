@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from ddp_doctor.model.context import CommandResult, Context
 from ddp_doctor.model.fact import TookTooLong
 from ddp_doctor.sources.machine import LiveContext
 from tests.nvml_stand_in import answer, environment
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, limits_s
 
 Seen = TypeVar("Seen")
 
@@ -46,13 +47,10 @@ class Machine:
 
     def seen_to_hang(self, probe: Callable[[Context], Seen], fault: str) -> Seen:
         """What a probe says of a driver that hangs; that it had no time to reach it, it says too, and gets more."""
-        limit_s = 1.6
-        while True:
-            try:
-                return probe(self.context(environment(fault), limit_s))
-            except TookTooLong:
-                assert limit_s < LIMIT_S
-                limit_s *= 2
+        for limit_s in limits_s(0.1):
+            with suppress(TookTooLong):
+                return probe(self.context(environment(fault), 1.0 + limit_s))
+        raise AssertionError(f"{fault}: the driver was never reached")
 
     def context(self, env: dict[str, str], limit_s: float = LIMIT_S) -> LiveContext:
         return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))

@@ -14,7 +14,7 @@ import pytest
 from ddp_doctor.sources import commands
 from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
 from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S, limits_s, wait_until
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
@@ -40,7 +40,7 @@ def test_output_and_exit_code_of_an_ordinary_command():
 def test_a_command_that_timed_out_shows_how_long_it_had_no_processor():
     """Two loops take turns on one processor."""
     loops = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1]); os.fork()\nwhile True: pass"
-    result = run_command(python(loops), ENV, 1.0)
+    result = run_command(python(loops), ENV, 0.3)
 
     assert result.status == "timed_out"
     assert result.queued_s > 0.0
@@ -110,17 +110,14 @@ def test_a_hung_command_that_ignores_sigterm_is_killed_in_time_and_keeps_its_out
         print(os.getpid(), flush=True)
         signal.pause()
     """
-    limit_s = 0.25
-    while not (result := run_command(python(code), ENV, limit_s)).stdout:  # it had no time to say it
-        limit_s *= 2
+    result = next(result for limit_s in limits_s(0.1) if (result := run_command(python(code), ENV, limit_s)).stdout)
     assert (result.status, result.returncode) == ("timed_out", None)
     wait_until(lambda: not alive(int(result.stdout)))
 
 
 def test_a_grandchild_of_a_hung_command_is_killed_too():
-    limit_s = 0.3
-    while not (result := run_command(["sh", "-c", "sleep 1000 & echo $!; wait"], ENV, limit_s)).stdout:
-        limit_s *= 2
+    hangs = ["sh", "-c", "sleep 1000 & echo $!; wait"]
+    result = next(result for limit_s in limits_s(0.1) if (result := run_command(hangs, ENV, limit_s)).stdout)
     assert result.status == "timed_out"
     wait_until(lambda: not alive(int(result.stdout)))
 
@@ -132,7 +129,7 @@ def test_a_background_process_that_holds_the_pipe_neither_delays_nor_survives():
 
 
 def test_a_command_that_prints_for_ever_fills_no_memory():
-    result = run_command(["yes"], ENV, 0.5)
+    result = run_command(["yes"], ENV, 0.2)
     assert result.status == "timed_out"
     assert len(result.stdout) <= OUTPUT_LIMIT_BYTES
 
