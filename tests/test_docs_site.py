@@ -13,6 +13,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.settings.table import variables
+from tests.once import once
 from tools import docs_site, reference
 from tools.man_page import man_page
 
@@ -20,10 +21,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    docs_site.stage(folder)
-    return folder
+def staged() -> Path:
+    return once("site", docs_site.stage)
 
 
 def text(staged: Path, page: str) -> str:

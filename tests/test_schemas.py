@@ -77,6 +77,13 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
     assert refused_junit(xml) == []
 
 
+@pytest.fixture(scope="module")
+def sarif(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sick")
+    (folder / "sick.py").write_text(SICK)
+    return written(folder)[0]
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -87,9 +94,8 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
         (("results", 0, "color"), "red"),
     ],
 )
-def test_the_schema_of_sarif_would_refuse_what_is_wrong(tmp_path: Path, place: tuple[Any, ...], value: object):
-    (tmp_path / "sick.py").write_text(SICK)
-    log = json.loads(written(tmp_path)[0])
+def test_the_schema_of_sarif_would_refuse_what_is_wrong(sarif: str, place: tuple[Any, ...], value: object):
+    log = json.loads(sarif)
     part = log["runs"][0]
     for step in place[:-1]:
         part = part[step]

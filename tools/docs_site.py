@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ddp_doctor.checks import every_check
 from tools import man_page, reference
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +72,7 @@ def navigation(contents: str) -> list[dict[str, object]]:
 
 
 def _checks() -> list[str]:
-    return sorted(Path(name).stem for name in reference.pages() if name.startswith("checks/"))
+    return sorted(check.id for check in every_check())
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -40,6 +41,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
 _MODULES = ("ddp_doctor.model.", "ddp_doctor.lint.report")
 
 
+@cache
 def text(name: str | None) -> str:
     """Return a schema as a self-contained document, or a line for each schema. Raises UsageError."""
     if name is None:
@@ -69,6 +71,7 @@ def _subclasses(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
         yield from _subclasses(below)
 
 
+@cache
 def _comments(model: type[BaseModel]) -> dict[str, str]:
     """Return the comment of each field, including inherited fields."""
     found: dict[str, str] = {}

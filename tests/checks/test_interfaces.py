@@ -241,13 +241,13 @@ def test_two_families_under_nccl_are_a_warning_where_every_node_speaks_both():
     assert (apart.severity, settings(apart)) == (Severity.ERROR, [("NCCL_SOCKET_FAMILY", "AF_INET6")])
 
 
-def test_four_thousand_nodes_are_judged_in_seconds():
-    nodes = [node(f"10.{r >> 8}.{r & 255}.1", own="127.0.1.1" if r % 2 else None) for r in range(4096)]
+def test_a_thousand_nodes_are_judged_in_seconds():
+    nodes = [node(f"10.{r >> 8}.{r & 255}.1", own="127.0.1.1" if r % 2 else None) for r in range(1024)]
     seen = recording(*nodes)
     began = time.process_time()
     found = findings_of(CHECK, seen)
-    assert time.process_time() - began < 8.0
-    assert [(one.code, len(one.culprits)) for one in found] == [("DD520", 2048)]
+    assert time.process_time() - began < 2.0
+    assert [(one.code, len(one.culprits)) for one in found] == [("DD520", 512)]
 
 
 def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():

@@ -100,7 +100,7 @@ class WholeContext(LiveContext):
         if argv[0] == "dmesg":
             return self._log()
         if argv[0] == "sleep":
-            return super().run(argv, timeout_s)
+            return ended("")  # nothing in memory changes
         return self.machine.commands.get(argv[0], CommandResult(tuple(argv), "missing"))
 
     def _log(self) -> CommandResult:
