@@ -43,15 +43,17 @@ for line in sys.stdin:
         exec(after)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-#: Replaying it builds the pydantic models, which the first use of each model would otherwise do.
+#: Replaying it builds the pydantic models, and the first command builds typer's, which each fork would otherwise do.
 _RECORDING = Path(__file__).with_name("recordings") / "gpus/one-lost.json"
 _DOCTOR = (
-    f"""import ahocorasick_rs, rich.console, rich.table
+    f"""import ahocorasick_rs, functools, rich.console, rich.table, typer
 from pathlib import Path; from ddp_doctor.app import attach_nodes, fleet, job_reading, recordings
-from ddp_doctor.cli import commands, lint, main as _, run; from ddp_doctor.__main__ import main
+from ddp_doctor.cli import commands, lint, main, run, usage_errors; from ddp_doctor import __main__
 from ddp_doctor.render import job_story, settings_table, terminal, topology
-recordings.replay(Path({str(_RECORDING)!r}))""",
-    "main()",
+recordings.replay(Path({str(_RECORDING)!r}))
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.main.get_command(main.app)""",
+    "__main__.main()",
 )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.checks.node.topology.p2p import cluster
+from ddp_doctor.knowledge.topology.cluster_kinds import Kind
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Recording, World
@@ -13,15 +15,37 @@ from ddp_doctor.sources.machine import Files
 from tests.machines import servers
 from tests.machines.faults import FAULTS, Planted, said
 from tests.machines.healthy import MACHINES, Healthy
-from tests.machines.whole import judge, look, record
+from tests.machines.whole import judge, judged, look, record
 
 #: What is worth knowing of a healthy machine, at most.
 MOST_INFOS = 4
+#: The kind of cluster that a machine is in; all others have InfiniBand.
+KINDS: dict[str, Kind] = {
+    "HGX A100 with RoCE, prolog": "RoCE",
+    "HGX A100 with RoCE": "RoCE",
+    "two HGX A100 with RoCE": "RoCE",
+    "two pods with RoCE of their own": "RoCE",
+    "two AWS p5": "AWS with EFA",
+    "AWS p4d": "AWS with EFA",
+    "two GCP A3": "Google Cloud without RDMA",
+    "two GCP A3 Mega": "Google Cloud without RDMA",
+    "two Azure ND H100 v5": "Azure with InfiniBand",
+    "workstation with two RTX 4090": "Ethernet",
+    "four A10G without P2P": "unknown",
+    "H100 NVL, prolog": "unknown",
+    "H100 NVL in pairs": "unknown",
+    "GH200, prolog": "unknown",
+    "GH200": "unknown",
+    "laptop": "unknown",
+    "laptop, prolog": "unknown",
+    "laptop under WSL 2": "unknown",
+}
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=[one.name for one in MACHINES])
 def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> None:
-    report = judge(machine.build(), machine.command)
+    recording = record(machine.build(), machine.command)
+    report = judged(recording)
 
     above = [(one.code, one.title) for one in report.findings if one.severity is not Severity.INFO]
     assert above == []
@@ -29,6 +53,12 @@ def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> N
     assert len(report.findings) <= MOST_INFOS
     assert report.verdict is Verdict.HEALTHY
     assert [one.id for one in report.checks if one.status.value in ("failed", "timed_out")] == []
+    nodes = recording.world.nnodes if recording.world else 1
+    assert {cluster(recording, node).kind for node in range(nodes)} == {KINDS.get(machine.name, "InfiniBand")}
+
+
+def test_every_kind_of_cluster_is_that_of_a_machine() -> None:
+    assert set(KINDS) <= {one.name for one in MACHINES}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[one.name for one in FAULTS])
