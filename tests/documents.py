@@ -29,16 +29,12 @@ _PROMPT = re.compile(r"[$#] (.*)")
 
 @dataclass(frozen=True)
 class Typed:
-    """A command, and what the document shows below it."""
-
     command: str
     shown: str
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, without its indentation."""
-
     document: str  # from the root
     line: int
     language: str
@@ -61,14 +57,12 @@ class Block:
 
 
 def documents() -> list[str]:
-    """All that people write, from the root."""
     pages = (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
     written = (page for page in pages if not page.startswith("docs/reference/"))
     return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *written, "docs/reference/exit-codes.md"]
 
 
 def blocks() -> Iterator[Block]:
-    """All blocks, in the order of the documents."""
     for document in documents():
         whole = (ROOT / document).read_text()
         for found in _BLOCK.finditer(whole):

@@ -41,7 +41,6 @@ def _reading(check: str, fact: Fact) -> Reading:
 
 
 def estimated(**changed: Any) -> FitFact:
-    """On eight ranks of one node, with a batch of 4."""
     ranks, batch = changed.get("ranks", 8), changed.get("batch", 4)
     estimates = [
         _estimate(strategy, ranks, batch or 0, checkpointing=checkpointing)

@@ -27,8 +27,6 @@ _SOMEWHERE = Costs(20.0, 1.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One measured busbw in GB/s."""
-
     machine: Machine
     collective: str
     size_bytes: int
@@ -41,7 +39,6 @@ class Point:
         return row.plan(self.collective, self.size_bytes, nvls=self.machine.nvls)
 
     def predicted(self, costs: Costs) -> float:
-        """What the table and these costs come to."""
         return busbw(self.plan, self.machine, self.collective, self.size_bytes, costs)
 
     def is_within(self, costs: Costs) -> bool | None:
@@ -54,22 +51,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one publication."""
-
     name: str
     points: tuple[Point, ...]
     source: str
 
 
 def curves() -> list[Curve]:
-    """All of the file."""
     parser = ConfigParser()
     parser.read(FILE)
     return [Curve(name, tuple(_points(parser[name])), parser[name]["source"]) for name in parser.sections()]
 
 
 def _points(told: Mapping[str, str]) -> Iterator[Point]:
-    """Of each size, or of each number of ranks at one size."""
     count, _, mbps = told.get("nics", "0 0").partition(" ")
     for point in told["points"].split(", "):
         first, measured = point.split()

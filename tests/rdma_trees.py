@@ -55,7 +55,6 @@ class Tree:
     links: dict[str, str] = field(default_factory=dict)
 
     def hca(self, name: str, bus_id: str | None, number: int, **more: object) -> None:
-        """One device with its uverbs node; a bus id of None is one made by software."""
         at = f"{CLASS}/{name}"
         given = {
             "node_type": "1: CA",
@@ -89,7 +88,6 @@ class Tree:
         counters: Mapping[str, int] | None = None,
         slots: int = 32,
     ) -> None:
-        """One port of a device, with a table of so many slots."""
         at = f"{CLASS}/{name}/ports/{number}"
         told = {"state": state, "phys_state": phys, "link_layer": layer, "rate": rate, "lid": "0x5", "sm_lid": sm_lid}
         self.files |= {f"{at}/{key}": f"{value}\n" for key, value in told.items()}
@@ -106,7 +104,6 @@ class Tree:
             self.files[f"{at}/hw_counters/{key}"] = f"{(counters or {}).get(key, value)}\n"
 
     def netdev(self, name: str, mtu: int = 4200, carrier_changes: int = 2, mode: str = "", slaves: str = "") -> None:
-        """One network interface."""
         told: dict[str, object] = {"mtu": mtu, "operstate": "up", "carrier_changes": carrier_changes}
         if mode:
             told |= {"bonding/mode": mode, "bonding/slaves": slaves}
@@ -119,7 +116,6 @@ class Tree:
             self.files[f"/etc/libibverbs.d/{one}.driver"] = f"driver {one}\n"
 
     def context(self, env: Mapping[str, str] | None = None) -> FakeContext:
-        """The machine in memory."""
         return FakeContext(env=env or {}, files=self.files, links=self.links)
 
     def write(self, root: Path) -> None:

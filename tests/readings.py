@@ -12,34 +12,28 @@ from ddp_doctor.model.trial import RankEvidence, TrialRecord
 
 
 def collected(check: str, fact: Fact, node: int = 0, rank: int | None = None) -> Reading:
-    """What a check has read."""
     return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=fact.recorded())
 
 
 def of_nodes(check: str, facts: Iterable[Fact]) -> tuple[Reading, ...]:
-    """What a check has read on each node, in their order."""
     return tuple(collected(check, fact, node) for node, fact in enumerate(facts))
 
 
 def of_ranks(check: str, facts: Iterable[Fact]) -> tuple[Reading, ...]:
-    """What a check has read on each rank of one node, in their order."""
     return tuple(collected(check, fact, rank=rank) for rank, fact in enumerate(facts))
 
 
 def numbered_nodes(count: int) -> tuple[Node, ...]:
-    """node0, node1 and so on."""
     return tuple(Node(node_rank=number, hostname=f"node{number}") for number in range(count))
 
 
 def plain_world(nodes: int, nproc: int = 1, backend: str = "gloo") -> World:
-    """So many nodes, with so many ranks each."""
     size = nodes * nproc
     names = numbered_nodes(nodes)
     return World(nnodes=nodes, nproc_per_node=nproc, world_size=size, backend=backend, nodes=names)
 
 
 def uneven_world(counts: Sequence[int], backend: str = "gloo") -> World:
-    """So many ranks on each node."""
     nodes = tuple(Node(node_rank=node, hostname=f"node{node}", nproc=count) for node, count in enumerate(counts))
     size = sum(counts)
     return World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
@@ -58,17 +52,14 @@ def replayed(recording: Recording) -> Recording:
 
 
 def findings_of(check: Check, recording: Recording) -> list[Finding]:
-    """What the rules of a check find, each by itself."""
     return [finding for rule in check.rules for finding in rule.apply(recording)]
 
 
 def only(findings: Iterable[Finding]) -> Finding:
-    """The one finding, where there is no other."""
     found = list(findings)
     assert len(found) == 1, found
     return found[0]
 
 
 def finding_of(check: Check, recording: Recording) -> Finding:
-    """The one thing that the rules of a check find."""
     return only(findings_of(check, recording))

@@ -51,7 +51,6 @@ def _no_change(_check: str, _node: int, _rank: int | None, _fact: dict[str, Any]
 
 
 def world(nodes: int, backend: str = "nccl", gpus: int = GPUS) -> World:
-    """Nodes named node0, node1, …, each with as many ranks as GPUs."""
     return World(
         nnodes=nodes,
         nproc_per_node=gpus,
@@ -142,7 +141,6 @@ def _evidence(rank: int, world_size: int, steps: int) -> RankEvidence:
 
 
 def step(seq: int, **fields: Any) -> Step:
-    """The all-reduce number ``seq`` of the check allreduce, entered and left in a millisecond."""
     at = 1.0 + seq / 100
     given: Mapping[str, Any] = {
         "check": "allreduce",

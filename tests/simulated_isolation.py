@@ -32,8 +32,6 @@ _SLOW = 0.3
 
 @dataclass
 class Cluster:
-    """Nodes with planted faults."""
-
     nodes: int
     rng: random.Random
     bad: dict[int, str] = field(default_factory=dict)  # nodes that do so with every other
@@ -52,7 +50,6 @@ class Cluster:
     tests: list[GroupTest] = field(default_factory=list)
 
     def test(self, number: int, group: tuple[int, ...], at_s: float) -> GroupTest:
-        """What the test of a group comes to."""
         if self.dies in group and sum(self.dies in test.nodes for test in self.tests) == 2:
             test = GroupTest(round=number, nodes=group, outcome="lost", lost_nodes=(self.dies,), duration_s=8.0)
             return test.model_copy(update={"at_s": at_s})
@@ -82,11 +79,9 @@ class Cluster:
         return found
 
     def leaf_of(self, node: int) -> int:
-        """The number of its leaf."""
         return node // self.leaf_size
 
     def run(self) -> None:
-        """All rounds, until there is no next one."""
         known = {node: f"leaf{self.leaf_of(node)}" for node in range(self.nodes)} if self.topology else {}
         number = 0
         while groups := next_round(tuple(self.tests), tuple(range(self.nodes)), known, self.repeat):
@@ -101,23 +96,19 @@ class Cluster:
 
     @property
     def topology(self) -> bool:
-        """Whether leaves are told."""
         return bool(self.leaf_size) and self.tells_leaves
 
     @property
     def rounds(self) -> int:
-        """How many there were."""
         return 1 + max(test.round for test in self.tests)
 
     def named_in(self, guilty: set[int]) -> int:
-        """After how many rounds all of these nodes are blamed."""
         after = range(1, self.rounds + 1, self.repeat)
         told = ([test for test in self.tests if test.round < rounds] for rounds in after)
         found = (settle(tests, range(self.nodes), {}).blamed >= guilty for tests in told)
         return next((rounds for rounds, is_named in zip(after, found, strict=True) if is_named), self.rounds)
 
     def recording(self) -> Recording:
-        """What a run on it would record."""
         names = [f"node{node}" for node in range(self.nodes)]
         leaves: tuple[Leaf, ...] = ()
         if self.topology:
@@ -211,8 +202,6 @@ KINDS = (
 
 @dataclass
 class Outcome:
-    """What came of one simulated run."""
-
     right: bool  # all that was planted was named, with what it does
     wrong: int  # accusations of innocents
     rounds: int
@@ -269,7 +258,6 @@ def runs(kind: Kind, nodes: int, count: int) -> Iterator[Outcome]:
 
 
 def row(kind: Kind, nodes: int, count: int) -> str:
-    """A line of the table."""
     found = list(runs(kind, nodes, count))
     rounds, named = sorted(each.rounds for each in found), [each.named_in for each in found if each.named_in]
     cells = (
@@ -288,7 +276,6 @@ def row(kind: Kind, nodes: int, count: int) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200, help="of each kind up to 64 nodes; fewer of more nodes")
     parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 64, 256, 1024, 4096, 16384])

@@ -42,7 +42,6 @@ SCRIPTS: dict[str, dict[str, str | bytes]] = {
 
 
 def written(folder: Path) -> tuple[str, str, str]:
-    """What lint writes of a folder as SARIF, as JSON and as JUnit XML."""
     sarif, report, junit = folder / "out.sarif", folder / "out.json", folder / "out.xml"
     lint("--sarif", str(sarif), "--json", str(report), "--junit", str(junit), ".", cwd=folder)
     return tuple(path.read_text(encoding="utf-8") for path in (sarif, report, junit))  # type: ignore[return-value]

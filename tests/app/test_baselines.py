@@ -24,7 +24,6 @@ SPEEDS = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03, 1.0, 0.99)
 
 @pytest.fixture
 def baseline(tmp_path: Path) -> str:
-    """The file of a baseline of ten runs."""
     for day, speed in enumerate(SPEEDS, 1):
         (tmp_path / f"{day}.json").write_text(json.dumps(made("n", day, speed=speed)))
     written = tmp_path / "baseline"

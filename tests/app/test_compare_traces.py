@@ -102,7 +102,6 @@ def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
 
 
 def side(step: float, mad: float = 0.0, **changed: Any) -> TracedSide:
-    """One whose step is all computing."""
     names = ("step", "compute", "optimizer", "waiting", "transfer", "not_told", "exposed", "loading", "host", "other")
     parts = {name: TracedPart(median_us=0.0, mad_us=0.0) for name in names}
     parts |= {name: TracedPart(median_us=step, mad_us=mad) for name in ("step", "compute")}

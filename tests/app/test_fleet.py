@@ -46,7 +46,6 @@ def made(
 
 
 def fleet(folder: Path, *reports: dict[str, Any]) -> FleetReport:
-    """The report on all in this folder."""
     for report in reports:
         (folder / f"{report['run_id']}.json").write_text(json.dumps(report))
     return read(str(folder))

@@ -8,7 +8,6 @@ SIZE = int(os.environ["WORLD_SIZE"])
 
 
 def main() -> None:
-    """All meet; the others then wait for the last one."""
     import torch
     import torch.distributed as dist
 

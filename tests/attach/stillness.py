@@ -22,7 +22,6 @@ def wait_until_still(pids: Iterable[int], ended: Iterable[int] = ()) -> None:
 
 
 def _counts(pid: int) -> tuple[str, ...]:
-    """The state of a main thread, and how often it has run."""
     status = proc.status(pid)
     return tuple(
         status[key][:1] if key == "State" else status[key]

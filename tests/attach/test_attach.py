@@ -32,7 +32,6 @@ NAMED = {
 
 
 def _tree() -> dict[int, list[int]]:
-    """Each process's children in the order of their starts."""
     tree: dict[int, list[int]] = {}
     for pid in sorted(proc.pids(), key=lambda pid: [*map(int, proc.stat_fields(pid)[19:20]), pid]):
         tree.setdefault(proc.parent(pid), []).append(pid)

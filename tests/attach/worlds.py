@@ -18,8 +18,6 @@ from tests.waiting import wait_until
 
 
 class Data(torch.utils.data.Dataset[torch.Tensor]):
-    """Ten numbers, the last of which never comes on one rank."""
-
     def __init__(self, *, stuck: bool) -> None:
         self.stuck = stuck
 
@@ -33,14 +31,12 @@ class Data(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def wait_for_ever() -> None:
-    """A lock that nobody gives back."""
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
 def train(way: str, rank: int, folder: Path) -> None:
-    """Some steps, and then what the way is about."""
     number = torch.zeros(1)
     for _ in range(3):
         dist.all_reduce(number)
@@ -66,7 +62,6 @@ def train(way: str, rank: int, folder: Path) -> None:
 
 
 def job(way: str, folder: Path) -> None:
-    """Fork the ranks, and wait to be killed."""
     for rank in range(RANKS):
         if os.fork() == 0:
             file = folder / f"{way}.store"

@@ -78,7 +78,6 @@ def calm(ctx: HarnessContext, odd: int | None, plant: Callable[[], Any], data: s
 
 
 def own_group() -> Path:
-    """Of this process, which was forked after this module was imported."""
     return CPU_GROUPS / f"ddp-doctor-test-{os.getpid()}"
 
 
@@ -90,7 +89,6 @@ def _write(name: str, text: str) -> None:
 
 @contextmanager
 def quota() -> Iterator[None]:
-    """The control group of this process may use half of a CPU."""
     _write("cpu.cfs_quota_us", "50000")
     _write("cpu.max", "50000 100000")
     yield
@@ -112,14 +110,12 @@ def neighbor() -> Iterator[None]:
 
 @contextmanager
 def stopped_in_bursts() -> Iterator[None]:
-    """This process is stopped for 5 of each 12 ms."""
     with _beside((sys.executable, "-c", BURSTS, str(os.getpid()))):
         yield
 
 
 @contextmanager
 def slow_reads() -> Iterator[None]:
-    """Each read of a file takes 5 ms more in what this process starts."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "slow.c", Path(folder) / "slow.so"
         source.write_text(SLOW_READS)

@@ -8,8 +8,6 @@ SOCKETS = ("0-31,64-95", "32-63,96-127")
 
 
 class SysfsTree:
-    """The files of /sys that tell where GPUs and NICs hang, below ``root``."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "sys/bus/pci/devices").mkdir(parents=True)
@@ -38,11 +36,9 @@ class SysfsTree:
             entry.symlink_to(f"../../devices/{path}/{name}")
 
     def nic(self, path: str, numa: int, *names: str) -> None:
-        """A NIC of Mellanox with its links."""
         self.plug(path, numa, kind=INFINIBAND, vendor=MELLANOX, names=names)
 
     def file(self, path: str, text: str) -> None:
-        """Any other file."""
         target = self.root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -53,7 +49,6 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
 
 def nvswitch_board(tree: SysfsTree) -> None:
-    """Eight GPUs, four a socket, each with a NIC behind the switch of its own host bridge; and a network card."""
     for at, bus in enumerate(BUSES):
         switch = f"pci0000:{at}8/0000:{at}8:01.0/0000:e{at}:00.0"
         tree.plug(f"{switch}/0000:f{at}:00.0/0000:{bus}:00.0", at // 4)

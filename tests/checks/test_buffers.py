@@ -33,7 +33,6 @@ def after_forward(module: Any, change: Callable[[Any], object]) -> None:
 
 
 def wrapped(ctx: Any, module: Any = None, **options: Any) -> Any:
-    """The probe's model in DDP with other options than the probe's."""
     from torch.nn.parallel import DistributedDataParallel
 
     module = buffers.stamped_model(ctx) if module is None else module
@@ -45,7 +44,6 @@ def never_broadcasts(ctx):
 
 
 def stamps_again_in_forward(ctx, rank):
-    """One rank's forward writes its own stamp after DDP has broadcast."""
     model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank == rank:
         after_forward(model.module, lambda module: module.float_stamp.fill_(ctx.group_rank + 1.0))
@@ -53,7 +51,6 @@ def stamps_again_in_forward(ctx, rank):
 
 
 def reassigns_a_buffer(ctx):
-    """Rank 1 gives its module a new tensor under the old name, as users do; DDP must follow it."""
     import torch
 
     model = buffers.wrap(ctx, buffers.stamped_model(ctx))
@@ -83,7 +80,6 @@ def never_starts_equal(ctx):
 
 
 def loses_its_weights(ctx):
-    """Rank 3's weights are overwritten after wrapping."""
     import torch
 
     model = buffers.wrap(ctx, buffers.stamped_model(ctx))
@@ -130,8 +126,6 @@ def loses_sight_of_new_buffers(ctx, on):
 
 
 def overwrites_its_own_buffer(ctx, rank):
-    """With broadcasting off, one rank's module writes rank 0's stamp into a buffer of its own."""
-
     stamped_model = buffers.stamped_model
 
     def model(given: Any) -> Any:

@@ -31,7 +31,6 @@ judge = partial(judge_by, CHECK)
 
 
 def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:
-    """The probe with all of these, and no longer patience than a test has."""
     with ExitStack() as stack:
         for owner, name, value in ((checkpoint, "_PATIENCE_S", 0.05), *planted):
             stack.enter_context(patch.object(owner, name, value))
@@ -67,7 +66,6 @@ def tears_its_shard(ctx: Any, folder: Path) -> None:
 
 
 def garbles_its_shard(ctx: Any, folder: Path) -> None:
-    """One float of rank 2's shard is another one."""
     if ctx.rank == 2:
         import struct
 
@@ -78,7 +76,6 @@ def garbles_its_shard(ctx: Any, folder: Path) -> None:
 
 
 def reads_from_wrong_offsets(ctx: Any, *deceived: int) -> Checkpoint:
-    """In the smaller group these ranks read what begins 256 elements before their own parts."""
     from torch.distributed.checkpoint import planner_helpers
     from torch.distributed.tensor import _utils
 
@@ -94,7 +91,6 @@ def reads_from_wrong_offsets(ctx: Any, *deceived: int) -> Checkpoint:
 
 
 def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
-    """Rank 2 gets an error from its file system when it loads its part."""
     load = checkpoint.load_part
 
     def refused(ctx: Any, folder: Path) -> Any:
@@ -112,7 +108,6 @@ def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
 
 
 def torch_without_meshes_of_groups(ctx: Any) -> Checkpoint:
-    """Another torch on rank 1: it makes no mesh of a smaller group."""
     from torch.distributed.device_mesh import DeviceMesh
 
     stock = DeviceMesh.from_group
@@ -126,7 +121,6 @@ def torch_without_meshes_of_groups(ctx: Any) -> Checkpoint:
 
 
 def reads_half_on_rank_1(ctx: Any) -> Checkpoint:
-    """Rank 1 does not wait until rank 0 has written the second half."""
     whole = Path.read_bytes
 
     def half(path: Path) -> bytes:
@@ -137,7 +131,6 @@ def reads_half_on_rank_1(ctx: Any) -> Checkpoint:
 
 
 def saves_in_the_background(ctx: Any) -> Checkpoint:
-    """Rank 0's save returns before the second half is written, which comes after all ranks have read."""
     import torch
 
     save, exchange, halves = torch.save, ctx.exchange, []
@@ -160,7 +153,6 @@ def saves_in_the_background(ctx: Any) -> Checkpoint:
 
 
 def reads_what_it_read_before(ctx: Any) -> Checkpoint:
-    """Rank 2's file system believes itself, and not its server."""
     read, known = Path.read_bytes, dict[Path, bytes]()
 
     def cached(path: Path) -> bytes:
@@ -170,7 +162,6 @@ def reads_what_it_read_before(ctx: Any) -> Checkpoint:
 
 
 def rank_1_saves_too(ctx: Any) -> Checkpoint:
-    """As a script that calls torch.save on every rank: rank 1 is the last."""
     import torch
     import torch.distributed as dist
 
@@ -192,7 +183,6 @@ def rank_1_saves_too(ctx: Any) -> Checkpoint:
 
 
 def rank_3_looks_elsewhere(ctx: Any) -> Checkpoint:
-    """The last node has a working directory of its own."""
     load = checkpoint.load
 
     def elsewhere(ctx: Any, file: Path, *told: Any) -> Any:

@@ -62,7 +62,6 @@ def looked_at(ctx: HarnessContext, part: str, culprit: int | None = None) -> Col
 
 
 def spoil(given: Any, *, doubled: bool) -> None:
-    """Double it, or else change its bits."""
     import torch
 
     for each in given if isinstance(given, list) else [given]:
@@ -75,7 +74,6 @@ def spoil(given: Any, *, doubled: bool) -> None:
 
 
 def judge(facts: list[CollectiveFact], parts: int = 1) -> list[Finding]:
-    """The findings of so many facts of each rank, those of rank 0 first."""
     readings = tuple(
         Reading(
             check="collectives", status=Status.COLLECTED, rank=number // parts, part=fact.part, fact=fact.recorded()
@@ -119,7 +117,6 @@ def test_a_rank_that_gives_wrong_shares_is_named_by_every_collective(ranks: Rank
 
 
 def memory_to_look(_: HarnessContext) -> int:
-    """Bytes at most that looking at a result of 32 MiB takes beside it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

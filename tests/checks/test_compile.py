@@ -19,7 +19,6 @@ AS_IT_IS = Options()
 
 
 def look(ctx: Any, name: str, options: Options) -> CompiledFact:
-    """The probe on one rank, with a model of tests/models/compiled.py."""
     ctx.model, ctx.options = f"tests.models.compiled:{name}", options
     ctx.deadline += 600.0  # where the machine is busy, fewer steps would be looked at
     return CHECK.probe(ctx)  # type: ignore[return-value]
@@ -30,7 +29,6 @@ def results(ranks: Ranks, name: str, on: tuple[int, ...] = RANKS, options: Optio
 
 
 def seen(ranks: Ranks, name: str, on: tuple[int, ...] = RANKS, options: Options = AS_IT_IS) -> list[CompiledFact]:
-    """The facts of all ranks, none of which raised."""
     found = results(ranks, name, on, options)
     assert [one.error for one in found] == [None] * len(on)
     return [one.value for one in found]

@@ -41,8 +41,6 @@ PORTS = "32768\t60999\n"
 
 @dataclass
 class RealContext(FakeContext):
-    """Dials for real, on a real clock."""
-
     peers: tuple[Peer, ...] = ()
     clock_offset_s: float | None = None
 
@@ -563,7 +561,6 @@ def test_of_three_nodes_only_a_much_slower_one_is_an_error(rate, severity):
 
 
 def only_slow(nodes: int, is_slow: Callable[[int, int], bool], times: float) -> Finding:
-    """The finding where these paths are so many times slower than the others."""
     usual, slow = ({"throughput_bytes_per_s": (rate,) * 3} for rate in (600e6, 600e6 / times))
     return only(matrix(nodes, lambda a, b: slow if is_slow(a, b) else usual))
 

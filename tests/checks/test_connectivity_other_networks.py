@@ -126,7 +126,6 @@ def other(target: int, **changes: Any) -> dict[str, Any]:
 
 
 def two_networks(nodes: int, change: Change = lambda a, b: None, **more: Any) -> Recording:
-    """Nodes with eth1 beside eth0; ``change`` is what is different of a path."""
     return matrix(nodes, lambda a, b: {"others": (other(b),), **(change(a, b) or {})}, **more)
 
 

@@ -3,7 +3,6 @@ from ddp_doctor.model.recording import Node, Recording, World
 
 
 def nodes(**interfaces: str) -> Recording:
-    """Nodes by name, each with the interface that holds its address."""
     hosts = tuple(
         Node(node_rank=rank, hostname=name, addresses={interface: (f"10.0.0.{rank + 1}",)})
         for rank, (name, interface) in enumerate(interfaces.items())

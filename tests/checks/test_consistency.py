@@ -26,8 +26,6 @@ from tests.readings import collected, replayed, uneven_world
 
 
 class NodesContext(FakeContext):
-    """One node of several, as far as this check asks."""
-
     clock_offset_s: float | None = None
 
 

@@ -88,8 +88,6 @@ def earlier_wrappers_live_on(ctx):
 
 
 def hooked(ctx, hook, *names):
-    """DDP with a communication hook in place of its own average."""
-
     def wrapped(context, way, module):
         def pretends(_state, bucket):  # torch looks at the annotations of a hook
             return hook(context, bucket)
@@ -102,7 +100,6 @@ def hooked(ctx, hook, *names):
 
 
 def replaced(ctx, name, hook, mode):
-    """A hook of torch's that is replaced by one that does not what its name says."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     def pretends(state, bucket):
@@ -116,7 +113,6 @@ def replaced(ctx, name, hook, mode):
 
 
 def reduced(ctx: Any, buffer: Any) -> Any:
-    """A future of the sum over the ranks."""
     import torch.distributed as dist
 
     future = dist.all_reduce(buffer, group=ctx.group, async_op=True).get_future()
@@ -164,7 +160,6 @@ def rank_0_nudges(ctx, bucket):
 
 
 def divides_by_the_users(ctx, bucket):
-    """A mean over the ranks whose gradient is not zero."""
     import torch.distributed as dist
 
     users = (bucket.buffer() != 0).to(bucket.buffer().dtype)
@@ -177,7 +172,6 @@ def removes_infinities(ctx, bucket):
 
 
 def keeps_infinities_to_itself(ctx, bucket):
-    """A rank whose gradient is infinite sends zeros and keeps its own."""
     own = bucket.buffer().clone()
     finite = bool(own.isfinite().all())
     mean = reduced(ctx, (own if finite else own.new_zeros(own.shape)) / ctx.world_size)
@@ -197,7 +191,6 @@ def no_sync_of(ctx, context):
 
 @contextmanager
 def never_ends(_ctx, model):
-    """As if the last forward still stood inside no_sync()."""
     model.require_backward_grad_sync = False
     yield
     model.require_backward_grad_sync = False
@@ -205,7 +198,6 @@ def never_ends(_ctx, model):
 
 @contextmanager
 def forgets_the_first(ctx, model):
-    """What the first micro-step accumulated is lost when the second begins, on rank 1."""
     first = model.module.weight0.grad is None
     if not first and ctx.rank == 1:
         model.zero_grad()
@@ -215,8 +207,6 @@ def forgets_the_first(ctx, model):
 
 
 def without_its_switch(ctx, name):
-    """DDP that is not told of the mode."""
-
     def wrap(this, _way, module):
         return ddp_modes.wrap(this, cases.Way("", "", ()), module)
 
@@ -224,8 +214,6 @@ def without_its_switch(ctx, name):
 
 
 def loses_the_second_use(ctx, name):
-    """DDP that detaches a parameter after its first use."""
-
     def wrapped(this, way, module):
         model = ddp_modes.wrap(this, way, module)
         forward = model.forward
@@ -259,7 +247,6 @@ def checkpoints_twice(ctx):
 
 
 def invents_a_gradient(ctx):
-    """Code that gives a parameter that no rank uses a gradient after each backward."""
     import torch
 
     seen: list[Any] = []
@@ -286,7 +273,6 @@ def divides_by_those_left(ctx):
 
 
 def scaled(ctx: Any, backoff: float) -> DdpModes:
-    """GradScalers that halve their scale by another factor."""
     import torch
 
     with patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, backoff_factor=backoff)):
@@ -302,7 +288,6 @@ def never_backs_off(ctx):
 
 
 def with_sampler(ctx: Any, make: Callable[[Any, Any], Any]) -> Any:
-    """The shares with ``make(ctx, torch's class)`` in place of torch's sampler."""
     from torch.utils.data import distributed
 
     with patch.object(distributed, "DistributedSampler", make(ctx, distributed.DistributedSampler)):
@@ -324,7 +309,6 @@ class Planted:
 
 
 def of_another_rank(_ctx: Any, stock: Any) -> Any:
-    """Each rank takes the number that it has on its node of two for its own."""
     return lambda data, rank, **given: stock(data, rank=rank % 2, **given)
 
 
@@ -333,7 +317,6 @@ def seeded_by_rank(ctx: Any, stock: Any) -> Any:
 
 
 def one_sample_more(ctx: Any, stock: Any) -> Any:
-    """Rank 2's copy of the data set has one file more."""
     return lambda data, **given: stock(range(len(data) + (ctx.rank == 2)), **given)
 
 
@@ -342,7 +325,6 @@ def deaf_on_rank_1(ctx: Any, stock: Any) -> Any:
 
 
 def short_on_rank_3(ctx: Any, stock: Any) -> Any:
-    """Rank 3's last sample is lost, as with a sampler that does not pad."""
     end = -1 if ctx.rank == 3 else None
     return lambda data, **given: Planted(stock(data, **given), lambda sampler: list(sampler)[:end])
 
@@ -353,7 +335,6 @@ def beyond_the_end_on_rank_0(ctx: Any, stock: Any) -> Any:
 
 
 def other_numbers_on_rank_1(ctx):
-    """A generator that gives other numbers for the same seed, as another release may."""
     import torch
 
     stock: Any = torch.randperm
@@ -366,7 +347,6 @@ def other_numbers_on_rank_1(ctx):
 
 
 def seeded_by_the_environment(ctx, seed):
-    """As a sitecustomize does that seeds all processes."""
     import torch
 
     customize: Any = type(sys)("sitecustomize")

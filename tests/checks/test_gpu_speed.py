@@ -137,7 +137,6 @@ sys.exit()
 
 
 def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
-    """A real process, the real pynvml, and the compiled stand-in."""
     program = bound_to(library_folder(*defines), WATCH)
     done = program(uuid, "0.2" if fault == "hang_init" else str(LIMIT_S / 2), env=environment(fault, *defines))
     return GpuWatched.model_validate_json(done.stdout)

@@ -21,14 +21,12 @@ judge = partial(judge_by, CHECK)
 
 
 def sabotaged(ctx, hook):
-    """The probe with a communication hook in place of DDP's own average."""
     model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
     model.register_comm_hook(ctx, hook)
     return gradient_sync.measure(ctx, model)
 
 
 def reduced(ctx: Any, bucket: Any, weight: float = 1.0, scale: float = 1.0) -> Any:
-    """A future of the ranks' mean, in which this rank enters ``weight`` times."""
     import torch.distributed as dist
 
     buffer = bucket.buffer() * (weight / ctx.world_size)
@@ -98,7 +96,6 @@ def rank_0_is_one_bit_off(ctx, bucket):
 
 
 def ignored(ctx):
-    """One parameter that DDP is told to leave alone."""
     module = gradient_sync.coded_model(ctx)
     module._ddp_params_and_buffers_to_ignore = ["weight3", ".weight3"]  # DDP looks it up both ways
     return gradient_sync.measure(ctx, gradient_sync.wrap(ctx, module))
@@ -129,7 +126,6 @@ def no_sync_never_ends(ctx):
 
 
 def no_sync_forgets(ctx):
-    """Leaving no_sync() throws away what it accumulated, on rank 2 alone."""
     model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
     whole = gradient_sync._one_step
 

@@ -32,7 +32,6 @@ def usual() -> Any:
 
 
 def odd_model(how: str) -> Any:
-    """The usual model with one thing that is otherwise."""
     built = {
         "extra head": (("first", 4, 4), ("second", 4, 4), ("head", 4, 2)),
         "no head": (("first", 4, 4),),
@@ -74,7 +73,6 @@ def order_from_a_set(ctx):
 
 
 def probe_with(ctx: Any, sync_module_states: Any) -> InitialState:
-    """The probe under a torch whose broadcast at construction was replaced."""
     with mock.patch("torch.nn.parallel.distributed._sync_module_states", sync_module_states):
         return initial_state.probe(ctx)
 
@@ -95,7 +93,6 @@ def broadcasts_from_rank_2(ctx):
 
 
 def leaves_out(ctx, name, on):
-    """On these ranks one parameter or buffer gets its old value back after the broadcast."""
     broadcast = original()
 
     def all_but_one(module: Any, **options: Any) -> None:

@@ -54,7 +54,6 @@ def fact(
 
 
 def node(address: str, own: str | None = None, env: dict[str, str] | None = None) -> InterfacesFact:
-    """A node with one NIC, whose own name leads to its address or to ``own``."""
     return fact(nic("eth0", f"{address}/24"), own=(own or address,), env=env)
 
 

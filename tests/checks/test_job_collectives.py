@@ -34,7 +34,6 @@ def ranks() -> Iterator[Ranks]:
 
 
 def replayed(ctx: HarnessContext, job: JobCollectives) -> JobCollectivesFact:
-    """The probe, in which a hang is known sooner."""
     knowledge.HUNG_S = 1.0
     ctx.options = Options(replay=job)
     return job_collectives.probe(ctx)

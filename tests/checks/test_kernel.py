@@ -102,7 +102,6 @@ def test_a_log_that_nobody_lets_us_read_has_a_reason():
 
 
 def kernel(*lines: tuple[float, str], **fields: Any) -> KernelFact:
-    """A node with the given lines, each by its age."""
     text = "\n".join(f"[{UPTIME_S - age_s:.6f}] {line}" for age_s, line in sorted(lines, reverse=True))
     buses = ("0000:61:00.0", "0000:9d:00.0")
     standard: dict[str, Any] = {
@@ -126,7 +125,6 @@ def nvml(gpu: dict[str, Any] | None = None, **fields: Any) -> GpusFact:
 def judge(
     fact: KernelFact, gpus: GpusFact | None = None, software: Software | None = None, **options: Any
 ) -> list[Finding]:
-    """What this check and that of the GPUs say together: one cause is one finding."""
     beside: dict[str, Fact | None] = {"gpus": gpus, "software": software}
     facts = [("kernel", fact), *((name, one) for name, one in beside.items() if one)]
     readings = tuple(collected(name, one) for name, one in facts)

@@ -37,7 +37,6 @@ def plugin_file(folder: Path, name: str = "libnccl-net.so", *flags: str) -> Path
 
 
 def dlopened(name: str, **env: str) -> str | None:
-    """The file that the real linker takes for a name, in a process of its own; None where it takes none."""
     code = (
         "import ctypes, sys\n"
         "try: ctypes.CDLL(sys.argv[1])\n"

@@ -23,7 +23,6 @@ RUN_S = 60.0
 
 
 def recording(first: list[Tree], then: list[Tree], **more: Any) -> Recording:
-    """A run that found the machines in one state before the ranks and in another afterwards."""
     seen = before(*first, nccl=None, **more)
     later = [read_check(CHECK, tree_context(tree, at)) for at, tree in enumerate(then)]
     moved = [reading.model_copy(update={"started_at": reading.started_at + RUN_S}) for reading in later]
@@ -39,7 +38,6 @@ only = partial(finding_of, CHECK)
 
 
 def grown(counters: Mapping[str, int], port: int = 3, nodes: int = 2, **more: Any) -> Recording:
-    """Counters of one InfiniBand port that grew, from 5, by so much."""
     old = trees.infiniband(counters={port: dict.fromkeys(counters, 5)})
     new = trees.infiniband(counters={port: {name: 5 + by for name, by in counters.items()}})
     rest = [trees.infiniband() for _ in range(nodes - 1)]

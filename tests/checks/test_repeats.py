@@ -53,7 +53,6 @@ os.register_at_fork(after_in_child=plant)
 
 
 def planted(folder: Path) -> dict[str, str]:
-    """The environment of a run whose rank 1 fails one time in five."""
     (folder / "sitecustomize.py").write_text(_NOW_AND_THEN)
     return {"PYTHONPATH": str(folder), "WORLDS": str(folder / "worlds")}
 

@@ -237,7 +237,6 @@ def misses(observer: int, node: int, answer: Answer, **more: Any) -> Reading:
 
 
 def named(recording: Recording) -> list[str]:
-    """The nodes named alone."""
     return [
         one.node or "" for found in node_fell_silent.apply(recording) for one in found.culprits if one.kind == "node"
     ]

@@ -23,11 +23,6 @@ TWO, THREE = (0, 1), (0, 1, 2)
 
 
 def multiplied(ctx: HarnessContext, faulty: int | None = None, second_s: float = 0.0) -> Any:
-    """The reading of one rank.
-
-    On rank ``faulty`` one bit of every 10,000th product flips. ``second_s`` is what a call takes on the ranks' clock, 0
-    for the machine's own.
-    """
     import torch
 
     bmm, done, passed = torch.bmm, 0, 0.0

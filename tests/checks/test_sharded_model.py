@@ -25,14 +25,12 @@ judge = partial(judge_by, CHECK)
 
 
 def seen(ranks: Ranks, name: str) -> list[Any]:
-    """The facts of four ranks: fully_shard takes the default group, which has all."""
     results = ranks.run(look, name)
     assert [result.error for result in results] == [None] * 4
     return [result.value for result in results]
 
 
 def planted(ranks: Ranks, name: str) -> Finding:
-    """The only finding of a model of tests/models/sharded_planted.py."""
     return only(judge(record(CHECK, seen(ranks, f"sharded_planted:{name}"))), CODES[name])
 
 
@@ -284,7 +282,6 @@ def test_the_time_of_a_sharded_step_is_not_measured_and_the_reason_is_said(ranks
 
 
 def with_one_that_rounds(ctx: Any, name: str) -> UserModel:
-    """As ``look``; where rank 1 steps alone, a norm of it differs in its last bits."""
     import torch
 
     norm = torch.linalg.vector_norm

@@ -30,7 +30,6 @@ SHORT = Plan(aim_s=0.002, rounds=3, iterations=1, bucket_aim_s=0.01)
 
 
 def small(ctx, slow_rank=None, level=Level.STANDARD):
-    """A net of 32 KiB of gradients; one rank does its work forty times over, in its own time."""
     import torch
 
     ctx.level = level
@@ -167,7 +166,6 @@ def test_the_profiler_is_loaded_at_level_thorough_only(ranks):
 def fact(
     compute: float = 0.010, step: float = 0.012, communicate: float = 0.004, rank: int = 0, **changes: Any
 ) -> StepTimeFact:
-    """Six rounds with 2 % of noise."""
     wobble = (1.0, 1.01, 0.99, 1.02, 1.0, 0.99)
     rounds = tuple(
         Round(
@@ -242,7 +240,6 @@ def test_a_disturbed_machine_is_told_only_of_communication_many_times_longer():
 
 
 def trials(best_s: float, predicted_s: float = 0.041, default_s: float = 0.061) -> Buckets:
-    """The default and 1 MiB."""
     by = (1.0, 1.02, 0.98)
     both = ((25.0, 0.060, default_s), (1.0, predicted_s, best_s))
     made = [BucketTrial(cap_mib=cap, predicted_s=at, step_s=tuple(took * one for one in by)) for cap, at, took in both]

@@ -24,7 +24,6 @@ SHORT = Plan(rounds=3, iterations=1)
 
 
 def whole(ctx: Any, name: str) -> StepTimeFact:
-    """The probe, with a model of tests/models."""
     ctx.model = f"tests.models.{name}" if name else ""
     return probe(ctx)
 
@@ -136,7 +135,6 @@ def test_an_argument_that_would_make_ddp_wait_for_a_gradient_is_not_tried(ranks)
 
 
 def tried(without: Sequence[float], changed: Sequence[float], **changes: Any) -> Finding:
-    """The finding of a change whose rounds took so long on the slower of two ranks."""
     fast = ArgumentTrial(advice=tiny_buckets(**changes), without_s=(0.1,) * 5, with_s=(0.1,) * 5)
     slow = fast.model_copy(update={"without_s": tuple(without), "with_s": tuple(changed)})
     fact = load("step_time/own-model-scales").facts(StepTimeFact)[0].fact
@@ -179,7 +177,6 @@ def test_a_change_to_a_value_says_how_to_write_it_and_what_it_costs():
 
 
 def slow_third(facts: list[StepTimeFact], **changes: Any) -> list[StepTimeFact]:
-    """Four ranks with a processor each, the third of which took ten times as long."""
     by_rank = [facts[0].model_copy(update={"on_cpu_share": 1.0, "ranks": 4, **changes}) for _ in range(4)]
     rounds = tuple(
         one.model_copy(update={"compute_s": 0.010, "again_s": 0.010, "step_s": 0.1}) for one in facts[0].rounds

@@ -93,7 +93,6 @@ def test_nobody_is_named_where_nothing_is_planted_however_busy_the_machine(ranks
 
 
 def without(ctx: HarnessContext, path: str) -> Reading:
-    """Rank 2 has no such path."""
     from ddp_doctor.knowledge import stragglers
 
     with patch.object(stragglers, "SAMPLES", stragglers.FEWEST_SAMPLES):
@@ -112,7 +111,6 @@ def test_a_path_that_one_rank_does_not_have_is_a_finding_about_that_rank(ranks: 
 
 
 def hung(ctx: HarnessContext, path: str) -> Reading:
-    """Every read hangs on rank 0, and has no processor on rank 3."""
     from ddp_doctor.knowledge import stragglers
     from ddp_doctor.model.context import CommandResult
     from ddp_doctor.sources.machine import LiveContext

@@ -163,7 +163,6 @@ def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
 
 
 def stuck_on_two_nodes(used: int) -> Recording:
-    """The classic machine as one of two nodes, whose NCCL sends over device number ``used``."""
     recorded = load("topology/classic-two-socket-with-recorded-facts")
     assert recorded.world is not None
     channel = f"l4node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/{used}/GDRDMA\n"

@@ -28,8 +28,6 @@ MATRIX = (
 
 
 class StandInContext(LiveContext):
-    """The live machine below another root, whose NVML is the stand-in."""
-
     def child(self, name: str, *args: str) -> CommandResult:
         assert name == "nvml_topology"
         env = self.env
@@ -294,7 +292,6 @@ def test_a_machine_in_order_gives_no_finding(look: Look, tree: SysfsTree, topolo
 
 
 def short_of_links(fact: TopologyFact, keep: tuple[int, ...], active: int, name: str | None = None) -> TopologyFact:
-    """These GPUs of the fact, the last of them with so many active links."""
     gpus = [fact.nvlinks[at] for at in keep]
     links = tuple(link.model_copy(update={"active": link.index < active}) for link in gpus[-1].links)
     gpus[-1] = gpus[-1].model_copy(update={"links": links, "name": name or gpus[-1].name})

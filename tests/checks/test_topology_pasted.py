@@ -84,10 +84,10 @@ def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there
 )
 def test_more_outputs_than_any_cluster_gives_are_refused_in_bounded_time(output: str):
     started = time.process_time()
-    (reading,) = read_pasted(output * 30_000)
+    (reading,) = read_pasted(output * 10_000)
     assert reading.status is Status.FAILED
     assert "more than 1024 outputs" in str(reading.reason)
-    assert time.process_time() - started < 8.0
+    assert time.process_time() - started < 3.0
 
 
 def test_text_in_another_encoding_is_refused():
@@ -104,5 +104,5 @@ def test_one_cause_on_many_nodes_is_one_finding_and_fast():
     readings = tuple(reading.model_copy(update={"node": node}) for node in range(count) for reading in one.readings)
     started = time.process_time()
     (finding,) = judge(Recording(world=World(nnodes=count), readings=readings))
-    assert time.process_time() - started < 8.0
+    assert time.process_time() - started < 3.0
     assert (finding.code, len(finding.culprits)) == ("DD410", 2 * count)

@@ -19,7 +19,6 @@ OF_TRACES = [situation for situation in SITUATIONS if situation.startswith("trac
 
 
 def call(kind: str = "all_reduce", **fields: Any) -> TraceCall:
-    """A collective of a step, a bucket of gradients if nothing else is said."""
     bucket = {"dtype": "float", "during": "backward", "averages": "during" not in fields}
     return TraceCall(**{"kind": kind, "begin_us": 500, "end_us": 700, **bucket, **fields})
 
@@ -57,7 +56,6 @@ def recorded(*facts: TraceFact) -> Recording:
 
 
 def told(*facts: TraceFact) -> dict[str, float]:
-    """The bound of each advice in the last window, by its rule."""
     recording = recorded(*facts)
     return {each.code: round(each.at_most, 3) for each in advice(recording, windows(recording)[-1])}
 

@@ -25,7 +25,6 @@ MODELS = Path(models).parent
 
 
 def look(ctx: Any, name: str) -> UserModel:
-    """The probe on one rank, with a model of tests/models."""
     ctx.model = f"tests.models.{name}"
     return user_model.probe(ctx)
 
@@ -45,7 +44,6 @@ def results(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Resul
 
 
 def seen(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Any]:
-    """The facts of all ranks, none of which raised."""
     assert [one.error for one in results(ranks, name, on)] == [None] * len(on)
     return [one.value for one in results(ranks, name, on)]
 
@@ -99,7 +97,6 @@ def test_a_first_forward_that_compiles_is_not_taken_for_the_time_of_all(ranks):
 
 
 def next_numbers(ctx: Any) -> tuple[bool, ...]:
-    """Whether each generator goes on after the look where it would have gone on without."""
     import random
 
     import numpy as np

@@ -215,8 +215,6 @@ def test_an_error_message_does_not_steer_the_terminal(capsys):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A temporary folder of this test's own, as everything in this process sees it."""
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -313,7 +311,6 @@ def test_the_options_of_run_are_these():
 
 @pytest.fixture
 def tools(tmp_path):
-    """An ssh and an srun that start what they are given on this host."""
     ssh = (
         "#!/bin/sh\n"
         'for word; do host="$before"; before="$word"; done\n'

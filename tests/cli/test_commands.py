@@ -60,7 +60,6 @@ PAIR = "topology/classic-two-socket-with-recorded-facts"  # DD401
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch) -> list[str]:
-    """Three runs that were kept, the oldest first: sick, of a newer doctor, healthy."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     saved = [

@@ -15,8 +15,6 @@ STEP = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-3]", "SLUR
 
 @pytest.fixture
 def plan(asked, tmp_path):
-    """The plan that ``run --plan`` writes with these options in this environment."""
-
     def planned(*args: str, **env: str):
         done = asked("run", "--plan", "--json", "-", *args, env=env, cwd=tmp_path)
         assert done.returncode == 0, done

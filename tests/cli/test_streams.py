@@ -164,7 +164,6 @@ def test_on_a_terminal_no_color_and_a_dumb_one_get_text_without_a_single_escape(
 
 
 def _on_a_terminal(asked: Forked, command: list[str], env: dict[str, str]) -> bytes:
-    """What a command writes on a terminal, to stdout and stderr."""
     ours, theirs = pty.openpty()
     read = list[bytes]()
     reader = threading.Thread(target=lambda: read.extend(_all_of(ours)))
@@ -178,7 +177,6 @@ def _on_a_terminal(asked: Forked, command: list[str], env: dict[str, str]) -> by
 
 
 def _all_of(terminal: int) -> Iterator[bytes]:
-    """All that is written to it until nobody has it open any more."""
     with suppress(OSError):  # EIO is the end of a terminal
         while data := os.read(terminal, 65536):
             yield data

@@ -45,7 +45,6 @@ def trace(rank: int | None = 0, *, world: int = 2, steps: int = 4, late: float =
 
 
 def folder(at: Path) -> Path:
-    """A folder with the files of two ranks."""
     at.mkdir(parents=True, exist_ok=True)
     for rank in (0, 1):
         (at / f"rank{rank}.json").write_text(trace(rank))

@@ -37,14 +37,12 @@ HELD = BaselineFact(
 
 
 def read(check: str, fact: Fact | str, rank: int | None = None, node: int = 0) -> Reading:
-    """A reading with this fact, or one that was skipped for this reason."""
     if isinstance(fact, str):
         return Reading(check=check, status=Status.SKIPPED, reason=fact, rank=rank, node=node)
     return collected(check, fact, node, rank=rank)
 
 
 def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1, **options: Any) -> Report:
-    """A run in which all that was read is well, through JSON and back as a replay reads it."""
     recording = Recording(
         world=World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=numbered_nodes(1)),
         options=Options(**options),

@@ -25,7 +25,6 @@ SAMPLE = {sample.cause: next(iter(sample.files.values())) for sample in reversed
 
 
 def found(rank: RankEvidence, innocent: RankEvidence | None = None) -> Finding:
-    """The one finding on a trial in which rank 1 failed and rank 0 waits."""
     recording = _with(load("torchrun/healthy"), trial_of(innocent or _rank(0), rank))
     return only([*deaths.died.apply(recording), *deaths.raised.apply(recording)])
 

@@ -327,7 +327,6 @@ def chosen(
     reproducer: Reproducer | None = MEET,
     severity: Severity = Severity.ERROR,
 ) -> list[str | None]:
-    """Why each is not tried; None where it is."""
     recording = Recording(world=World(backend=backend), options=Options(level=level))
     found = finding(*remedies, reproducer=reproducer, severity=severity)
     groups = candidates(recording, [found], {"GLOO_SOCKET_IFNAME": "eth9"})

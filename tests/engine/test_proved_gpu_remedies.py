@@ -169,7 +169,6 @@ def test_a_slow_pair_on_the_same_path_as_the_others_is_no_matter_of_a_setting():
 
 
 def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], str]) -> Recording:
-    """Three GPUs that NCCL joins by P2P, with these rates in GB/s and these codes."""
     gpus = [f"GPU{at}" for at in range(3)]
     links = {one: dict.fromkeys(gpus, "X") for one in gpus}
     for (one, two), code in codes.items():

@@ -31,7 +31,6 @@ LIMIT_S = 2.0
 
 
 def judged(recording: Recording) -> tuple[Report, list[str]]:
-    """The report and what stands on the screen."""
     diagnosis = diagnose(recording)
     assert diagnosis.failures == ()
     made, stream = report(recording, diagnosis, CHECKS), io.StringIO()
@@ -40,8 +39,6 @@ def judged(recording: Recording) -> tuple[Report, list[str]]:
 
 
 def on_bad_node(check: str, change: Callable[[dict[str, Any]], None]) -> simulated.Change:
-    """A change of one check's fact on one node, or on its ranks."""
-
     def apply(this: str, node: int, _rank: int | None, fact: dict[str, Any]) -> None:
         if this == check and node == BAD:
             change(fact)
@@ -50,8 +47,6 @@ def on_bad_node(check: str, change: Callable[[dict[str, Any]], None]) -> simulat
 
 
 def everywhere(check: str, change: Callable[[dict[str, Any]], None]) -> simulated.Change:
-    """A change of one check's fact on every node and rank."""
-
     def apply(this: str, _node: int, _rank: int | None, fact: dict[str, Any]) -> None:
         if this == check:
             change(fact)
@@ -72,7 +67,6 @@ def multiply_slowly(fact: dict[str, Any]) -> None:
 
 
 def stop(nodes: int, *at: int) -> TrialRecord:
-    """A trial in which the ranks of these nodes never entered the second all-reduce."""
     whole = simulated.trial(nodes, 2, outcome="stuck", judged_check="allreduce", waited_s=11.0)
     stuck = simulated.step(2, left_at=None)
     evidence = tuple(

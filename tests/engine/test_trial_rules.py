@@ -81,7 +81,6 @@ def test_a_refused_setting_explains_an_abort_but_no_kill():
 
 
 def _limited(recording: Recording, files: int) -> Recording:
-    """The recording of a host on which so many files may be open."""
     fact = Host(cpus=8, open_files=files).recorded()
     host = Reading(check="host", status=Status.COLLECTED, fact=fact)
     return recording.model_copy(update={"readings": (*recording.readings, host)})
@@ -131,7 +130,6 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
 
 
 def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
-    """One trial after another in which these pairs of three ranks stand in their exchange."""
     return [
         trial_of(
             *(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), judged_check="p2p"
@@ -141,7 +139,6 @@ def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
 
 
 def _three_ranks(*passed: tuple[int, int]) -> Recording:
-    """A run of three ranks on one node, of which these pairs exchanged data."""
     recording = load("torchrun/healthy")
     assert recording.world is not None
     world = recording.world.model_copy(update={"world_size": 3})

@@ -156,7 +156,6 @@ def test_a_rank_that_is_late_once_more_after_a_slow_link_is_late_by_its_own_time
 
 
 def _with_late_steps_only(run: Recording) -> Recording:
-    """As a finished trial is recorded."""
     trials = (one.model_copy(update={"evidence": tuple(late_steps(one.evidence))}) for one in run.trials)
     return run.model_copy(update={"trials": tuple(trials)})
 
@@ -179,7 +178,6 @@ def test_the_path_between_the_hosts_of_a_stuck_pair_can_be_pasted():
 
 
 def _refusing(message: str, *nccl: str) -> Recording:
-    """NCCL refuses on all ranks; what it says is said by each."""
     raised = Raised(type="DistBackendError", message=message, where="worker.py:9")
     steps = (_step(1, check="process_group", name="all_reduce"),)
     of = {rank: {"raised": raised, "steps": steps} for rank in range(len(nccl))}

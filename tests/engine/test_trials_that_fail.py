@@ -22,7 +22,6 @@ with patch("{name}", side_effect=RuntimeError("broken on purpose")):
 
 
 def run_broken(tmp_path: Path, name: str, **env: str) -> tuple[int, dict[str, Any]]:
-    """A run on two ranks in which the function of this name raises: exit code and report."""
     argv = ("run", "--level", "quick", "--nproc-per-node", "2", "--only", "process_group", "--only", "env_vars")
     report = tmp_path / "report.json"
     whole = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path), **env}

@@ -26,8 +26,6 @@ from tests.recordings import codes, raw
 
 
 class Light(Fact):
-    """A fact for these tests."""
-
     KIND = "light/1"
 
 

@@ -19,8 +19,6 @@ MIB = 2**20
 
 
 class Case(NamedTuple):
-    """A model under one strategy."""
-
     model: str
     strategy: str
     checkpointing: bool = False
@@ -38,8 +36,6 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Bytes."""
-
     case: Case
     predicted: int
     measured: int
@@ -58,7 +54,6 @@ class Outcome(NamedTuple):
 
 
 def predicted(_ctx: Any, case: Case) -> FitFact:
-    """The estimate, as a rank makes it."""
     from ddp_doctor.probing.fit.estimate import estimate
 
     return estimate(
@@ -67,7 +62,6 @@ def predicted(_ctx: Any, case: Case) -> FitFact:
 
 
 def measured(_ctx: Any, case: Case, steps: int) -> tuple[int, int]:
-    """The peak of this rank, and what its resident memory grew by, in bytes."""
     import psutil
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -116,7 +110,6 @@ def _step(model: Any, optimizer: Any, batch: Any) -> int:
 
 
 def evaluate(cases: list[Case], steps: int = 3) -> list[Outcome]:
-    """All of one number of ranks."""
     facts: dict[tuple[str, str], FitFact] = {}
     outcomes = []
     with Ranks(cases[0].ranks, preload=(__name__, "tests.models.fit", "torch.distributed.fsdp")) as ranks:

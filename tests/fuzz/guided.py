@@ -42,7 +42,6 @@ class TookTooLong(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Fuzz each chosen target for so long; 1 where a crash or a hang was found."""
     import atheris
 
     # It tells of each module on stderr.
@@ -120,8 +119,6 @@ def _fuzz_for_ever(target: Target, until: Sequence[str], log: Path) -> NoReturn:
 
 
 def _tried(call: Callable[[str], object], refuses: tuple[type[Exception], ...]) -> Callable[[bytes], None]:
-    """What the fuzzer calls with each input."""
-
     def one_input(data: bytes) -> None:
         text = data.decode(*_ENCODING)
         began = time.process_time()

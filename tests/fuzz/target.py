@@ -30,7 +30,6 @@ class Target:
 
 
 def direct(parses: Callable[[str], object], *seeds: str, refuses: type[Exception] | None = None) -> Target:
-    """A parser that takes one text and nothing else."""
     return Target(parses, parses, seeds, (refuses,) if refuses else ())
 
 
@@ -63,7 +62,6 @@ class _Everywhere(Mapping[str, str]):
 
 
 def machine(text: str) -> FakeContext:
-    """Every file and link is there, and every folder holds NAMES."""
     return Machine(env={"HOME": "/root"}, files=_Everywhere(text), links=_Everywhere(text))
 
 

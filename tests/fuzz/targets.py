@@ -88,7 +88,6 @@ def _answer(text: str) -> CommandResult:
 
 
 def _env(names: tuple[str, ...], text: str) -> dict[str, str]:
-    """The parts between form feeds as the values of these variables."""
     return dict(zip(names, text.split("\f"), strict=False))
 
 
@@ -127,7 +126,6 @@ _SEARCH = search_for(ALL_WORDS)
 
 
 def _scanned(text: str) -> object:
-    """A file in two pieces."""
     data = text.encode("utf-8", "surrogatepass")
     half = data.rfind(b"\n", 0, len(data) // 2) + 1
     scan = FileScan("job.out", 2026)
@@ -240,7 +238,6 @@ _NFT = """{"nftables": [
 
 
 def _of_bytes(text: str) -> bytes:
-    """A pickle, which is bytes, out of the text that stands for it."""
     return text.encode("latin-1", "replace")
 
 

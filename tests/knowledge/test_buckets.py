@@ -25,7 +25,6 @@ CURVE = Curve(points=((0, 0.010), (MIB, 0.020), (4 * MIB, 0.050)))
 
 
 def evenly(sizes: list[int], forward_s: float, backward_s: float) -> Backward:
-    """Gradients that become ready one after another, at even distances."""
     ready = [backward_s * (place + 1) / len(sizes) for place in range(len(sizes))]
     gradients = tuple(Gradient(size, at) for size, at in zip(sizes, ready, strict=True))
     return Backward(forward_s, backward_s, gradients)

@@ -22,7 +22,6 @@ B200 = replace(H100, gpu="NVIDIA B200")
 
 
 def over(network: str, machine: Machine, nodes: int = 2, nics: int = 8, gbit: int = 400) -> Machine:
-    """So many nodes of it."""
     return replace(machine, nodes=nodes, network=network, nics_mbps=(gbit * 1000,) * nics)
 
 

@@ -33,7 +33,6 @@ def only(differences: tuple[Difference, ...]) -> Difference:
 
 
 def of_four(odd: Manifest, rank: int = 2) -> Difference:
-    """The one difference where one rank of four has another manifest."""
     return only(compare({other: odd if other == rank else USUAL for other in range(4)}))
 
 

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def _copy(screen: int, path: Path) -> None:
-    """What a terminal shows, into a file, until it is closed."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while text := os.read(screen, 65536):
             file.write(text)
@@ -59,7 +58,6 @@ class Agent:
         self._copier.start()
 
     def report(self, timeout_s: float = LIMIT_S) -> dict[str, Any]:
-        """Its report, once it has ended."""
         self.process.wait(timeout_s)
         report: dict[str, Any] = json.loads(self.json.read_text())
         return report
@@ -70,7 +68,6 @@ class Agent:
         assert words in self.progress.read_text(), self.words()
 
     def words(self) -> str:
-        """Return all that it said."""
         if self.process.poll() is not None:
             self._copier.join(LIMIT_S)
         return self.progress.read_text() + self.said.read_text()
@@ -79,7 +76,6 @@ class Agent:
         self.process.send_signal(number)
 
     def family(self) -> list[str]:
-        """Return the processes that do not exit, itself included."""
         with suppress(AssertionError):
             wait_until(lambda: not self.alive())
         return self.alive()
@@ -94,7 +90,6 @@ Start = Callable[..., Agent]
 
 
 def codes(report: dict[str, Any]) -> list[str]:
-    """Of its errors and warnings."""
     return [finding["code"] for finding in report["findings"] if finding["severity"] in ("error", "warning")]
 
 
@@ -107,7 +102,6 @@ def reports_of(agents: Sequence[Agent], timeout_s: float = LIMIT_S) -> tuple[lis
 
 
 def end(agents: Sequence[Agent]) -> None:
-    """Whatever a test left running."""
     for agent in agents:
         if agent.process.poll() is None:
             agent.process.kill()

@@ -26,8 +26,6 @@ from tests.waiting import LIMIT_S, wait_until
 
 @dataclass
 class Scenario:
-    """What came of a probe on real ranks."""
-
     outcome: Outcome
 
     @property
@@ -108,7 +106,6 @@ def play(session: Session) -> Play:
 
 @pytest.fixture
 def port() -> int:
-    """Of the endpoint at which the agents of a test meet."""
     return free_port()
 
 

@@ -68,7 +68,6 @@ def holds_the_interpreter(ctx: RankContext) -> Done:
 
 
 def never_joins_a_group(ctx: RankContext) -> Done:
-    """The others wait in the store, where making a group of gloo meets, and not in a collective."""
     import torch.distributed as dist
 
     if ctx.rank == BAD:
@@ -211,7 +210,6 @@ def leaves_shared_memory(ctx: RankContext) -> Done:
 
 
 def adds_to_the_sum(ctx: RankContext) -> Fact:
-    """The real all-reduce check on a rank whose share is doubled."""
     import torch.distributed as dist
 
     from ddp_doctor.checks.collectives import allreduce

@@ -21,8 +21,6 @@ from tests.waiting import LIMIT_S
 
 
 class _Process:
-    """What stands for the client's process: it takes the call, and from then on nothing."""
-
     pid = os.getpid()
 
     def __init__(self) -> None:

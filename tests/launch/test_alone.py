@@ -67,7 +67,6 @@ def prints_a_path_and_dies(ctx: Any) -> Fact:
 
 @pytest.fixture(scope="module")
 def agent(session: Session) -> Agent:
-    """Of two ranks."""
     session.start_control()
     assert WELL.world is not None
     world = WELL.world.model_copy(update={"backend": "gloo"})

@@ -31,7 +31,6 @@ MEET = Reproducer(kind="meet")
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[Agent]:
-    """An agent of four gloo ranks whose environment names an interface that is not there."""
     env = {**os.environ, NO_SUCH: "eth9"}
     world = World(nproc_per_node=4, world_size=4, nodes=(Node(hostname="node0"),))
     with Session(RunRequest(Options(), env)) as session:

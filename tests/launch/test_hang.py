@@ -30,7 +30,6 @@ def rank(number: int, *steps: Step, **fields) -> RankEvidence:
 
 
 def blamed(*evidence: RankEvidence, **fields: Any) -> tuple[str, tuple[int, ...]]:
-    """What kind of hang it is, and the ranks that are suspected of it."""
     found = judge(trial_of(*evidence, **fields))
     return found.kind, found.suspects
 

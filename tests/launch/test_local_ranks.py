@@ -43,7 +43,6 @@ Rank = Callable[[int], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Rank]:
-    """Starts a rank, and returns when it has told."""
     started: list[subprocess.Popen[str]] = []
 
     def start(local_rank: int) -> "subprocess.Popen[str]":
@@ -62,7 +61,6 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the agent wait forever for ranks that do not come."""
     monkeypatch.setattr(outer_launcher, "_PATIENCE_S", math.inf)
 
 

@@ -60,7 +60,6 @@ for task in tasks:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, str]:
-    """A PATH with them."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("ssh", "srun"):
@@ -93,8 +92,6 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, to
 
 @contextlib.contextmanager
 def another_server() -> Iterator[int]:
-    """The port of a server that greets its clients, as one of ssh or mail does."""
-
     def greet() -> None:
         with contextlib.suppress(OSError):  # closed at the end
             while True:

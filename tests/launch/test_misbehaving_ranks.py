@@ -41,7 +41,6 @@ ENDS = (misbehaving.exits, misbehaving.is_killed, misbehaving.segfaults, misbeha
 
 @pytest.fixture
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what goes on after the trial in which the rank misbehaves."""
     monkeypatch.setattr("ddp_doctor.engine.node_run.agent.MOST_TRIALS", 1)
 
 

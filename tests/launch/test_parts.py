@@ -21,7 +21,6 @@ def parts(_options: Options) -> tuple[str, ...]:
 
 
 def read(scenario: Scenario) -> dict[str, list[int]]:
-    """By part the ranks that read it."""
     facts = scenario.outcome.recording.facts(CollectiveFact)
     return {part: sorted(rank.rank or 0 for rank in facts if rank.fact.part == part) for part in PARTS}
 

@@ -38,7 +38,6 @@ def run(*within: str) -> tuple["subprocess.Popen[str]", Path]:
 
 @pytest.fixture
 def left() -> Path:
-    """The folder of a run that was killed."""
     process, folder = run()
     with process:
         process.kill()

@@ -37,7 +37,6 @@ Host far
 
 @pytest.fixture
 def path_with_ssh(tmp_path: Path) -> Iterator[str]:
-    """A PATH whose ssh reaches this host under the name far."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("ssh and sshd are not installed")
     port = free_port()

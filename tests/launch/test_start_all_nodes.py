@@ -22,7 +22,6 @@ HERE = socket.gethostname()
 
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, str]:
-    """A PATH with an srun and an ssh that say what they were given."""
     for name in ("srun", "ssh"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$0 $@"\n')
         (tmp_path / name).chmod(0o755)

@@ -20,12 +20,10 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture
 def start(start: Start) -> Start:
-    """``start(node_rank, *options)``: one agent of a run of two."""
     return lambda claims, *options, **more: start(2, claims, *WITHOUT_DDP, *options, **more)
 
 
 def _head_and_stranger(start: Start, port: int, *options: str) -> tuple[Agent, Any]:
-    """A head that waits for its other node, and somebody else's client of its store."""
     head = start(0, *options)
     head.wait_for("1 of 2 nodes here")
     return head, connect("127.0.0.1", port, control_store.PREFIX, timedelta(seconds=LIMIT_S))

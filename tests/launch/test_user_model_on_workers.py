@@ -38,7 +38,6 @@ def with_model(play: Play) -> Named:
 
 
 def line_of(words: str) -> str:
-    """``planted.py:31``: where these words stand."""
     lines = (Path(models).parent / "planted.py").read_text().splitlines()
     return f"planted.py:{next(number for number, line in enumerate(lines, 1) if words in line)}"
 
@@ -130,7 +129,6 @@ def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(wi
 
 
 def line_in(words: str) -> str:
-    """``sharded_planted.py:31``: where these words stand."""
     lines = (Path(models).parent / "sharded_planted.py").read_text().splitlines()
     return f"sharded_planted.py:{next(number for number, line in enumerate(lines, 1) if words in line)}"
 

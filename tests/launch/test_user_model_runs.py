@@ -34,7 +34,6 @@ def test_the_options_for_another_node_hand_the_model_on():
 
 
 def named(report: dict[str, Any], code: str) -> dict[str, Any]:
-    """The one finding with this code; a busy machine may have others."""
     (finding,) = [one for one in report["findings"] if one["code"] == code]
     assert isinstance(finding, dict)
     return finding

@@ -38,11 +38,9 @@ class Board:
         self.log: list[str] = []
 
     def said(self, text: str, ago_s: float) -> None:
-        """A line of the kernel log."""
         self.log.append(f"[{self.uptime_s - ago_s:12.6f}] {text}")
 
     def files(self, texts: Mapping[str, str]) -> None:
-        """Many small files."""
         for path, text in texts.items():
             self.tree.write(path, text)
 
@@ -61,7 +59,6 @@ class Board:
         acs: int = 0,
         idle: bool = False,
     ) -> None:
-        """A device below its bridges, which are made where they are not there yet."""
         bridge = {"kind": "0x060400", "vendor": "0x1000", "device": "0xc030", "driver": "pcieport"}
         for at, name in enumerate(above[1:], 1):
             if not self.tree.exists(f"{PCI}/{name}"):

@@ -28,14 +28,12 @@ class Planted:
     build: Callable[[], Pair] = dgx_pair
 
     def nodes(self) -> Pair:
-        """The two machines with the fault."""
         pair = self.build()
         self.plant(pair)
         return pair
 
 
 def blame(finding: Finding) -> str:
-    """Who is to blame, as ``Planted.says`` has it: "node1 GPU 3", "8 on node1"."""
     nodes = {one.node for one in finding.culprits}
     if len(finding.culprits) > MOST_NAMES and len(nodes) == 1:
         return f"{len(finding.culprits)} on {nodes.pop()}"
@@ -43,7 +41,6 @@ def blame(finding: Finding) -> str:
 
 
 def said(report: Report) -> tuple[str, ...]:
-    """What a report says beyond what it says of the healthy pair."""
     told = (one for one in report.findings if one.code not in ALWAYS)
     return tuple(f"{one.code} {one.severity.value} {blame(one)}".rstrip() for one in told)
 

@@ -31,8 +31,6 @@ def _same_names() -> list[Whole]:
 
 
 def _with(one: Callable[[int], Whole], change: Callable[[Whole], object]) -> Build:
-    """A pair of machines, each with something that is no fault."""
-
     def build() -> list[Whole]:
         pair = [one(node) for node in range(2)]
         for machine in pair:
@@ -56,7 +54,6 @@ def _storage_without_address(machine: Whole) -> None:
 
 
 def _half_of_the_rails(machine: Whole) -> None:
-    """Four of eight cards have no cable, by design."""
     for at in (1, 3, 5, 7):
         for name, text in (("state", "1: DOWN"), ("phys_state", "2: Polling"), ("rate", "10 Gb/sec (4X SDR)")):
             machine.board.tree.write(f"{CLASS}/mlx5_{at}/ports/1/{name}", f"{text}\n")

@@ -64,7 +64,6 @@ _AZURE = pairs("""
 
 
 def _driven(board: Board, driver: str, *names: str) -> None:
-    """Interfaces of a virtual machine, and what drives them."""
     for name in names:
         board.tree.link(f"/sys/class/net/{name}/device/driver", f"../../../../bus/pci/drivers/{driver}")
 

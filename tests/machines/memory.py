@@ -20,8 +20,6 @@ MOST_LINKS = 40  # as Linux: a path through more of them is a circle
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link."""
-
     target: str
 
 
@@ -43,23 +41,19 @@ class MemoryFiles:
         self._made(parent)[name] = text.encode() if isinstance(text, str) else text
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link."""
         parent, name = path.rsplit("/", 1)
         self._made(parent)[name] = Link(target)
         self._folders.clear()
 
     def folder(self, path: str) -> None:
-        """An empty folder."""
         self._made(path)
 
     def remove(self, path: str) -> None:
-        """Away with a file, a link or a folder."""
         parent, name = path.rsplit("/", 1)
         del self._made(parent)[name]
         self._folders.clear()
 
     def exists(self, path: str) -> bool:
-        """Whether the path leads to something."""
         try:
             self._at(path)
         except OSError:
@@ -67,11 +61,9 @@ class MemoryFiles:
         return True
 
     def walk(self) -> Iterator[tuple[str, Entry]]:
-        """All files and links by path."""
         yield from _walk("", self._top)
 
     def save(self, root: Path) -> None:
-        """The same tree on a disk."""
         for path, entry in self.walk():
             at = root / path.lstrip("/")
             at.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +73,6 @@ class MemoryFiles:
                 at.write_bytes(entry)
 
     def _made(self, path: str) -> dict[str, Entry]:
-        """The folder at this path, made where it is not there."""
         if path in self._folders:
             return self._folders[path]
         names = [name for name in path.split("/") if name]
@@ -98,32 +89,27 @@ class MemoryFiles:
     # --- what Files offers ------------------------------------------------------------------------------
 
     def read(self, path: str) -> str:
-        """The text of a file."""
         return self.read_bytes(path).decode("utf-8", "replace")
 
     def read_bytes(self, path: str) -> bytes:
-        """A file as it is."""
         entry = self._at(path)
         if not isinstance(entry, bytes):
             raise _error(errno.EISDIR, path)
         return entry
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names in a folder."""
         entry = self._at(path)
         if not isinstance(entry, dict):
             raise _error(errno.ENOTDIR, path)
         return sorted(entry)
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points to."""
         entry = self._at(path, follow=False)
         if not isinstance(entry, Link):
             raise _error(errno.EINVAL, path)
         return entry.target
 
     def disk(self, path: str) -> Disk:
-        """No file system has a size here."""
         raise _error(errno.ENOSYS, path)
 
     def _at(self, path: str, *, follow: bool = True) -> Entry:

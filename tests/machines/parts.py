@@ -49,7 +49,6 @@ def linux(
 
 
 def allow(board: Board, cpus: str) -> None:
-    """The CPUs that the process may run on."""
     text = f"Name:\tpython\nCapEff:\t{_CAPABILITIES[board.as_root]}\nCpus_allowed_list:\t{cpus}\n"
     board.tree.write("/proc/self/status", text)
 
@@ -131,7 +130,6 @@ def dgx_tree(board: Board, device: str = "0x2330", acs: int = 0, *, paired: bool
 
 
 def below(at: int, port: int) -> Above:
-    """A port of the switch of the GPU of this number."""
     root, bus = ROOTS[at], SWITCH_PORTS[at]
     return (
         f"pci0000:{root}",

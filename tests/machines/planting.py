@@ -21,13 +21,10 @@ def dgx_pair() -> Pair:
 
 
 def roce_pair() -> Pair:
-    """Two HGX A100 with RoCE."""
     return [servers.hgx_a100_roce(node, as_root=True) for node in range(2)]
 
 
 def nvml(fault: str, topology: str = "") -> Callable[[Pair], None]:
-    """What the stand-in for NVML plays."""
-
     def plant(pair: Pair) -> None:
         pair[1].nvml = {"NVML_STAND_IN": fault, **({"NVML_STAND_IN_TOPOLOGY": topology} if topology else {})}
 
@@ -35,8 +32,6 @@ def nvml(fault: str, topology: str = "") -> Callable[[Pair], None]:
 
 
 def both(*plants: Callable[[Pair], None]) -> Callable[[Pair], None]:
-    """Several faults together."""
-
     def plant(pair: Pair) -> None:
         for one in plants:
             one(pair)
@@ -45,13 +40,10 @@ def both(*plants: Callable[[Pair], None]) -> Callable[[Pair], None]:
 
 
 def said(text: str, ago_s: float = 600) -> Callable[[Pair], None]:
-    """A line of the kernel log."""
     return lambda pair: pair[1].board.said(text, ago_s)
 
 
 def env(*nodes: int, **settings: str) -> Callable[[Pair], None]:
-    """Settings of the job on these nodes."""
-
     def plant(pair: Pair) -> None:
         for node in nodes:
             pair[node].env |= settings
@@ -60,13 +52,10 @@ def env(*nodes: int, **settings: str) -> Callable[[Pair], None]:
 
 
 def file(path: str, text: str) -> Callable[[Pair], None]:
-    """A file of the tree."""
     return lambda pair: pair[1].board.tree.write(path, text)
 
 
 def port(at: int, **values: str) -> Callable[[Pair], None]:
-    """What /sys says of the port of mlx5_AT."""
-
     def plant(pair: Pair) -> None:
         for name, text in values.items():
             pair[1].board.tree.write(f"{rdma_trees.CLASS}/mlx5_{at}/ports/1/{name}", f"{text}\n")
@@ -75,12 +64,10 @@ def port(at: int, **values: str) -> Callable[[Pair], None]:
 
 
 def down(at: int) -> Callable[[Pair], None]:
-    """The port of mlx5_AT has no link."""
     return port(at, state="1: DOWN", phys_state="2: Polling", rate="10 Gb/sec (4X SDR)", sm_lid="0x0")
 
 
 def every(one: Callable[[int], Callable[[Pair], None]]) -> Callable[[Pair], None]:
-    """The same on all eight rails."""
     return both(*(one(at) for at in range(8)))
 
 
@@ -98,17 +85,14 @@ def via(nodes: tuple[int, ...], within: str = "", between: str = "", says: str =
 
 
 def no_fabric_manager(pair: Pair) -> None:
-    """Its process is gone."""
     pair[1].board.tree.remove("/proc/2201")
 
 
 def lacks_a_gpu_on_the_bus(pair: Pair) -> None:
-    """The PCI device is gone."""
     pair[1].board.tree.remove("/sys/bus/pci/devices/0000:df:00.0")
 
 
 def acs(pair: Pair) -> None:
-    """The bridges redirect."""
     pair[1] = servers.dgx_h100(1, as_root=True, acs=0x1D)
 
 
@@ -132,7 +116,6 @@ def memlock(pair: Pair) -> None:
 
 
 def preloaded(pair: Pair) -> None:
-    """LD_PRELOAD brings an old NCCL."""
     other = "/opt/nccl/lib/libnccl.so.2"
     pair[1].env["LD_PRELOAD"] = other
     pair[1].commands["ldd"] = linked(other)
@@ -140,7 +123,6 @@ def preloaded(pair: Pair) -> None:
 
 
 def new_library(pair: Pair) -> None:
-    """The packages were updated, the module was not."""
     tree = pair[1].board.tree
     for name in ("libcuda", "libnvidia-ml"):
         tree.remove(f"/usr/lib/x86_64-linux-gnu/{name}.so.1")
@@ -148,7 +130,6 @@ def new_library(pair: Pair) -> None:
 
 
 def no_module(pair: Pair) -> None:
-    """The driver is not loaded."""
     tree = pair[1].board.tree
     for path in ("/proc/driver", "/sys/module/nvidia", "/sys/module/nvidia_uvm", "/sys/module/nvidia_peermem"):
         tree.remove(path)
@@ -157,7 +138,6 @@ def no_module(pair: Pair) -> None:
 
 
 def stuck(pair: Pair) -> None:
-    """nvidia-smi stands still in the driver."""
     tree = pair[1].board.tree
     for path in ("/proc/5403/stat", "/proc/5403/task/5403/stat"):
         tree.write(path, "5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560 1\n")
@@ -167,12 +147,10 @@ def stuck(pair: Pair) -> None:
 
 
 def half_width(pair: Pair) -> None:
-    """The link of GPU 3 came up with half of its lanes."""
     pair[1].board.tree.write(f"/sys/bus/pci/devices/{GPU}/current_link_width", "8\n")
 
 
 def conf(pair: Pair) -> None:
-    """A file that no environment shows."""
     pair[1].board.tree.write("/etc/nccl.conf", "NCCL_IB_DISABLE=1\n")
 
 
@@ -190,7 +168,6 @@ def another_table(pair: Pair) -> None:
 
 
 def no_address(pair: Pair) -> None:
-    """The interfaces have no IPv4 address."""
     for at in range(8):
         for index in (2, 3):
             path = f"{rdma_trees.CLASS}/mlx5_{at}/ports/1/gids/{index}"

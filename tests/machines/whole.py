@@ -45,12 +45,10 @@ Via = Callable[[int, int], str]
 
 
 def linked(nccl: str = NCCL) -> CommandResult:
-    """ldd's word on which libnccl torch loads."""
     return ended(f"\tlibnccl.so.2 => {nccl} (0x00007f2a3c000000)\n")
 
 
 def ended(text: str, code: int = 0, said: str = "") -> CommandResult:
-    """A command that ran."""
     return CommandResult((), "ended", code, text, said)
 
 
@@ -77,7 +75,6 @@ class Whole:
     says: str = ""  # further lines of NCCL's log
 
     def context(self, deadline: float) -> WholeContext:
-        """A probe's view."""
         return WholeContext(self, deadline)
 
 
@@ -158,7 +155,6 @@ def look(machine: Whole, command: str = "run") -> list[Reading]:
 
 
 def record(machines: Sequence[Whole], command: str = "run") -> Recording:
-    """A run over these nodes, or a prolog on the first."""
     all_readings = [look(machine, command) for machine in machines]
     worlds = [_world(machine, readings) for machine, readings in zip(machines, all_readings, strict=True)]
     world = worlds[0]
@@ -184,7 +180,6 @@ def record(machines: Sequence[Whole], command: str = "run") -> Recording:
 
 
 def judge(machines: Sequence[Whole], command: str = "run") -> Report:
-    """Return the report on a run over these machines."""
     return judged(record(machines, command))
 
 

@@ -109,7 +109,6 @@ def parametrised():
 
 
 def normalised_by_hooks():
-    """The older forms of the same."""
     net = nn.Sequential(nn.utils.spectral_norm(nn.Conv1d(2, 3, 1)), nn.ReLU(inplace=True))
     return net, lambda step: torch.randn(8, 2, 5)
 

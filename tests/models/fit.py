@@ -46,7 +46,6 @@ def cnn():
 
 
 def encoder():
-    """torch's own transformer layers."""
     layer = nn.TransformerEncoderLayer(384, 6, 1536, batch_first=True)
     return {
         "model": nn.TransformerEncoder(layer, 6, enable_nested_tensor=False),
@@ -56,7 +55,6 @@ def encoder():
 
 
 def llama():
-    """A small one of transformers' own."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

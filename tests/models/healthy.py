@@ -10,8 +10,6 @@ from torch import nn
 
 
 class ConvNet(nn.Module):
-    """A convolutional net with BatchNorm."""
-
     def __init__(self, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU())
@@ -126,7 +124,6 @@ def with_buckets_of_its_own():
 
 
 def made_slowly():
-    """It computes for a while and says nothing."""
     end_s = time.thread_time() + 2.6
     while time.thread_time() < end_s:
         torch.ones(64, 64) @ torch.ones(64, 64)

@@ -253,8 +253,6 @@ def experts_not_allowed_for():
 
 
 class Wordless(Exception):
-    """It fails when it is asked what it says."""
-
     def __str__(self) -> str:
         raise RuntimeError
 
@@ -333,8 +331,6 @@ def thawed_on_one_rank():
 
 
 class MadeLate(ConvNet):
-    """A layer that the first forward makes."""
-
     def forward(self, images: Any) -> Any:
         if not hasattr(self, "late"):
             self.late = nn.Linear(10, 2)
@@ -438,8 +434,6 @@ def target_is_none():
 
 
 class Masked(ConvNet):
-    """As a vision transformer, whose attention takes a mask."""
-
     def forward(self, given: Any, mask: Any = None) -> Any:
         output = super().forward(given)
         return output if mask is None else output * mask.float()[:, None]

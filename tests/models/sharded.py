@@ -32,8 +32,6 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A small language model of layers that are alike."""
-
     def __init__(self, width: int = 16, layers: int = 3, tied: bool = False, again: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, width)
@@ -185,8 +183,6 @@ def with_unused_layer():
 
 
 class Experts(Block):
-    """A layer with an expert for each parity of the rank."""
-
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))

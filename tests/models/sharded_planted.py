@@ -123,8 +123,6 @@ def optimizer_before_on_one_rank():
 
 
 def never_synchronised():
-    """Accumulates, and never lets the last backward reduce."""
-
     def step(model: Any, optimizer: Any, batch: Any) -> Any:
         model.set_requires_gradient_sync(False)
         return clipped_step(model, optimizer, batch)
@@ -227,8 +225,6 @@ def keeps_a_part():
 
 
 def keeps_a_part_silently():
-    """… and whose load_state_dict does not mind."""
-
     class Lenient(Keeping):
         def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
             return super().load_state_dict(state_dict, strict=False, assign=assign)

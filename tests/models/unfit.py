@@ -15,12 +15,10 @@ def huge_in_numpy():
 
 
 def huge():
-    """Weights of 400 GB."""
     return nn.Linear(100_000, 1_000_000, bias=False), lambda step: torch.randn(1, 100_000)
 
 
 def downloads():
-    """Weights from elsewhere."""
     urllib.request.urlopen("https://example.org/weights.pt")
 
 
@@ -57,7 +55,6 @@ def kernel():
 
 
 def wrong_shape():
-    """A fault of the user's own."""
     return nn.Linear(32, 32), _batch
 
 
@@ -69,7 +66,6 @@ def converted():
 
 
 def alone():
-    """Without a batch."""
     return nn.Linear(64, 64)
 
 
@@ -81,7 +77,6 @@ def grows():
 
 
 def frozen():
-    """Nothing to train."""
     return nn.Linear(64, 64).requires_grad_(False), _batch
 
 
@@ -96,12 +91,10 @@ class _Counts(_OneLayer):
 
 
 def of_a_number():
-    """A batch without a tensor."""
     return _Counts(), lambda step: 5
 
 
 def no_optimizer():
-    """Its function for one returns something else."""
     return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": lambda parameters: 7}
 
 
@@ -111,7 +104,6 @@ class _Numpy(_OneLayer):
 
 
 def leaves_torch():
-    """A model that computes with numpy meanwhile."""
     return _Numpy(), _batch
 
 
@@ -122,7 +114,6 @@ class _NoGradient(_OneLayer):
 
 
 def no_gradient():
-    """Nothing to go backward from."""
     return _NoGradient(), _batch
 
 
@@ -138,7 +129,6 @@ class _Twice(nn.Module):
 
 
 def twice():
-    """Each layer is called two times."""
     return _Twice(), lambda step: torch.randn(1, 512)
 
 
@@ -148,7 +138,6 @@ def lazy():
 
 
 def sharded():
-    """A model that the factory has spread already."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import distribute_module
 
@@ -156,5 +145,4 @@ def sharded():
 
 
 def no_samples():
-    """A data set that is used up."""
     return nn.Linear(64, 64), lambda step: torch.randn(0, 64)

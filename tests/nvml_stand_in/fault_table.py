@@ -35,27 +35,22 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The fault, and what else is unlike a healthy node."""
         return f"{self.fault}, {self.about}" if self.about else self.fault
 
 
 def unhealthy(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    """An error."""
     return Case(fault, about, tuple((code, "error") for code in codes), "unhealthy", files or dict(MANAGED))
 
 
 def unsure(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    """A possible error."""
     return Case(fault, about, tuple((code, "error") for code in codes), "unsure", files or dict(MANAGED))
 
 
 def degraded(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    """A warning."""
     return Case(fault, about, tuple((code, "warning") for code in codes), "degraded", files or dict(MANAGED))
 
 
 def informed(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    """Worth knowing only."""
     return Case(fault, about, tuple((code, "info") for code in codes), "healthy", files or dict(MANAGED))
 
 
@@ -123,7 +118,6 @@ CASES = (*FAULTS, *HEALTHY)
 
 @cache
 def play(case: Case) -> Report:
-    """The doctor's report on a node with that fault; it is looked at once."""
     with tempfile.TemporaryDirectory() as root:
         machine = bare_machine(Path(root))
         if case.on_bus:
@@ -134,7 +128,6 @@ def play(case: Case) -> Report:
 
 
 def record(case: Case, machine: Machine) -> Recording:
-    """What the probe reads there, as a recording."""
     context = machine.stand_in(case.fault)
     fact = probe(context)
     reading = collected("gpus", fact, 0)

@@ -41,7 +41,6 @@ class Machine:
         target.write_text(text)
 
     def stand_in(self, fault: str = "healthy", *defines: str, **more: str) -> LiveContext:
-        """A context on this tree whose NVML is the stand-in with ``fault`` planted."""
         env = {"NVML_STAND_IN": fault, "DEFINES": " ".join(defines), **more}
         return StandInContext(env, time.monotonic() + 1000, root=str(self.root))
 
@@ -57,7 +56,6 @@ class Machine:
 
 
 def bare_machine(root: Path) -> Machine:
-    """A machine with a CPU and its usual devices, without any NVIDIA GPU."""
     machine = Machine(root)
     machine.plug("0000:00:02.0", "ast", kind="0x030000", vendor="0x1a03")
     return machine

@@ -33,7 +33,6 @@ def text_of(name: str) -> str:
 
 
 def table_lines(text: str) -> range:
-    """The indices of header and rows."""
     lines = text.split("\n")
     start = next(index for index, line in enumerate(lines) if "GPU0" in line)
     end = next((n for n in range(start + 1, len(lines)) if not LABEL.match(lines[n])), len(lines))
@@ -46,7 +45,6 @@ def with_line(text: str, index: int, *new: str) -> str:
 
 
 def each_line(text: str, change: Callable[[str], str]) -> str:
-    """With every line of the table changed."""
     lines, table = text.split("\n"), table_lines(text)
     return "\n".join(change(line) if index in table else line for index, line in enumerate(lines))
 

@@ -140,9 +140,9 @@ def _flood(piece: bytes, size: int) -> Iterator[bytes]:
 def test_a_string_or_a_nesting_without_end_is_passed_over_in_bounded_time(piece: bytes):
     began = time.process_time()
     with pytest.raises(NotATrace):
-        read_trace("hostile.json", _flood(piece, 60_000_000))
+        read_trace("hostile.json", _flood(piece, 20_000_000))
 
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 7
 
 
 def test_kernels_are_told_from_collectives_copies_and_synchronisation():

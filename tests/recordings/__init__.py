@@ -30,12 +30,10 @@ _NOT_EXPECTED: dict[str, Any] = {
 
 @cache
 def _checks() -> dict[str, str]:
-    """Return the check of each rule."""
     return {rule.code: check.id for check in every_check() for rule in check.rules}
 
 
 def path_of(situation: str) -> Path:
-    """The file of ROOM/SITUATION."""
     return FOLDER / f"{situation}.json"
 
 
@@ -52,7 +50,6 @@ def judged(situation: str) -> Outcome:
 
 
 def codes(situation: str) -> list[str]:
-    """Return the code of each finding, sorted."""
     return sorted(finding.code for finding in judged(situation).report.findings)
 
 

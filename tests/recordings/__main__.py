@@ -7,7 +7,6 @@ from tests.recordings import SITUATIONS, add, write
 
 
 def main() -> None:
-    """Write what the rules find now, or add a recording."""
     parser = argparse.ArgumentParser(prog="python -m tests.recordings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     writer = commands.add_parser("write", help="write into each file what the rules find in it now")

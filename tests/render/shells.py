@@ -15,12 +15,10 @@ _THEIR_OWN = ("_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL")
 
 
 def environment(shell: str, text: str, folder: Path, *, host: str = "") -> dict[str, str]:
-    """The environment after sourcing one text."""
     return environments(shell, [text], folder, host=host)[0]
 
 
 def tool(folder: Path, name: str, script: str) -> None:
-    """A command of this name for the shells of ``folder``."""
     path = folder / "tools" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")

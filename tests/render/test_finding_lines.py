@@ -13,7 +13,6 @@ HOSTILE = "50% of\n::error::GPU 0, GPU 1\r\x1b[31m"
 
 
 def shown(capsys: pytest.CaptureFixture[str], form: OutputFormat) -> tuple[str, str]:
-    """What goes to stdout, and what people read."""
     finding = error(remedy()).model_copy(update={"title": HOSTILE, "detail": "They wait."})
     words = io.StringIO()
     finding_lines.show(report(finding, run_id="r1"), form, screen.console(words))

@@ -18,7 +18,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 def measured(
     ranks: int, rate: Callable[[int, int], float], hosts: int = 1, *more: Measurement, backend: str = "nccl"
 ) -> Report:
-    """What these ranks sent each other one way, in GB/s; a rate of 0 was not measured."""
     pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other and rate(one, other)]
     found = [
         Measurement(name="p2p_one_way", value=rate(*pair) * 1e9, unit="B/s", labels={"rank": pair[0], "peer": pair[1]})

@@ -135,7 +135,6 @@ def test_a_page_can_be_read_without_eyes_and_loads_nothing(situation: str):
 
 
 def named_page(name: str) -> str:
-    """A page on which whatever comes from outside has this name."""
     found = error(remedy(commands=(name,))).model_copy(
         update={
             "title": name,

@@ -22,7 +22,6 @@ def cases(
     verdict: Verdict = Verdict.HEALTHY,
     fail_on: FailOn = FailOn.ERROR,
 ) -> dict[str | None, list[tuple[str, str]]]:
-    """What stands in each case, with the message or the text of it."""
     results = (CheckResult(id=name, title="", status=status, reason=f"of {name}") for name, status in checks)
     update = {"checks": tuple(results), "verdict": verdict, "summary": "In a sentence."}
     recording = Recording(run_id="x", options=Options(fail_on=fail_on))

@@ -19,13 +19,11 @@ EVIL = "no|de`1`` <img src=x onerror=alert(1)> </details> [x](https://evil.examp
 
 
 def tokens(text: str) -> list[Token]:
-    """All tokens, those of lines too."""
     found = MarkdownIt("commonmark").enable("table").parse(text)
     return [each for token in found for each in (token, *(token.children or ()))]
 
 
 def html_of(text: str) -> set[str]:
-    """The tags that a page would obey."""
     pieces = [token.content for token in tokens(text) if token.type in ("html_block", "html_inline")]
     return {tag for piece in pieces for tag in re.findall("<[^>]*>?", piece)}
 

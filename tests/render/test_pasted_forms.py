@@ -68,7 +68,6 @@ def wanted(given: SettingsToApply, host: str) -> dict[str, str | None]:
 
 
 def values(given: SettingsToApply) -> dict[str, str]:
-    """The values that are for all hosts."""
     everywhere = [(one.name, one.everywhere) for one in given.variables if not one.not_applied]
     return {name: branch.value for name, branch in everywhere if branch and branch.value is not None}
 

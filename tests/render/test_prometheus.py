@@ -36,7 +36,6 @@ def series(given: Report, command: str = "run") -> dict[tuple[str, frozenset[tup
 
 
 def of(name: str, given: Report) -> dict[tuple[str, ...], float]:
-    """The series of one family by the sorted values of their labels."""
     return {
         tuple(sorted(value for _, value in labels)): value
         for (each, labels), value in series(given).items()

@@ -10,7 +10,6 @@ from tests.recordings import load
 
 
 def rows(recording: Recording) -> list[list[str]]:
-    """The cells of each row."""
     return [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in used_table(recording).splitlines()[1:]
     ]

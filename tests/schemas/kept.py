@@ -19,19 +19,16 @@ _WORDS = ("description", "title", "default")
 
 
 def today(name: str) -> dict[str, Any]:
-    """Return the current schema of a report."""
     schema: dict[str, Any] = json.loads(schemas.text(name))
     return schema
 
 
 def kept(name: str) -> dict[str, Any]:
-    """Return the schema of the last published version of a report."""
     schema: dict[str, Any] = json.loads(_KEPT.read_text(encoding="utf-8"))[name]
     return schema
 
 
 def major(schema: dict[str, Any]) -> int:
-    """The first number of its version."""
     return int(schema["properties"]["schema_version"]["default"].partition(".")[0])
 
 
@@ -43,7 +40,6 @@ class Comparison:
         self._seen: set[tuple[str, str]] = set()
 
     def lost(self) -> list[str]:
-        """The places, with what has changed there but by additions."""
         return list(self._part(self._old, self._new, "$"))
 
     def _part(self, old: dict[str, Any], new: dict[str, Any], place: str) -> Iterator[str]:

@@ -92,7 +92,6 @@ class Case:
 
 @functools.cache
 def _usual(machine: str, nnodes: int) -> tuple[tuple[str, str], ...]:
-    """What is said of the machine without these settings."""
     nodes = [MACHINES[machine](node) for node in range(nnodes)]
     return tuple((one.code, one.title) for one in judge(nodes).findings)
 
@@ -122,10 +121,8 @@ def _case(name: str, settings: str, codes: str = "", circumstances: str = "") ->
 
 
 def bad() -> list[Case]:
-    """The settings of which something is to be said."""
     return [_case(" ".join(line[::2]), *line) for line in _lines("bad.txt")]
 
 
 def clean() -> list[Case]:
-    """The environments of healthy jobs."""
     return [_case(*line) for line in _lines("clean.txt")]

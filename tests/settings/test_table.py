@@ -28,7 +28,6 @@ def torch_folder() -> Path:
 
 
 def read_by_this_torch() -> set[str]:
-    """The variables that the installed torch reads, by the table."""
     return {
         name
         for name, variable in variables().items()

@@ -12,7 +12,6 @@ from ddp_doctor.sources.live_process import Candidate
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One on which this process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

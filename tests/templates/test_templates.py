@@ -358,13 +358,10 @@ def test_no_temporary_folder_is_left(either: Script) -> None:
 
 
 class Gate(Script):
-    """The gate in front of a job, with a stub for the doctor."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, template="slurm-gate")
 
     def doctor(self, verdict: str, code: int) -> None:
-        """A doctor that writes a report with this verdict and exits."""
         prepared = self.folder / "prepared.json"
         prepared.write_text(json.dumps({"findings": [{"verdict": "none"}], "verdict": verdict}, indent=1))
         self.stub(f'echo " ok gpus"\ncp {prepared} "$8"\nexit {code}')

@@ -44,8 +44,6 @@ NOISE_ON_GPU = 0.07
 
 @dataclass
 class Judged:
-    """One case."""
-
     name: str
     case: Case
     found: list[str] = field(default_factory=list)  # of a warning or an error: name@rank, or name
@@ -87,7 +85,6 @@ def _matches(truth: str, found: Iterable[str]) -> bool:
 
 
 def judge(judged: Judged, paths: Iterable[Path]) -> Judged:
-    """As the command does it."""
     try:
         outcome = trace([str(path) for path in paths], Options(command="trace"))
     except UsageError as why:

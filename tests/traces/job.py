@@ -165,8 +165,6 @@ def of_rank(values: ByRank, rank: int, otherwise: Any) -> Any:
 
 
 class Job:
-    """One rank's loop."""
-
     def __init__(self, of: Situation, rank: int) -> None:
         self.of, self.rank = of, rank
         self.device = torch.device("cuda:0" if of.device == "cuda" else "cpu")
@@ -188,7 +186,6 @@ class Job:
         self.batches = iter(loader)
 
     def trained(self, of: Situation) -> tuple[Any, torch.optim.Optimizer]:
-        """A model, wrapped, and its optimizer."""
         python_ms, recompute = of_rank(of.python, self.rank, 0), of_rank(of.recompute, self.rank, False)
         module = Body(of, python_ms, recompute).to(self.device)
         model: Any = Alone(module) if of.manual else DistributedDataParallel(module, **of.ddp)
@@ -254,7 +251,6 @@ class Job:
         self.keep_house(number)
 
     def communicate(self, loss: torch.Tensor) -> None:
-        """Collectives that are not DDP's."""
         for _ in range(self.of.reductions):
             value = loss.detach().clone()
             dist.all_reduce(value)
@@ -267,7 +263,6 @@ class Job:
             dist.barrier()
 
     def keep_house(self, number: int) -> None:
-        """What comes between two steps."""
         of = self.of
         every, milliseconds = of_rank(of.pause, self.rank, (0, 0))
         if every and number % every == 0:
@@ -288,7 +283,6 @@ class Job:
                     self.model.module(self.batch()[0])
 
     def timed(self, steps: int) -> list[float]:
-        """Seconds of each step, no profiler."""
         seconds = []
         for number in range(steps):
             began = time.perf_counter()

@@ -12,7 +12,6 @@ MAIN, RUNLOOP = 100, 107
 def event(
     name: str, begin: float, last: float, cat: str = "cpu_op", thread: int = MAIN, args: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """An event with a begin and a duration, microseconds."""
     times = {"ts": begin, "dur": last}
     return {"ph": "X", "cat": cat, "name": name, "pid": MAIN, "tid": thread, **times, "args": args or {}}
 

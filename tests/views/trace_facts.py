@@ -13,7 +13,6 @@ TRANSFER_US = 2_000.0
 def job(
     computing: Sequence[Sequence[float]], *, first: int = 3, device: str = "cpu", **fields: Any
 ) -> tuple[TraceFact, ...]:
-    """A fact for each rank, of microseconds of computing in each of its steps."""
     steps: list[list[TraceStep]] = [[] for _ in computing]
     calls: list[list[TraceCall]] = [[] for _ in computing]
     now = [0.0] * len(computing)
@@ -55,14 +54,12 @@ def job(
 
 
 def of_rank(ranks: Sequence[TraceFact], number: int, /, **fields: Any) -> tuple[TraceFact, ...]:
-    """The same ranks, one with other fields."""
     return tuple(fact.model_copy(update=fields) if fact.rank == number else fact for fact in ranks)
 
 
 def with_steps(
     ranks: Sequence[TraceFact], rank: int, change: Callable[[TraceStep], dict[str, Any]]
 ) -> tuple[TraceFact, ...]:
-    """The same ranks, the steps of one changed."""
     [fact] = [fact for fact in ranks if fact.rank == rank]
     return of_rank(ranks, rank, steps=tuple(step.model_copy(update=change(step)) for step in fact.steps))
 

@@ -39,7 +39,6 @@ def test_a_rank_moves_where_it_computes_reads_or_writes_and_not_where_it_may_onl
 
 @pytest.fixture
 def job():
-    """Two processes that sleep, and one that computes."""
     pipe = subprocess.PIPE
     scripts = ("input()", "input()", "while True: pass")
     started = [

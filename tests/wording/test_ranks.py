@@ -12,7 +12,6 @@ from tests.simulated import group_fact
 
 
 def _on(counts: list[int], backend: str = "gloo") -> Recording:
-    """A world whose nodes have these numbers of ranks."""
     nodes = tuple(Node(node_rank=at, hostname=f"n{at}", nproc=count) for at, count in enumerate(counts))
     world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=sum(counts), nodes=nodes)
     return Recording(world=world.model_copy(update={"backend": backend}))
