@@ -30,7 +30,7 @@ def test_a_port_that_is_listened_on_is_connected_to():
 def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
     told: list[str] = []
 
-    way = approach("127.0.0.1", free_port(), _in(0.6), told.append)
+    way = approach("127.0.0.1", free_port(), _in(0.3), told.append)
 
     assert way.outcome == "refused"
     assert "nobody listens yet on 127.0.0.1" in told[0]
@@ -39,7 +39,7 @@ def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
 def test_a_head_that_starts_late_is_found():
     port = free_port()
     servers: list[socket.socket] = []
-    starting = threading.Timer(0.5, lambda: servers.append(listen(ALL_ADDRESSES, port)))
+    starting = threading.Timer(0.2, lambda: servers.append(listen(ALL_ADDRESSES, port)))
     starting.start()
 
     way = approach("127.0.0.1", port, _in(LIMIT_S), lambda _text: None)

@@ -39,7 +39,7 @@ def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Pa
 def test_a_code_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n0\n", age_s=120)
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 0.3) is None
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 0.1) is None
 
 
 def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> Non
         locks.append(outer_launcher.AgentLock(WORLD, tmp_path))
         locks[0].hand_over(0)
 
-    threading.Timer(0.3, agent).start()
+    threading.Timer(0.1, agent).start()
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 0
 
@@ -67,7 +67,7 @@ def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
     monkeypatch.setattr(outer_launcher, "_APPEAR_S", 0.1)
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
     written(agent_file(tmp_path), "agent\n", age_s=120)
-    threading.Timer(0.4, lock.hand_over, (0,)).start()
+    threading.Timer(0.2, lock.hand_over, (0,)).start()
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 0
 

@@ -111,7 +111,7 @@ class WholeContext(LiveContext):
             if settings is None:
                 none = {"error": "library_not_found", "call": "nvmlInit", "gpus": [], "elapsed_s": 0.1}
                 return ended(json.dumps(none))
-            limit_s = "0.3" if "hang" in str(settings) else str(LIMIT_S)
+            limit_s = "0.5" if "hang" in str(settings) else str(LIMIT_S)
             said = answer(name, limit_s, **_lower(settings))
             other = said.stdout.replace("GPU-8932f93", f"GPU-{self.machine.uuids}932f93")
             return replace(said, stdout=other)

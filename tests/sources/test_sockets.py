@@ -120,7 +120,7 @@ def test_the_listener_is_reached_over_ipv6_too(listener):
 
 def test_a_scope_names_its_interface():
     with pytest.raises(OSError, match=r"."):
-        dial("fe80::1%lo", 1, TOKEN, 0.3)
+        dial("fe80::1%lo", 1, TOKEN, 0.1)
 
 
 def test_without_ipv6_the_listener_takes_ipv4(monkeypatch):
@@ -159,14 +159,14 @@ def test_a_full_queue_answers_nothing_and_times_out():
             with contextlib.suppress(BlockingIOError):
                 waiting.connect(server.getsockname())
         with pytest.raises(TimeoutError) as raised:
-            dial("127.0.0.1", server.getsockname()[1], TOKEN, 0.3)
+            dial("127.0.0.1", server.getsockname()[1], TOKEN, 0.1)
 
     assert raised.value.errno == errno.ETIMEDOUT
 
 
 def test_a_mute_program_on_the_port_is_told_from_a_firewall():
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(OSError, match="no answer") as raised:
-        dial("127.0.0.1", mute.getsockname()[1], TOKEN, 0.2)
+        dial("127.0.0.1", mute.getsockname()[1], TOKEN, 0.1)
 
     assert raised.value.errno == errno.ETIME
 
@@ -199,7 +199,7 @@ def test_a_peer_that_stops_answering_times_out_in_time(listener, monkeypatch):
         line = dial("127.0.0.1", server.getsockname()[1], TOKEN, LIMIT_S)
         for attempt in (line.round_trip, lambda s: line.send(BIG, s)):
             with pytest.raises(OSError, match=r"."):
-                attempt(0.2)
+                attempt(0.1)
         line.close()
 
 
@@ -327,7 +327,7 @@ def test_an_answer_that_is_no_object_is_refused(answer):
 
 def test_who_calls_before_the_token_is_known_waits_for_it():
     listener = Listener()
-    threading.Timer(0.2, listener.admit, (TOKEN,)).start()
+    threading.Timer(0.1, listener.admit, (TOKEN,)).start()
 
     line = dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
 
@@ -362,7 +362,7 @@ def test_a_huge_length_is_dropped_at_once(listener, kind):
 
 
 def test_a_slow_loris_is_dropped_at_its_deadline(monkeypatch):
-    monkeypatch.setattr(sockets, "HELLO_S", 0.3)
+    monkeypatch.setattr(sockets, "HELLO_S", 0.15)
     listener = Listener()
     listener.admit(TOKEN)
 
