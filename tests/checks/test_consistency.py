@@ -129,12 +129,9 @@ def test_what_gloo_does_not_use_is_information(change: dict[str, Any]):
 # --- settings ------------------------------------------------------------------------------------
 
 
-def _environments(*variables: dict[str, str]) -> list[tuple[int, Fact]]:
-    return [(at, EnvVars(variables=one)) for at, one in enumerate(variables)]
-
-
 def _settings(*variables: dict[str, str], backend: str = "nccl", more: Any = ()) -> list[Finding]:
-    return _findings(_recording(len(variables), *_environments(*variables), *more, backend=backend))
+    environments = [(at, EnvVars(variables=one)) for at, one in enumerate(variables)]
+    return _findings(_recording(len(variables), *environments, *more, backend=backend))
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,6 @@ def _only(*nodes: tuple[Told, ...], **options: Any) -> Finding:
     return finding
 
 
-def _ranks(finding: Finding) -> list[tuple[str | None, int | None]]:
-    return [(one.node, one.rank) for one in finding.culprits]
-
-
 TREE = {"NCCL_ALGO": "Tree"}
 
 
@@ -87,7 +83,7 @@ def test_what_may_be_a_ranks_own_is_left_alone(name: str, here: str, there: str 
 def test_how_much_a_setting_of_one_rank_matters(name: str, value: str, backend: str, severity: Severity):
     found = _only(({}, {name: value}, {}), backend=backend)
 
-    assert (found.severity, _ranks(found)) == (severity, [("node0", 1)])
+    assert (found.severity, [(one.node, one.rank) for one in found.culprits]) == (severity, [("node0", 1)])
 
 
 @pytest.mark.parametrize(("foreign_nodes", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])

@@ -24,13 +24,11 @@ RUN_S = 60.0
 
 def recording(first: list[Tree], then: list[Tree], **more: Any) -> Recording:
     seen = before(*first, nccl=None, **more)
-    later = [read_check(CHECK, tree_context(tree, at)) for at, tree in enumerate(then)]
+    later = [
+        read_check(CHECK, FakeContext(files=tree.files, links=tree.links, node=at)) for at, tree in enumerate(then)
+    ]
     moved = [reading.model_copy(update={"started_at": reading.started_at + RUN_S}) for reading in later]
     return seen.model_copy(update={"readings": (*seen.readings, *moved)})
-
-
-def tree_context(tree: Tree, node: int) -> FakeContext:
-    return FakeContext(files=tree.files, links=tree.links, node=node)
 
 
 findings = partial(findings_of, CHECK)

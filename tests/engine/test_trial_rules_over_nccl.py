@@ -20,23 +20,20 @@ from tests.recordings import load
 ENTERED = Step(check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98")
 FIRST = Step(check="process_group", name="all_reduce", seq=1, entered_at=3.0, where="p.py:38")
 IN_TORCH = ("/v/torch/distributed/distributed_c10d.py:1830 in init_process_group",)
+STANDING: dict[str, Any] = {"state": "S", "stack": IN_TORCH, "steps": (ENTERED,)}
 
 
 def _run(*ranks: Mapping[str, Any], nodes: int = 1, backend: str = "nccl", facts: tuple[Reading, ...] = ()):
     """A trial in which each rank stands in init_process_group, but for what is said of it."""
     per_node = len(ranks) // nodes
     evidence = tuple(
-        RankEvidence(rank=number, node=number // per_node, began=True, **_standing(fields))
+        RankEvidence(rank=number, node=number // per_node, began=True, **{**STANDING, **fields})
         for number, fields in enumerate(ranks)
     )
     broken = any(rank.raised for rank in evidence)
     outcome = "broken" if broken else "stuck"
     trial = trial_of(*evidence, backend=backend, outcome=outcome, judged_check="process_group", waited_s=60.0)
     return Recording(world=plain_world(nodes, per_node, backend), trials=(trial,), readings=facts)
-
-
-def _standing(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"state": "S", "stack": IN_TORCH, "steps": (ENTERED,), **fields}
 
 
 def _raised(message: str, *, kind: str = "RuntimeError", blames_peer: bool = False, **fields: Any):

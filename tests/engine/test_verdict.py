@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,12 +28,8 @@ class Light(Fact):
     KIND = "light/1"
 
 
-def _probe(_: Any) -> Light:
-    return Light()
-
-
 CHECKS = tuple(
-    Check(id=name, title=f"The {name}", where=where, probe=_probe, facts=(Light,))
+    Check(id=name, title=f"The {name}", where=where, probe=lambda _: Light(), facts=(Light,))
     for name, where in (("lamp", Where.NODE), ("ring", Where.RANK))
 )
 

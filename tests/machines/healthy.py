@@ -26,10 +26,6 @@ def _pair(one: Callable[[int], Whole]) -> Build:
     return lambda: [one(node) for node in range(2)]
 
 
-def _same_names() -> list[Whole]:
-    return [servers.dgx_h100(node, host="localhost") for node in range(2)]
-
-
 def _with(one: Callable[[int], Whole], change: Callable[[Whole], object]) -> Build:
     def build() -> list[Whole]:
         pair = [one(node) for node in range(2)]
@@ -77,7 +73,11 @@ MACHINES = (
     Healthy("GB200, prolog", lambda: [servers.gb200(as_root=True)], command="prolog"),
     Healthy("DGX H100, run as a user", lambda: [servers.dgx_h100()], ("DD341", "DD423")),
     Healthy("two DGX H100", _pair(servers.dgx_h100), ("DD341", "DD423", "DD563")),
-    Healthy("two DGX H100 of one name", _same_names, ("DD341", "DD423", "DD563")),
+    Healthy(
+        "two DGX H100 of one name",
+        _pair(lambda node: servers.dgx_h100(node, host="localhost")),
+        ("DD341", "DD423", "DD563"),
+    ),
     Healthy("two DGX H100 with NCCL 2.20", _with(servers.dgx_h100, _older_nccl), ("DD341", "DD423", "DD563")),
     Healthy(
         "two DGX H100, NCCL_IB_HCA=mlx5", _with(servers.dgx_h100, _setting(NCCL_IB_HCA="mlx5")), ("DD341", "DD423")

@@ -6,7 +6,7 @@ tests/checks/test_gpu_faults.py asserts CASES.
 
 import tempfile
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ddp_doctor import app
@@ -38,20 +38,14 @@ class Case:
         return f"{self.fault}, {self.about}" if self.about else self.fault
 
 
-def unhealthy(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    return Case(fault, about, tuple((code, "error") for code in codes), "unhealthy", files or dict(MANAGED))
+def _case(
+    verdict: str, severity: str, fault: str, code: str, *, about: str = "", files: dict[str, str] | None = None
+) -> Case:
+    return Case(fault, about, ((code, severity),), verdict, files or dict(MANAGED))
 
 
-def unsure(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    return Case(fault, about, tuple((code, "error") for code in codes), "unsure", files or dict(MANAGED))
-
-
-def degraded(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    return Case(fault, about, tuple((code, "warning") for code in codes), "degraded", files or dict(MANAGED))
-
-
-def informed(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    return Case(fault, about, tuple((code, "info") for code in codes), "healthy", files or dict(MANAGED))
+unhealthy, unsure = partial(_case, "unhealthy", "error"), partial(_case, "unsure", "error")
+degraded, informed = partial(_case, "degraded", "warning"), partial(_case, "healthy", "info")
 
 
 FAULTS = (

@@ -41,14 +41,10 @@ def test_neither_the_unit_of_time_nor_the_order_of_ranks_matters(computing: list
 
 
 def test_a_clock_that_runs_faster_by_what_ntp_allows_names_the_same_rank():
-    [first, _] = late(ranks := of_clock(TWO, 1.0005), meet(ranks).meetings)
+    [first, _] = late(ranks := (TWO[0], moved(TWO[1], by=2e6, times=1.0005)), meet(ranks).meetings)
 
     assert first.place == 1
     assert first.share == pytest.approx(30 / 52, rel=0.01)
-
-
-def of_clock(ranks: tuple[TraceFact, ...], times: float) -> tuple[TraceFact, ...]:
-    return (ranks[0], moved(ranks[1], by=2e6, times=times))
 
 
 def test_of_three_two_cannot_be_late():
