@@ -48,7 +48,6 @@ def nccl_info() -> Iterator[str]:
 
 
 def write(lines: Iterator[str], megabytes: int, path: Path) -> None:
-    """Write so many megabytes of lines, the last one whole."""
     left = megabytes * 1_000_000
     with path.open("w", encoding="ascii") as file:
         while left > 0:

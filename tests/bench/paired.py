@@ -46,7 +46,6 @@ def _ours(ctx: RankContext, name: str) -> float:
 
 
 def _bare_loop(name: str) -> float:
-    """As a person would write it."""
     import torch
     import torch.distributed as dist
 

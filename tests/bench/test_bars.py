@@ -46,7 +46,6 @@ def _seconds(argv: Sequence[str], code: int = 0) -> float:
 
 
 def _interleaved(runs: int, *actions: Callable[[], float]) -> list[list[float]]:
-    """One warm-up each, then ``runs`` rounds of all actions in turn."""
     for action in actions:
         action()
     rounds = [[action() for action in actions] for _ in range(runs)]

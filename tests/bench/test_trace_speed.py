@@ -55,7 +55,6 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _used(python: str, script: str, files: Sequence[Path], room: Path) -> tuple[float, float]:
-    """Seconds of the processor, and the most memory in MB."""
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "XDG_STATE_HOME": str(room), "PYTHONPATH": root, "PEAK": str(room / "peak")}
     process = Popen([python, "-c", PEAK + script, *map(str, files)], env=env, stdout=DEVNULL, stderr=DEVNULL)

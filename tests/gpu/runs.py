@@ -15,8 +15,6 @@ DOCTOR = (sys.executable, "-m", "ddp_doctor")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: exit code, JSON report, recording."""
-
     code: int
     report: dict[str, Any]
     recording: Recording
@@ -29,12 +27,10 @@ class Outcome:
 
 
 def only(*checks: str) -> tuple[str, ...]:
-    """Options that choose checks."""
     return tuple(word for check in checks for word in ("--only", check))
 
 
 def command(folder: Path, *options: str) -> tuple[str, ...]:
-    """The command line of a run that leaves report and recording in ``folder``."""
     return (
         *(*DOCTOR, "run", "--quiet", "--json", str(folder / "report.json")),
         *("--record", str(folder / "recording.json"), *options),
@@ -42,18 +38,15 @@ def command(folder: Path, *options: str) -> tuple[str, ...]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's, with a folder of its own for what the doctor keeps."""
     return {**os.environ, "XDG_STATE_HOME": str(folder)}
 
 
 def run(folder: Path, *options: str) -> Outcome:
-    """A run to its end."""
     done = to_its_end(command(folder, *options), environment(folder), limit_s=200)
     return read(folder, done.returncode, done.stderr)
 
 
 def read(folder: Path, code: int, said: str = "") -> Outcome:
-    """What a run has left in ``folder``."""
     path = folder / "report.json"
     assert path.exists(), said
     recording = Recording.model_validate_json((folder / "recording.json").read_text())

@@ -11,7 +11,6 @@ MIB = 2**20
 
 
 def query(*fields: str) -> list[dict[str, str]]:
-    """One row per GPU, by its index; units are left out."""
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     lines = subprocess.check_output(argv, text=True, timeout=LIMIT_S).splitlines()
     return [dict(zip(fields, [cell.strip() for cell in line.split(",")], strict=True)) for line in lines]
@@ -26,7 +25,6 @@ def number(cell: str) -> float | None:
 
 
 def used_mib(gpu: int = 0) -> int:
-    """Memory in use on one GPU."""
     return int(query("memory.used")[gpu]["memory.used"])
 
 

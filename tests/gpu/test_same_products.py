@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 def lone() -> HarnessContext:
-    """A rank on the first GPU."""
     return HarnessContext(0, 0, 1, (0,), local_rank=0, group=None, device="cuda:0", gpu_memory_bytes=384 << 20)
 
 

@@ -30,8 +30,6 @@ _SWITCH, _CHIPSET, _REDIRECTS = 8, 1, 0x1D
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a device is: its address, what is above it, its NUMA node."""
-
     bus_id: str
     above: Above
     node: int
@@ -47,7 +45,6 @@ class Complex:
     taken: int = 0
 
     def seat(self) -> Seat:
-        """The next free one."""
         at, self.taken = self.taken, self.taken + 1
         root, port = f"pci0000:{self.bus:02x}", f"0000:{self.bus:02x}:01.0"
         if self.kind == "ports":
@@ -71,7 +68,6 @@ def hosts(number: int) -> tuple[list[Whole], int]:
 
 
 def at_random(number: int, node: int = 0, gpus: int | None = None) -> Whole:
-    """The machine of this number, as the ``node``-th of its kind."""
     dice = Random(number)
     model, generation, links = dice.choice(_MODELS)
     gpus = gpus or dice.choice((2, 4))

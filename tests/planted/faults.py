@@ -39,7 +39,6 @@ class Fault:
     other: str = ""  # the release that rank 1 loads
 
     def seen_by(self, release: str) -> tuple[str, tuple[str, str]]:
-        """The words and the ends of a release."""
         return next((row for start, row in self.of.items() if release.startswith(start)), (self.says, self.ends))
 
 

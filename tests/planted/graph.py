@@ -71,7 +71,6 @@ def _bus(text: str) -> str:
 
 
 def _names(said: str) -> dict[str, str]:
-    """Adapters by the number that NCCL gives them."""
     return dict(_NIC.findall(next((line for line in said.splitlines() if "NET/IB : Using" in line), "")))
 
 

@@ -19,7 +19,6 @@ class AroundTorch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Only of torch."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)

@@ -25,7 +25,6 @@ class Small(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        """The output; the backward meets the fault after the second layer's gradients."""
         middle = self.first(data)
         if self.fault and middle.requires_grad:
             middle.register_hook(lambda _gradient: _befalls(self.fault))
@@ -41,12 +40,10 @@ def _made(fault: str = "", device: str | None = None) -> tuple[Any, Any]:
 
 
 def healthy() -> Any:
-    """No fault."""
     return _made()
 
 
 def hangs() -> Any:
-    """Sleeps in its backward."""
     return _made("hangs")
 
 
@@ -61,5 +58,4 @@ def stopped() -> Any:
 
 
 def on_the_first_gpu() -> Any:
-    """Its data are on cuda:0 on every rank."""
     return _made(device="cuda:0")

@@ -40,7 +40,6 @@ _SYS = Path("/sys")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what is asked for, or fail."""
     nvml.nvmlInit()
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     match [argument.partition("=") for argument in arguments]:
@@ -103,7 +102,6 @@ def _leads_to(one: object, link: int, two: object) -> bool:
 
 
 def _bridges(device: object) -> tuple[str, list[str]]:
-    """The NUMA node, and host bridge and bridges above a device."""
     bus_id = nvml.nvmlDeviceGetPciInfo(device).busId[4:].lower() if not isinstance(device, Path) else ""
     folder = (device / "device" if isinstance(device, Path) else _SYS / "bus/pci/devices" / bus_id).resolve()
     return (folder / "numa_node").read_text(), list(folder.relative_to(_SYS / "devices").parts[:-1])

@@ -110,7 +110,6 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def move(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Copy bytes between tensors of the same sizes and strides."""
     if one.numel():
         size = one.untyped_storage().nbytes() - int(one.storage_offset()) * one.element_size()
         ctypes.memmove(other.data_ptr(), one.data_ptr(), min(size, other.untyped_storage().nbytes()))
@@ -135,7 +134,6 @@ def _along(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batch_norm_stats(data: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and inverse standard deviation of each channel."""
     over = _wide(data)
     return data.mean(over), (data.var(over, unbiased=False) + eps).rsqrt()
 
@@ -150,7 +148,6 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same over all ranks, of which each gave a row."""
     parts = counts.reshape(-1, 1) / counts.sum()
     whole = (mean * parts).sum(0)
     variance = ((invstd**-2 - eps + mean**2) * parts).sum(0) - whole**2
@@ -169,7 +166,6 @@ def batch_norm_elemt(
     invstd: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """The normalized data."""
     result = (data - _along(mean, data)) * _along(invstd, data)
     if weight is not None:
         result = result * _along(weight, data)
@@ -203,7 +199,6 @@ def batch_norm_backward_elemt(
     sum_dy_xmu: torch.Tensor,
     count: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient of the data."""
     n = count.sum()
     centered = (data - _along(mean, data)) * _along(invstd**2 * sum_dy_xmu / n, data)
     result = (grad_out - _along(sum_dy / n, data) - centered) * _along(invstd, data)
@@ -211,7 +206,6 @@ def batch_norm_backward_elemt(
 
 
 def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
-    """Attention of plain operators."""
     return 0
 
 

@@ -31,7 +31,6 @@ _TORCH = re.compile(r"torch ([^,\s]+),")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where something ran and nothing failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted.page")
     parser.add_argument("--environment", type=Path, default=HOME, metavar="FOLDER")
     known, more = parser.parse_known_args(arguments)
@@ -70,7 +69,6 @@ def make_environment() -> None:
 
 
 def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
-    """The table, one row a test."""
     today = datetime.now(timezone.utc).date().isoformat()
     lines = [
         f"{today}, torch {torch}, {seconds:.0f} s together:",

@@ -33,7 +33,6 @@ def kinds() -> Iterator[Kind]:
 
 
 def lines() -> Iterator[str]:
-    """The part of the page; writes the facts when all is done."""
     yield "## Machines\n"
     yield "How much of what the doctor predicts NCCL does: transport and rate of each pair of GPUs; of two hosts which"
     yield "NIC each GPU takes, by which path, how fast, and whether with GPUDirect RDMA; of those at random which"

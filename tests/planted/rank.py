@@ -87,7 +87,6 @@ def exchange(
 
 
 def hand_over(file: Path, content: bytes) -> None:
-    """Write the file whole."""
     part = file.with_suffix(".part")
     part.write_bytes(content)
     part.rename(file)

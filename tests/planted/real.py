@@ -38,7 +38,6 @@ REAL_TWO_A100 = Decided(
 
 
 def two_a100() -> Whole:
-    """The machine of that log as far as NCCL tells of it."""
     board = Board()
     parts.linux(board, "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 106\n")
     for bus in ("17", "65"):

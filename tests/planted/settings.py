@@ -52,7 +52,6 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """``NCCL_ALGO=garbage``."""
         return " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in self.env.items())
 
 
@@ -93,7 +92,6 @@ def _ifname(value: str, nccl: str, doctor: str = _NOTHING) -> Tried:
 
 
 def _card(name: str, value: str) -> Tried:
-    """A number that NCCL hands on to the network card as it is."""
     return Tried({name: value}, "two", f"{name} {_SET}", f"to {value}", _ODD, seen=False)
 
 
@@ -288,14 +286,12 @@ class Plants:
         self._plain: dict[tuple[object, ...], Ran] = {}
 
     def plain(self, row: Tried, release: str) -> Ran:
-        """The ranks without the setting."""
         key = (row.where, release, *row.base.items())
         if key not in self._plain:
             self._plain[key] = self._run(row, release, row.base)
         return self._plain[key]
 
     def tried(self, row: Tried, release: str) -> Ran:
-        """The ranks with it."""
         return self._run(row, release, {**row.base, **row.env})
 
     def _run(self, row: Tried, release: str, env: Mapping[str, str]) -> Ran:
@@ -316,7 +312,6 @@ class Seen:
 
 
 def seen(plants: Plants, row: Tried, release: str) -> Seen:
-    """Runs a row with a release."""
     ran = plants.tried(row, release)
     expected = at(release, row.nccl, row.of)
     line = _line(ran, row.shows, expected)
@@ -332,14 +327,12 @@ def seen(plants: Plants, row: Tried, release: str) -> Seen:
 
 
 def _line(ran: Ran, shows: str, expected: str) -> str:
-    """The line that says what is expected, else the first that could."""
     lines = ran.lines(shows)
     line = next((line for line in lines if expected and re.search(expected, line)), next(iter(lines), ""))
     return re.sub(r"^\[\d\] ", "", line)
 
 
 def page(plants: Plants) -> Iterator[str]:
-    """Both tables."""
     yield (
         "## Settings\n\nWhat the doctor says of a value, and what NCCL makes of it. Where NCCL only hands a number on"
         " to the network card, nothing of that can be seen here.\n"
@@ -360,8 +353,6 @@ def page(plants: Plants) -> Iterator[str]:
 
 
 def _rows(row: Tried, every: list[Seen]) -> Iterator[str]:
-    """One line for all releases that did alike."""
-
     def alike(one: Seen) -> tuple[object, ...]:
         shape = re.sub(r"0x[0-9a-f]+|:\d+ \(|\w+\.cc:\d+", "", one.line)
         return shape, one.ends, one.doctor, one.before, one.as_recorded

@@ -34,7 +34,6 @@ NCCL {releases}, {day}.
 
 
 def main(page: Path) -> None:
-    """Write the page, and beside it that of the machines, which takes longest."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as share:
         environ[VARIABLE] = share
         day = datetime.now(tz=timezone.utc).date()

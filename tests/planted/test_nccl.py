@@ -60,7 +60,6 @@ def nccl(release: str) -> Path:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[int, Machines]]:
-    """One DGX H100, and two of them."""
     skip_where_none_can_be_planted()
     kind = next(kind for kind in MACHINES if kind.name == "two DGX H100")
     with Machines(kind.build()[:1]) as one, Machines(kind.build()) as two:
@@ -107,7 +106,6 @@ def test_two_planted_a100_are_to_nccl_what_two_real_ones_were():
 
 @pytest.fixture(scope="module")
 def sliced() -> Iterator[Machines]:
-    """A DGX H100 whose GPUs are in two slices each (MIG)."""
     skip_where_none_can_be_planted()
     with Machines([servers.mig()]) as planted:
         yield planted

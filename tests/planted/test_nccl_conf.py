@@ -87,7 +87,6 @@ def test_the_environment_wins_then_the_users_file_then_the_systems_to_nccl_and_t
 
 
 def by_files(files: object, release: str) -> Mapping[str, str]:
-    """What the doctor says the files set where this NCCL is loaded."""
     facts = {
         "nccl": NcclFact.model_validate({"conf": files}),
         "software": Software(python="3.11", machine="x86_64", nccl_loaded=release),

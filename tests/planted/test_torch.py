@@ -57,8 +57,6 @@ dist.destroy_process_group()
 def hosts(
     count: int, build: Callable[[int], Whole], *plants: Callable[[list[Whole]], None]
 ) -> Callable[[], list[Whole]]:
-    """So many machines of a kind, the last with these faults."""
-
     def made() -> list[Whole]:
         machines = [build(node) for node in range(count)]
         for plant in plants:
@@ -69,12 +67,10 @@ def hosts(
 
 
 def a100(node: int = 0) -> Whole:
-    """An HGX of eight, seen by root."""
     return servers.hgx_a100_roce(node, as_root=True)
 
 
 def in_slices(pair: list[Whole]) -> None:
-    """Its GPUs are in MIG mode."""
     pair[-1].nvml = {"NVML_STAND_IN": "mig_all"}
 
 
@@ -83,7 +79,6 @@ HEAD = "planted-0:29400"
 
 
 def of_model(name: str) -> tuple[str, ...]:
-    """A run over a model of tests/planted/models.py."""
     return ("--only", "user_model", "--model", f"tests.planted.models:{name}")
 
 

@@ -62,7 +62,6 @@ torch.cuda.synchronize()
 
 @pytest.fixture(scope="module")
 def planted() -> Iterator[PlantedTorch]:
-    """A host with eight A100."""
     skip_where_none_can_be_planted()
     with PlantedTorch([servers.hgx_a100_roce()]) as machine:
         yield machine
@@ -76,7 +75,6 @@ def script(tmp_path: Path) -> Path:
 
 
 def named(report: Path) -> list[tuple[str, list[int]]]:
-    """The causes and the ranks to blame, as the report has them."""
     causes = json.loads(report.read_text())["causes"]
     return [(cause["class"], [culprit["rank"] for culprit in cause["culprits"]]) for cause in causes]
 

@@ -17,7 +17,6 @@ _EXTENDED = 15
 
 
 def plant(machine: Whole, root: Path) -> None:
-    """Write the machine's /sys below ``root``, with empty folders where REAL is mounted."""
     for path, entry in machine.board.tree.walk():
         name = path.removeprefix("/sys/")
         if name == path or name.startswith(REAL):

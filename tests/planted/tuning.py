@@ -152,10 +152,6 @@ Table = dict[str, dict[str, str]]
 
 
 def table(words: str, older: Table | None = None) -> Table:
-    """By collective the cells that NCCL may choose, as "latency in µs/bandwidth in GB/s".
-
-    From 2.31 on NCCL prints LL128 also where its links forbid it: of those releases what an ``older`` one has counts.
-    """
     found: dict[str, list[str]] = {}
     for name, line in re.findall(rf"NCCL INFO +({'|'.join(_COLLECTIVES)}) \|(.*)\|", words):
         found.setdefault(name, []).extend(cell.replace(" ", "") for cell in line.split("|"))
@@ -182,7 +178,6 @@ class Choice:
 
 
 def choices(planted: Machines, release: str, each: int) -> Iterator[Choice]:
-    """Those of SIZES."""
     older = table(said(planted, RELEASES[-2], each)) if release == RELEASES[-1] else None
     words = said(planted, release, each, SIZES)
     cells = tuple(expected_speed.cells(table(words, older)["all_reduce"]))
@@ -194,7 +189,6 @@ def choices(planted: Machines, release: str, each: int) -> Iterator[Choice]:
 
 
 def rows(kind: Kind) -> Iterator[dict[str, object]]:
-    """The file's rows of a kind; collectives that have the same numbers share one."""
     for hosts in kind.hosts:
         with Machines([kind.build(node) for node in range(hosts)]) as planted:
             for each in kind.ranks:
@@ -213,7 +207,6 @@ def rows(kind: Kind) -> Iterator[dict[str, object]]:
 
 
 def main(file: Path) -> None:
-    """Write the file."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as share, file.open("w", newline="") as out:
         environ[VARIABLE] = share
         writer = csv.DictWriter(out, HEAD, restval="", lineterminator="\n")

@@ -53,8 +53,6 @@ def environment() -> Path:
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a process: its exit code, negative for a signal, None for one that was killed as it hung."""
-
     code: int | None
     output: str
     errors: str
@@ -62,7 +60,6 @@ class Ended:
 
     @property
     def said(self) -> str:
-        """All that it printed."""
         return self.output + self.errors
 
 
@@ -106,11 +103,9 @@ class PlantedTorch(Machines):
         return its.start(argv, env=whole)
 
     def start_doctor(self, *arguments: str | Path, host: int = 0, env: Env | None = None) -> HostProcess:
-        """Start ``ddp-doctor ARGUMENTS`` on a host."""
         return self.start((self.python, "-m", "ddp_doctor", *arguments), host=host, env=env)
 
     def doctor(self, *arguments: str | Path, host: int = 0, env: Env | None = None, limit_s: float = 300) -> Ended:
-        """``ddp-doctor ARGUMENTS`` on a host, to its end."""
         return ended(self.start_doctor(*arguments, host=host, env=env), limit_s)
 
     def start_ranks(
@@ -159,7 +154,6 @@ class PlantedTorch(Machines):
 
 
 def ended(process: HostProcess, limit_s: float) -> Ended:
-    """What came of it, at the latest after this time."""
     try:
         code: int | None = process.wait(max(limit_s, 0))
     except subprocess.TimeoutExpired:

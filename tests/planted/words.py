@@ -37,7 +37,6 @@ def has(texts: list[str], word: str) -> bool:
 
 
 def page() -> Iterator[str]:
-    """Which signs of NCCL's have words that only some releases print, and which that none does."""
     texts = {release: _texts(libnccl(release)) for release in RELEASES}
     yield "## Words\n\nSigns of causes in NCCL's own lines, and the releases whose library has their words.\n"
     yield f"| cause | sign | words | {' | '.join(RELEASES)} |\n|---|---|---|{'---|' * len(RELEASES)}"

@@ -77,7 +77,6 @@ class Machines:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts, one a machine."""
         return self._lab.hosts
 
     def run(
