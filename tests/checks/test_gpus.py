@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +136,45 @@ def test_a_driver_hangs_also_where_no_gpu_shows_on_the_bus(bare: Machine) -> Non
 # --- GPUs that are there, or granted, and no driver -----------------------------------------------------
 
 
-def test_no_gpu_and_no_driver_is_absent(bare: Machine) -> None:
-    with pytest.raises(Absent, match=r"no NVIDIA GPU found: no NVIDIA PCI device \(vendor 10de\), no driver"):
-        probe(bare.context(NO_LIBRARY))
+def amd(machine: Machine) -> Machine:
+    machine.file("/dev/kfd")
+    machine.file(
+        "/sys/class/kfd/kfd/topology/nodes/1/properties",
+        "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nlocation_id 18176\ndomain 0\n",
+    )
+    return machine
+
+
+STEP_0 = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}
+NO_GPU_OF_A_JOB: dict[str, tuple[Callable[[Machine], object], dict[str, str], str]] = {
+    "no GPU and no driver": (bool, {}, r"no NVIDIA GPU found: no NVIDIA PCI device \(vendor 10de\), no driver"),
+    "passed through": (lambda bare: bare.plug("0000:61:00.0", "vfio-pci"), {}, "set aside for virtual machines"),
+    "a container that was given none": (
+        lambda bare: plug_eight(bare).file("/.dockerenv"),
+        {},
+        "no NVIDIA GPU was given to this container; the machine has 8",
+    ),
+    **{
+        f"the default of CUDA images, {value}": (
+            lambda bare: plug_eight(bare).file("/run/.containerenv"),
+            {"NVIDIA_VISIBLE_DEVICES": value},
+            "no NVIDIA GPU",
+        )
+        for value in ("all", "void")
+    },
+    "AMD GPUs granted by SLURM": (lambda bare: bare.file("/dev/kfd"), {"SLURM_JOB_GPUS": "0,1,2,3"}, "no NVIDIA GPU"),
+    "AMD GPUs, and a step without any": (amd, STEP_0, "no NVIDIA GPU"),
+    "CUDA_VISIBLE_DEVICES alone": (bool, {"CUDA_VISIBLE_DEVICES": "0,1"}, "no NVIDIA GPU"),
+    "a CPU step of SLURM on a GPU node": (plug_eight, STEP_0, "no NVIDIA GPU was given to this SLURM step"),
+}
+
+
+@pytest.mark.parametrize("situation", NO_GPU_OF_A_JOB)
+def test_a_machine_without_a_gpu_for_the_job_is_absent(bare: Machine, situation: str) -> None:
+    prepare, env, reason = NO_GPU_OF_A_JOB[situation]
+    prepare(bare)
+    with pytest.raises(Absent, match=reason):
+        probe(bare.context({**NO_LIBRARY, **env}))
 
 
 def test_this_very_machine_says_what_it_has() -> None:
@@ -160,29 +197,10 @@ def test_gpus_on_the_bus_without_a_working_driver_are_an_error(bare: Machine, dr
     assert finding.detail == f"NVIDIA GPUs: 1 on the PCI bus (kernel driver: {driver or 'none'})."
 
 
-def test_gpus_passed_through_to_virtual_machines_are_absent(bare: Machine) -> None:
-    bare.plug("0000:61:00.0", "vfio-pci")
-    with pytest.raises(Absent, match="set aside for virtual machines"):
-        probe(bare.context(NO_LIBRARY))
-
-
 def test_virtual_functions_of_a_vgpu_host_are_no_gpus(node: Machine) -> None:
     function = node.plug("0000:61:00.4")
     (function / "physfn").symlink_to("../0000:61:00.0")
     assert verdicts(recorded(look(node), world=world())) == []
-
-
-def test_a_container_that_was_given_no_gpu_is_absent(node: Machine) -> None:
-    node.file("/.dockerenv")
-    with pytest.raises(Absent, match="no NVIDIA GPU was given to this container; the machine has 8"):
-        probe(node.context(NO_LIBRARY))
-
-
-@pytest.mark.parametrize("value", ["all", "void"])
-def test_the_default_of_cuda_images_is_no_grant(node: Machine, value: str) -> None:
-    node.file("/run/.containerenv")
-    with pytest.raises(Absent):
-        probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": value}))
 
 
 def test_a_container_that_was_given_gpus_but_no_driver_is_an_error(node: Machine) -> None:
@@ -206,21 +224,6 @@ def test_gpus_granted_by_slurm_on_a_machine_without_any_are_an_error(bare: Machi
     assert verdicts(recorded(fact)) == [("DD301", "error")]
 
 
-def test_amd_gpus_granted_by_slurm_are_not_nvidias(bare: Machine) -> None:
-    bare.file("/dev/kfd")
-    with pytest.raises(Absent):
-        probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0,1,2,3"}))
-
-
-def amd(machine: Machine) -> Machine:
-    machine.file("/dev/kfd")
-    machine.file(
-        "/sys/class/kfd/kfd/topology/nodes/1/properties",
-        "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nlocation_id 18176\ndomain 0\n",
-    )
-    return machine
-
-
 def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure_with_what_they_are(bare: Machine) -> None:
     with pytest.raises(Failed, match=r"^ddp-doctor does not support this hardware yet: 1 AMD GPU \(0000:47:00.0\)"):
         probe(amd(bare).context(NO_LIBRARY))
@@ -228,23 +231,8 @@ def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure_with_what_they_ar
         probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0", "SLURM_PROCID": "0"}))
 
 
-def test_amd_gpus_of_a_machine_are_not_the_business_of_a_step_without_any(bare: Machine) -> None:
-    with pytest.raises(Absent):
-        probe(amd(bare).context({**NO_LIBRARY, "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}))
-
-
 def test_amd_gpus_beside_nvidias_leave_the_verdict_to_nvidias(node: Machine) -> None:
     assert verdicts(recorded(look(amd(node)), world=world())) == []
-
-
-def test_cuda_visible_devices_alone_is_no_grant(bare: Machine) -> None:
-    with pytest.raises(Absent):
-        probe(bare.context({**NO_LIBRARY, "CUDA_VISIBLE_DEVICES": "0,1"}))
-
-
-def test_a_cpu_step_of_slurm_on_a_gpu_node_is_absent(node: Machine) -> None:
-    with pytest.raises(Absent, match="no NVIDIA GPU was given to this SLURM step"):
-        probe(node.context({**NO_LIBRARY, "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}))
 
 
 def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:

@@ -57,28 +57,16 @@ def test_standard_input_is_empty():
     assert run_command(["cat"], ENV, LIMIT_S).ok
 
 
-def test_a_missing_command_is_missing():
-    result = run_command(["no-such-command-here"], ENV, LIMIT_S)
-    assert result.status == "missing"
-    assert "no-such-command-here" in result.stderr
-
-
-def test_a_file_that_is_not_executable_is_missing(tmp_path):
-    script = tmp_path / "tool"
-    script.write_text("#!/bin/sh\n")
-    assert run_command([str(script)], ENV, LIMIT_S).status == "missing"
-
-
-def test_an_executable_of_no_known_format_is_missing_with_the_reason(tmp_path):
-    script = tmp_path / "tool"
-    script.write_bytes(b"\x00\x01\x02")
-    script.chmod(0o755)
-    result = run_command([str(script)], ENV, LIMIT_S)
-    assert result.status == "missing"
-    assert "format" in result.stderr.lower()
-
-
-def test_an_argument_with_a_null_byte_raises_nothing():
+def test_what_cannot_be_started_is_missing_with_the_reason(tmp_path):
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    (tmp_path / "junk").write_bytes(b"\x00\x01\x02")
+    (tmp_path / "junk").chmod(0o755)
+    reasons = {"no-such-command-here": "no-such-command-here", "script": "", "junk": "format"}
+    for command, reason in reasons.items():
+        path = tmp_path / command
+        result = run_command([str(path) if path.exists() else command], ENV, LIMIT_S)
+        assert result.status == "missing", command
+        assert reason in result.stderr.lower()
     assert run_command(["echo", "a\0b"], ENV, LIMIT_S).status == "missing"
 
 
