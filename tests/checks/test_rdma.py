@@ -209,7 +209,7 @@ GLOO = {"backend": "gloo"}
         pytest.param([of_no_types(trees.roce(addressed=False))] * 2, {}, [], id="a kernel that tells no types"),
     ],
 )
-def test_machines_and_what_is_said_of_them(machines: list[Tree | None], given: Any, expected: list[tuple[str, str]]):
+def test_rules_on_whole_machines(machines: list[Tree | None], given: Any, expected: list[tuple[str, str]]):
     assert verdicts(recording(*machines, **given)) == expected
 
 

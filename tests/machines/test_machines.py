@@ -57,7 +57,7 @@ def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> N
     assert {cluster(recording, node).kind for node in range(nodes)} == {KINDS.get(machine.name, "InfiniBand")}
 
 
-def test_every_kind_of_cluster_is_that_of_a_machine() -> None:
+def test_table_of_clusters_names_known_machines() -> None:
     assert set(KINDS) <= {one.name for one in MACHINES}
 
 

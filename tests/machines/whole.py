@@ -181,7 +181,7 @@ def judge(machines: Sequence[Whole], command: str = "run") -> Report:
 
 
 def judged(recording: Recording) -> Report:
-    """Return the report on a recording, for which every rule works."""
+    """Return the report on a recording after checking that no rule failed."""
     outcome = app.judge(recording)
     assert outcome.rule_failures == ()
     return outcome.report
