@@ -9,10 +9,11 @@ STAMP  := $(VENV)/.installed
 TOOLED := $(VENV)/.installed-dev
 # The site generator has an environment of its own, which only `make docs` makes.
 DOCS_VENV ?= build/docs-venv
+LAUNCHERS_VENV ?= build/launchers-venv
 
 .PHONY: help run test test-parallel test-smoke test-ranks ranks-parallel ranks-serial check lint types imports
 .PHONY: coverage report mutants fuzz lab lab-parallel lab-serial lab-shell planted planted-all planted-torch gpu torches
-.PHONY: bench single-file docs picture release clean
+.PHONY: bench single-file docs picture release launchers clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 # Settings of the user's shell that change what Python imports or which tests pytest selects.
@@ -122,6 +123,9 @@ docs: $(DOCS_VENV)/.installed-docs  ## build the documentation site (build/site)
 picture: $(STAMP)  ## draw the pictures of the README again
 	$(BIN)/python -m tools.picture
 
+launchers: $(LAUNCHERS_VENV)/.installed-launchers  ## run real jobs below each launcher and print what the commands say (2 GB, an hour)
+	$(LAUNCHERS_VENV)/bin/python -m tests.launchers.table $(ARGS)
+
 release: $(TOOLED) docs  ## build sdist, wheel, single file and documentation, and try them; nothing is published
 	$(BIN)/python -m tools.release
 
@@ -139,6 +143,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TOOLED): pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" tools/make_venv.sh "$(VENV)" dev
+
+$(LAUNCHERS_VENV)/.installed-launchers: pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" tools/make_venv.sh "$(LAUNCHERS_VENV)" launchers
 
 $(DOCS_VENV)/.installed-docs: pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" tools/make_venv.sh "$(DOCS_VENV)" docs

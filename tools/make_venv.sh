@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make or refresh the development environment: tools/make_venv.sh DIRECTORY EXTRA
 #
-# EXTRA is test (for `make test`), docs (for `make docs`) or dev (for the other targets).
+# EXTRA is test (for `make test`), docs (for `make docs`), launchers (for `make launchers`) or dev (for the other targets).
 # CONSTRAINTS names the file of versions, constraints.txt by default.
 # PYTHON names the interpreter; without it the first Python 3.10 or newer found is taken. An
 # environment whose interpreter still works is kept and only brought up to date.

@@ -11,6 +11,7 @@ import argparse
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -189,7 +190,7 @@ def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path
     if command == "watch":
         watch = [sys.executable, "-m", "ddp_doctor", "watch", "--stuck-after", str(STUCK_AFTER_S), "--", *words]
         with running(watch, output, port, folder) as process:
-            _settle(process, output, fault, 2 * SETTLED_S)
+            _settle(process, output, fault, 5 * SETTLED_S, until=": a rank has" if fault in HANGS else None)
             text = output.read_text(errors="replace")
         said = [line for line in text.splitlines() if line.startswith("ddp-doctor: ")]
         return judged(command, fault, process.poll() or 0, said[-1] if said else "", text)
@@ -202,11 +203,16 @@ def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path
     return judged(command, fault, done.returncode, _last_line(done.stdout + done.stderr), done.stdout)
 
 
-def _settle(process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float) -> None:
+def _settle(
+    process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float, until: str | None = None
+) -> None:
     """Wait until a job has ended, or for as long as one that hangs needs to get there."""
-    began, deadline = None, time.monotonic() + (LONGEST_S if fault in ENDS else 3 * hang_s)
+    began, deadline = None, time.monotonic() + (LONGEST_S if fault in ENDS else 3 * SETTLED_S + hang_s)
     while process.poll() is None and time.monotonic() < deadline:
-        if began is None and (fault == "node missing" or BEGINS in output.read_text(errors="replace")):
+        text = output.read_text(errors="replace")
+        if until and (until in text or "ddp-doctor: no rank has" in text):
+            return
+        if began is None and (fault == "node missing" or BEGINS in text):
             began = time.monotonic()
         if fault not in ENDS and began is not None and time.monotonic() - began > hang_s:
             return
@@ -220,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", action="append")
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args(argv)
-    rows, port = [], 30200
+    rows = []
     for launcher in LAUNCHERS:
         faults = [*launcher.faults, *(["node missing"] if launcher.lacks_a_node else [])]
         for fault in faults:
@@ -230,7 +236,8 @@ def main(argv: Sequence[str]) -> int:
                     continue
                 if command == "attach" and fault in ENDS:
                     continue  # the job has ended when it could be looked at
-                port += 1
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
                 with tempfile.TemporaryDirectory(prefix="ddp-doctor-launchers-") as folder:
                     said = answer(launcher, fault, command, port, Path(folder))
                 rows.append((launcher.name, fault, command, said))
