@@ -10,11 +10,12 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
-from ddp_doctor.lint import names, training
+from ddp_doctor.lint import frameworks, names, training
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
+from ddp_doctor.lint.values import NOTHING, Call, is_result
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
 #: The position of the argument ``group``; it is the third in all others. Source: the signatures in
@@ -35,10 +36,6 @@ _NAMES = frozenset(
         *(f"torch.distributed.checkpoint.{name}" for name in ("save", "load", "async_save")),
     )
 )
-#: Every rank has a part of what DeepSpeed writes.
-_OF_DEEPSPEED = ("save_checkpoint", "load_checkpoint")
-#: What Accelerate calls them; only the Accelerator's own methods count.
-_OF_ACCELERATE = frozenset(("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"))
 #: What gathers the parts of all ranks: of a model under FSDP, and functions of FSDP that are given one. Source:
 #: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, in which all but LOCAL_STATE_DICT unshards.
 _OF_FSDP = ("state_dict", "clip_grad_norm_")
@@ -54,23 +51,26 @@ _SHARES_STATES = (
     "torch.distributed.optim.ZeroRedundancyOptimizer",
     *(f"fairscale.optim{module}.OSS" for module in ("", ".oss")),
 )
-_METHODS = ("backward", *_OF_DEEPSPEED, *_OF_ACCELERATE, *_OF_FSDP, _OF_SHARED_STATES)
-_ACCELERATOR = "accelerate.Accelerator"
+_METHODS = frozenset(("backward", *frameworks.METHODS, *_OF_FSDP, _OF_SHARED_STATES))
 _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", "group.WORLD")
 
 
 @lru_cache(maxsize=4)
-def collectives(script: Script) -> tuple[Call, ...]:
-    """All collective calls of a script, in the order in which they run."""
-    possible = [*script.named(*_NAMES, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
-    return tuple(
-        call
-        for call in sorted(possible, key=lambda call: call.order)
-        if operation(call) or _is_synchronised_backward(script, call) or _gathers_parameters(script, call)
-    )
+def collectives(script: Script) -> Mapping[Call, str]:
+    """Return all collective calls of a script in the order in which they run, and their names in a sentence."""
+    possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
+    found = {}
+    for call in sorted(possible, key=lambda call: call.order):
+        if name := operation(script, call):
+            found[call] = name
+        elif _gathers_parameters(script, call):
+            found[call] = f"{call.method or call.name.rpartition('.')[2]} of the FSDP model"
+        elif _is_synchronised_backward(script, call):
+            found[call] = "backward of the DDP model"
+    return found
 
 
-def operation(call: Call) -> str:
+def operation(script: Script, call: Call) -> str:
     """The name of the collective; empty if it is not one of the default group."""
     if call.name in _NAMES:
         name = call.name.rpartition(".")[2]
@@ -84,26 +84,19 @@ def operation(call: Call) -> str:
     if call.name == names.DDP:
         is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(None, "init_sync")
         return "DDP constructor" if is_of_all else ""
-    is_of_all = any(_is_collective_of_library(call, made) for made in call.receiver.objects())
-    return call.method if is_of_all else ""
-
-
-def _is_collective_of_library(call: Call, made: Value) -> bool:
-    made = made.owner or made  # the engine is the first of what deepspeed.initialize returns
-    if not isinstance(made, Call):
-        return False
+    if call.name in frameworks.FUNCTIONS:
+        return call.name
     if call.method == _OF_SHARED_STATES:
-        return made.name in _SHARES_STATES and made.lacks(None, "group")
-    return (call.method in _OF_DEEPSPEED and made.name == "deepspeed.initialize") or (
-        call.method in _OF_ACCELERATE and made.name == _ACCELERATOR
-    )
+        makers = call.receiver.makers()
+        return call.method if any(made.name in _SHARES_STATES and made.lacks(None, "group") for made in makers) else ""
+    found = frameworks.together(script, call)
+    return f"{call.method} of the {found[0]}" if found else ""
 
 
-def described(call: Call) -> str:
-    """The name of the collective in a sentence."""
-    name = call.method or call.name.rpartition(".")[2]
-    of_fsdp = f"{name} of the FSDP model" if name != "backward" else ""
-    return operation(call) or of_fsdp or "backward of the DDP model"
+def is_doubtful(script: Script, call: Call) -> bool:
+    """Return True if ranks wait in this collective only in some configurations of its framework."""
+    found = frameworks.together(script, call)
+    return found is not None and found[1].is_doubtful
 
 
 def _gathers_parameters(script: Script, call: Call) -> bool:

@@ -12,12 +12,13 @@ from ddp_doctor.lint.scopes import Class, Function, Scope, Store
 from ddp_doctor.lint.values import FIELDS, NOTHING, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
-_LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
+_LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Thread", "Fire", "launch", "notebook_launcher", "run"))
 #: The first argument that torch.multiprocessing.spawn gives.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 _BUILTINS = frozenset(dir(builtins))
 #: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
+_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp)
 _MAY_BE_LOCAL = ("other", "choice")
 
 
@@ -47,7 +48,8 @@ class Expressions:
         self._looked_into = 0  # dictionaries
         self._scope = Scope()
         self._store = Store()
-        self._instances: dict[Value, Class] = {}
+        self.instances: dict[Value, Class] = {}
+        self.parameters: dict[Value, tuple[Value, Class | None]] = {}  # annotation, and class of the method
 
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
@@ -220,33 +222,46 @@ class Expressions:
         for option in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
             if isinstance(option, Function):
                 call.local = option.node
-                call.returned = self.follow(option, call.args, call.keywords)
+                call.returned = self.follow(option.decorated or option, call.args, call.keywords)
                 return
             if isinstance(option, Class):
                 call.local = option.node
-                self._instances[call] = option
+                self.instances[call] = option
                 if maker := option.find("__init__"):
                     self.follow(maker, call.args, call.keywords, call)
                 return
-        if call.method:
-            made = _object(call.receiver)
-            cls = self._instances.get(made)
-            if cls and (method := cls.find(call.method)):
-                call.local = method.node
-                call.returned = self.follow(method, call.args, call.keywords, made)
-        elif is_launch(call):
+        if is_launch(call):
             self._launch(call)
+        elif call.method or callee.kind == "call":
+            self._follow_callable(call, callee, call.args)
+
+    def _follow_callable(self, call: Call, target: Value, args: Sequence[Value]) -> None:
+        """Follow a function, a method of an object of the script, or a partial of one of them."""
+        for option in target.alternatives():
+            named = call.keywords if target is call.callee else {}
+            if isinstance(option, Call) and option.name == "functools.partial" and option.args:
+                return self._follow_callable(call, option.args[0], (*option.args[1:], *args))
+            if isinstance(option, Function):
+                call.returned = self.follow(option.decorated or option, args, named)
+                return None
+            made = _object(option.owner)
+            cls = self.instances.get(made) if option.kind == "attribute" else None
+            if cls and (method := cls.find(option.attribute)):
+                if target is call.callee:
+                    call.local = method.node
+                call.returned = self.follow(method.decorated or method, args, named, made)
+                return None
+        return None
 
     def _launch(self, call: Call) -> None:
         target = call.argument(0, "fn", "target", "function")
-        function = next((option for option in target.alternatives() if isinstance(option, Function)), None)
-        if function is None:
-            return
         given = call.argument(1, "args")
         args = list(given.parts) if given.kind == "tuple" else []
         if call.name.endswith(("spawn", "start_processes")):
             args.insert(0, Value(call.node, "parameter", name=SPAWN_INDEX))
-        call.returned = self.follow(function, args, {})
+        if call.method:  # of a Fabric, which gives itself and what follows
+            args = [call.receiver, *call.args[1:]]
+        self._follow_callable(call, target, args)
 
     # --- bindings ---------------------------------------------------------------------------------
 
@@ -290,13 +305,23 @@ class Expressions:
         scope = self._scope.module if name in self._scope.outer_names else self._scope
         self._store.bind(scope, name, value)
 
-    def _bind_opaque(self, arguments: ast.arguments) -> set[str]:
-        """Bind all parameters to values of which nothing is known; their names."""
+    def _bind_opaque(self, arguments: ast.arguments, cls: Class | None = None) -> set[str]:
+        """Bind all parameters to values of which only the annotation is known; their names."""
         stars = [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
         for parameter in named:
-            self.bind(parameter.arg, Value(parameter, "parameter", attribute=parameter.arg))
+            value = Value(parameter, "parameter", attribute=parameter.arg)
+            if cls or parameter.annotation:
+                self.parameters[value] = self._annotation(parameter.annotation), cls
+            self.bind(parameter.arg, value)
         return {parameter.arg for parameter in named}
+
+    def _annotation(self, node: ast.expr | None) -> Value:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            first, *rest = node.value.split(".")
+            found = self._store.find(self._scope, first) or NOTHING
+            return Value(node, "name", ".".join((found.reference, *rest))) if rest and found.reference else found
+        return self.value(node) if isinstance(node, _ANNOTATIONS) else NOTHING
 
 
 def _entries_of(value: Value) -> dict[str, Value] | None:
@@ -315,6 +340,8 @@ def _entries_of(value: Value) -> dict[str, Value] | None:
 
 def is_launch(call: Call) -> bool:
     """Whether it runs a function on all ranks, or in a process of its own: ``mp.spawn(train, ...)``."""
+    if call.method == "launch":
+        return any(made.name.endswith(".Fabric") for made in call.receiver.makers())
     return call.name.rpartition(".")[2] in _LAUNCHERS
 
 

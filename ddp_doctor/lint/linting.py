@@ -96,10 +96,11 @@ def _codes(found: re.Match[str]) -> frozenset[str]:
 #: People do not write longer scripts, and Python's parser needs a hundred times the size of the text.
 MOST_BYTES = 1024 * 1024
 #: No rule applies to a file that lacks a word of either list: all that rules look for has such words in its full name.
-_WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning")
+_OF_RAY = ("ray.train", "from ray")
+_WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning", "transformers", "trl", *_OF_RAY)
 _SUBJECTS = (
     *("distributed", "DataParallel", "DataLoader", "GradScaler", "environ", "putenv"),
-    *("deepspeed", "accelerate"),
+    *("deepspeed", "accelerate", "Lightning", "Fabric", "Trainer", "TrainingArguments", "Callback", *_OF_RAY),
 )
 _LONGEST_LINE = 200
 #: Calls within calls while a tree is walked; Python's own limit is 1000.

@@ -73,6 +73,8 @@ STARS = {
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
     """The canonical name of what ``name`` refers to."""
+    if name.startswith("deepspeed.comm."):  # has the functions of torch.distributed, with the same arguments
+        return "torch.distributed." + name.rpartition(".")[2]
     if not name.startswith("torch."):
         return name
     for private, public in _EXPORTED_BY:

@@ -6,12 +6,14 @@ rank == 0, dist.get_rank() == 0, is_main_process(), local_rank in [-1, 0], args.
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from ddp_doctor.lint import training
 from ddp_doctor.lint.expressions import SPAWN_INDEX
 from ddp_doctor.lint.values import Call, Condition, Value
 
@@ -30,17 +32,30 @@ _OTHER = re.compile(r"lora|low_?rank|matrix|tensor_?rank|^(is|has|use|num)_", re
 #: Sizes and lists of ranks hold the same on all of them.
 _MAIN = re.compile(
     r"((^|_)(is|am|i_am)|^on)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
-    r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$",
+    r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$"
+    r"|^is_((global|local)|(world|local)_process)_zero$|^(rank_?(zero|0)|main|master|main_process)_only$",
     re.IGNORECASE,
 )
-_OPPOSITE: Mapping[Chosen, Chosen] = {"zero": "others", "others": "zero", "some": "some"}
 _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_rank": "rank",
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
-#: Words of conditions which ask whether the job is distributed at all.
-_ASKS_FOR_THE_JOB = ("distributed", "ddp", "is_initialized", "world_size", "-1")
+#: A world in which conditions are tried, and the end of the ranks that a script may mean by a number: what lies above
+#: comes from the size of the world.
+_WORLD = 512
+_MOST_NUMBERED = 50
+_RANKS = tuple(range(_WORLD))
+_ALL = frozenset(_RANKS)
+#: Names that are true in every job.
+_IN_A_JOB = re.compile(r"^((is_|use_)?(distributed|ddp)|is_(dist_)?(avail_and_)?initialized)$", re.IGNORECASE)
+# fmt: off
+_OPERATORS: Mapping[type[ast.operator | ast.cmpop], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}
+# fmt: on
 #: Names and conditions that are remembered: several rules ask about the same ones.
 _MOST_KEPT = 500
 #: The rank in the whole job, as torchrun, SLURM and MPI say it.
@@ -52,14 +67,56 @@ _TRANSPARENT = ("int", "str", *_OF_ENVIRONMENT)
 
 @dataclass(frozen=True, slots=True)
 class RankTest:
-    """A condition that differs by rank, and on which ranks it holds."""
+    """A condition on the rank, and the ranks of a world of 512 on which it holds; None if they are not known."""
 
     kind: RankKind
-    holds_on: Chosen
+    ranks: frozenset[int] | None
 
     def negated(self) -> RankTest:
         """The opposite condition."""
-        return RankTest(self.kind, _OPPOSITE[self.holds_on])
+        return self if self.ranks is None else RankTest(self.kind, _ALL - self.ranks)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it does not hold on all ranks alike, as far as can be seen."""
+        return self.ranks not in (_ALL, frozenset())
+
+    @property
+    def holds_on(self) -> Chosen:
+        """The kind of ranks on which it holds."""
+        return "zero" if self.ranks == frozenset({0}) else "others" if self.ranks == _ALL - {0} else "some"
+
+    @property
+    def who(self) -> str:
+        """The ranks on which it holds, in a sentence."""
+        kind = "local rank" if self.kind == "local_rank" else "rank"
+        ranks = sorted(self.ranks or ())
+        missing = sorted(_ALL.difference(ranks))
+        if ranks == [_WORLD - 1] or missing == [_WORLD - 1]:
+            return f"the last {kind}" if len(ranks) == 1 else f"{kind}s other than the last"
+        if ranks and len(ranks) < _MOST_LISTED and ranks[-1] < _MOST_NUMBERED:
+            return f"{kind} {ranks[0]}" if len(ranks) == 1 else f"{kind}s {_listed(ranks)}"
+        if len(missing) < _MOST_LISTED and missing[-1] < _MOST_NUMBERED:
+            return f"{kind}s other than {_listed(missing)}"
+        if ranks in ([*range(0, _WORLD, 2)], [*range(1, _WORLD, 2)]):
+            return f"odd {kind}s" if ranks[0] else f"even {kind}s"
+        if ranks == [*range(ranks[0], ranks[-1] + 1)] and ranks[-1] < _MOST_NUMBERED:
+            return f"{kind}s {ranks[0]} to {ranks[-1]}"
+        return f"some {kind}s"
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it holds on one rank."""
+        return len(self.ranks or ()) == 1
+
+
+#: Ranks that a sentence lists, and one more.
+_MOST_LISTED = 4
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    *first, last = map(str, ranks)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
@@ -93,10 +150,6 @@ def _of_call(call: Call, depth: int) -> RankKind | None:
 def _last_name(node: ast.AST) -> str:
     """The last name of ``rank`` or ``args.rank``: it tells what a value is that nothing else is known of."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _operand_kind(value: Value, node: ast.expr) -> RankKind | None:
-    return rank_kind(value) or _by_name(_last_name(node))
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -136,8 +189,14 @@ def environment(value: Value) -> frozenset[str]:
     return frozenset(found)
 
 
-def rank_test(value: Value, depth: int = 6) -> RankTest | None:
+def rank_test(value: Value) -> RankTest | None:
     """The ranks on which a condition holds; None if, as far as can be seen, it has the same result on all of them."""
+    test = _rank_test(value)
+    return test if test and test.differs else None
+
+
+def _rank_test(value: Value, depth: int = 6) -> RankTest | None:
+    """The same, also of conditions that hold on all ranks of a job or on none."""
     tests = (_test(option, depth) for option in value.alternatives() if depth)
     return next(filter(None, tests), None)
 
@@ -147,87 +206,167 @@ def _test(value: Value, depth: int) -> RankTest | None:
         return _called(value, depth)
     if value.kind == "other":
         match value.node:
-            case ast.Compare() as node if len(value.parts) == 2:
-                return _compared(value.parts, (node.left, node.comparators[0]), node.ops[0])
+            case ast.Compare() as node:
+                return _compared(value.parts, node)
             case ast.BoolOp() as node:
-                return _combined(value, node, depth)
+                tests = [test for part in value.parts if (test := _rank_test(part, depth - 1))]
+                is_and = isinstance(node.op, ast.And)
+                found = _combined(tests, is_and=is_and)
+                says_nothing = found and found.ranks == (_ALL if is_and else frozenset[int]())
+                return None if says_nothing and len(tests) < len(value.parts) else found
             case ast.UnaryOp(op=ast.Not()):
-                inner = rank_test(value.parts[0], depth - 1)
+                inner = _rank_test(value.parts[0], depth - 1)
                 return inner and inner.negated()
-        return None
-    kind = _rank_kind(value, 2)  # ``if rank:``
-    return RankTest(kind, "others") if kind else _main(value.attribute or value.name.rpartition(".")[2])
+        return _true_on(value)
+    name = value.attribute or value.name.rpartition(".")[2]
+    return _true_on(value) or _main(name)
 
 
 def _called(call: Call, depth: int) -> RankTest | None:
     """``is_main_process()``, by its name or by what it returns."""
     if call.name == "bool" and call.args:
-        return rank_test(call.args[0], depth - 1)
-    if found := rank_test(call.returned, depth - 1):
-        return found
-    kind = _of_call(call, 2)
-    return RankTest(kind, "others") if kind else _main(call.method or call.name.rpartition(".")[2])
+        return _rank_test(call.args[0], depth - 1)
+    if call.method in ("on_process", "on_local_process"):  # decorators of Accelerate
+        wanted = call.argument(None, "process_index", "local_process_index")
+        kind: RankKind = "local_rank" if "local" in call.method else "rank"
+        return RankTest(kind, None if (number := _number(wanted)) is None else frozenset({number}))
+    return _rank_test(call.returned, depth - 1) or _true_on(call) or _main(call.method or call.name.rpartition(".")[2])
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _main(name: str) -> RankTest | None:
-    return RankTest("local_rank" if "local" in name.lower() else "rank", "zero") if _MAIN.search(name) else None
+    kind: RankKind = "local_rank" if "local" in name.lower() else "rank"
+    if _IN_A_JOB.search(name):
+        return RankTest(kind, _ALL)
+    if name in ("is_last_process", "on_last_process"):
+        return RankTest(kind, frozenset({_WORLD - 1}))
+    return RankTest(kind, frozenset({0})) if _MAIN.search(name) else None
 
 
-#: On which ranks a comparison of the rank with a number holds; None for a comparison that says nothing.
-_HOLDS_ON: Mapping[tuple[type[ast.cmpop], float | None], Chosen | None] = {
-    **dict.fromkeys(((ast.Eq, 0), (ast.Is, 0), (ast.LtE, 0), (ast.Lt, 1)), "zero"),
-    **dict.fromkeys(((ast.NotEq, 0), (ast.IsNot, 0), (ast.Gt, 0), (ast.GtE, 1)), "others"),
-    **dict.fromkeys(((ast.GtE, 0), (ast.Lt, 0)), None),
-}
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The value of an expression on each rank."""
+
+    kind: RankKind | None  # None: no rank is in it
+    values: tuple[float, ...] | None  # None: they are not known
 
 
-def _compared(values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], operator: ast.cmpop) -> RankTest | None:
-    (left, right), kind = values, _operand_kind(values[0], nodes[0])
-    if kind is None and isinstance(operator, ast.Eq | ast.NotEq):  # 0 == rank
-        kind = _operand_kind(right, nodes[1])
-        left, right = (right, left) if kind is not None else (left, right)
-    if kind is None:
-        return _modulo(left, right, operator)
-    if isinstance(operator, ast.In | ast.NotIn):
-        chosen: Chosen = "zero" if {0, -1} >= {_number(part) for part in right.parts} else "some"
-        test = RankTest(kind, chosen)
-        return test if isinstance(operator, ast.In) else test.negated()
-    number = 0.0 if right.constant == "0" else _number(right)
-    says_nothing = right.kind == "constant" and number is None  # rank is None
-    if says_nothing or (number is not None and number < 0):
-        return None  # -1 means "not distributed": all ranks give the same answer
-    holds_on = _HOLDS_ON.get((type(operator), number), "some")
-    return RankTest(kind, holds_on) if holds_on else None
+def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Numbers:
+    kind = rank_kind(value) or (_by_name(_last_name(node)) if node else None)
+    if kind is not None:
+        return _Numbers(kind, _RANKS)
+    if (number := _number(value)) is not None:
+        return _Numbers(None, (number,) * _WORLD if abs(number) < _MOST_NUMBERED else None)
+    if training.is_world_size(value):
+        return _Numbers(None, (_WORLD,) * _WORLD)
+    inner = value.node
+    if not (depth and isinstance(inner, ast.BinOp) and value.kind == "other" and len(value.parts) == 2):
+        return _Numbers(None, None)
+    left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
+    found = _computed(inner.op, left, right)
+    if found.values is None and isinstance(inner.op, ast.Mod) and left.kind and not right.kind:
+        return _Numbers("local_rank", left.values)  # ``rank % n``: one of each node
+    return found
 
 
-def _modulo(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
-    node = left.node
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and len(left.parts) == 2):
+def _computed(operation: ast.operator | ast.cmpop, left: _Numbers, right: _Numbers) -> _Numbers:
+    compute, kind = _OPERATORS.get(type(operation)), left.kind or right.kind
+    if compute is None or left.values is None or right.values is None or (left.kind and right.kind):
+        return _Numbers(kind, None)
+    try:
+        return _Numbers(kind, tuple(map(compute, left.values, right.values)))
+    except ZeroDivisionError:
+        return _Numbers(kind, None)
+
+
+def _true_on(value: Value) -> RankTest | None:
+    """``if rank:``, ``if rank % 2:``"""
+    found = _numbers(value)
+    return _holding(found) if found.kind else None
+
+
+def _holding(found: _Numbers) -> RankTest:
+    values = found.values
+    return RankTest(
+        found.kind or "rank", None if values is None else frozenset(rank for rank in _RANKS if values[rank])
+    )
+
+
+def _compared(values: tuple[Value, ...], node: ast.Compare) -> RankTest | None:
+    nodes = (node.left, *node.comparators)
+    if len(values) != len(nodes):
         return None
-    kind = _operand_kind(left.parts[0], node.left)
-    if kind is None or not isinstance(operator, ast.Eq | ast.NotEq):
+    pairs = zip(values, values[1:], nodes, nodes[1:], node.ops, strict=False)
+    tests = [_compared_pair(*pair) for pair in pairs]
+    return _combined([test for test in tests if test], is_and=True)
+
+
+def _compared_pair(
+    left: Value, right: Value, left_node: ast.expr, right_node: ast.expr, operation: ast.cmpop
+) -> RankTest | None:
+    first = _numbers(left, left_node)
+    if isinstance(operation, ast.In | ast.NotIn):
+        if first.kind is None:
+            return None
+        among, ranks = _members(right, right_node), first.values
+        found = None if among is None or ranks is None else frozenset(rank for rank in _RANKS if ranks[rank] in among)
+        test = RankTest(first.kind, found)
+        return test if isinstance(operation, ast.In) else test.negated()
+    second = _numbers(right, right_node)
+    if right.kind == "constant" and second.values is None:  # ``rank is None``
         return None
-    test = RankTest("local_rank", "zero" if _number(right) == 0 else "some")  # one of each node
-    return test if isinstance(operator, ast.Eq) else test.negated()
+    if first.kind is None and second.kind is None:
+        return _size_test(left, right, operation)
+    return _holding(_computed(operation, first, second))
 
 
-def _combined(value: Value, node: ast.BoolOp, depth: int) -> RankTest | None:
-    """``a and rank == 0`` holds at most on rank 0; ``a or rank == 0`` on others only where ``a`` does."""
-    tests = [test for part in value.parts if (test := rank_test(part, depth - 1)) is not None]
-    if not tests:
+def _size_test(left: Value, right: Value, operation: ast.cmpop) -> RankTest | None:
+    """``world_size > 1`` holds in every job, ``world_size == 8`` in some."""
+    number, compare = _number(right), _OPERATORS.get(type(operation))
+    if number is None or compare is None or not training.is_world_size(left):
         return None
-    if isinstance(node.op, ast.Or) and len(tests) < len(value.parts):
-        sure = [test for test in tests if test.holds_on != "some"]
-        others = (part.text.lower() for part in value.parts if rank_test(part, 2) is None)
-        if sure and all(any(word in text for word in _ASKS_FOR_THE_JOB) for text in others):
-            return sure[0]  # ``not args.distributed or rank == 0``: in a distributed run only the rank decides
-    return tests[0]
+    results = {bool(compare(size, number)) for size in (2, 3, _WORLD)}
+    return RankTest("rank", _ALL if results.pop() else frozenset()) if len(results) == 1 else None
 
 
-def _number(value: Value) -> float | None:
+def _members(value: Value, node: ast.expr) -> Container[float] | None:
+    """The numbers of a literal or of a range; a list that has a name may have changed."""
+    numbers = [_number(part) for part in (value.args if isinstance(value, Call) else value.parts)]
+    known = [number for number in numbers if number is not None and number < _MOST_NUMBERED]
+    if not known or len(known) < len(numbers):
+        return None
+    if isinstance(value, Call):
+        return range(*known) if value.name == "range" and 0 not in known[2:] else None
+    is_fixed = isinstance(value.node, ast.Tuple) or (isinstance(node, ast.List | ast.Set) and node is value.node)
+    return known if is_fixed else None
+
+
+def _combined(tests: Sequence[RankTest], *, is_and: bool) -> RankTest | None:
+    """``a and rank == 0`` holds at most on rank 0; ``a or rank == 0`` on others only where ``a`` does.
+
+    So what is no test of the rank, or has an unknown result, does not count.
+    """
+    neutral = _ALL if is_and else frozenset[int]()
+    decided = [test for test in tests if test.ranks != neutral]
+    known = [test for test in decided if test.ranks is not None]
+    if any(test.ranks == _ALL - neutral for test in known):
+        return RankTest("rank", _ALL - neutral)
+    if not decided:
+        return tests[0] if tests else None
+    if not known or (not is_and and len(known) < len(decided)):
+        return RankTest(decided[0].kind, None)
+    first = known[0]
+    if any(test.kind != first.kind for test in known):
+        return first if is_and else RankTest(first.kind, None)
+    ranks = [test.ranks for test in known if test.ranks is not None]
+    return RankTest(first.kind, frozenset.intersection(*ranks) if is_and else frozenset.union(*ranks))
+
+
+def _number(value: Value) -> int | None:
     constant = value.constant
-    if isinstance(constant, int | float) and not isinstance(constant, bool):
+    if isinstance(constant, str) and constant.isdecimal() and len(constant) < _MOST_NUMBERED:
+        return int(constant)
+    if isinstance(constant, int) and not isinstance(constant, bool):
         return constant
     if isinstance(value.node, ast.UnaryOp) and isinstance(value.node.op, ast.USub) and value.parts:
         inner = _number(value.parts[0])
@@ -236,10 +375,20 @@ def _number(value: Value) -> float | None:
 
 
 @lru_cache(maxsize=_MOST_KEPT)
+def _held(condition: Condition) -> RankTest | None:
+    test = _rank_test(condition.test)
+    return test if test is None or condition.holds else test.negated()
+
+
 def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, negated if the condition did not hold."""
-    test = rank_test(condition.test)
-    return test if test is None or condition.holds else test.negated()
+    test = _held(condition)
+    return test if test and test.differs else None
+
+
+def ranks_under(conditions: Iterable[Condition]) -> RankTest | None:
+    """The ranks on which all of these conditions may hold; None if they do not depend on the rank."""
+    return _combined([test for test in map(_held, conditions) if test], is_and=True)
 
 
 def chosen_ranks(conditions: tuple[Condition, ...]) -> RankTest | None:

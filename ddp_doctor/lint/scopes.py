@@ -31,6 +31,8 @@ class Function(Value):
     node: ast.FunctionDef | ast.AsyncFunctionDef
     scope: Scope = field(default_factory=Scope)
     cls: Class | None = None
+    decorators: tuple[Value, ...] = ()  # those that may run it on some ranks only
+    decorated: Function | None = None  # what a decorator of the script returned for it
 
 
 @dataclass(eq=False, slots=True)

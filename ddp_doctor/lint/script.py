@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.lint import names
+from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.trace import Trace
 from ddp_doctor.lint.values import FIELDS, Call, Value
 
@@ -93,6 +94,8 @@ class Script:
         self.delegated = tuple(trace.delegated)
         self.classes = tuple(trace.classes)
         self.leaves = tuple(trace.leaves)
+        self.instances: Mapping[Value, Class] = trace.instances
+        self.parameters: Mapping[Value, tuple[Value, Class | None]] = trace.parameters
         self.modules = frozenset(trace.modules)  # and the names that are imported from them
         self.has_unknown_star = trace.has_unknown_star
         self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found

@@ -9,12 +9,14 @@ of its own: it is not known whether it runs before another one.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ddp_doctor.lint.expressions import Expressions
 from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
-from ddp_doctor.lint.values import NOTHING, Call, Condition, Guard, Leave, Loop, Place, Value
+from ddp_doctor.lint.values import NOTHING, Call, Condition, Guard, Leave, Loop, Place, Value, written
 
 #: From how many places a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
@@ -22,6 +24,8 @@ _MOST_VISITS = 3
 _DEEPEST = 12
 #: Conditions that are kept of a long list of ``if ...: return``, the innermost.
 _MOST_CONDITIONS = 50
+#: Decorators after which only some ranks run a function: ``rank_zero_only``, ``accelerator.on_main_process``.
+_MAY_CHOOSE_RANKS = re.compile(r"(^|\.)(on_\w*process|(rank_?(zero|0)|main|master|main_process)_only)\b")
 _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 
 
@@ -54,13 +58,13 @@ class Trace(Expressions):
 
     def _instance_of(self, cls: Class) -> Value:
         for call in self.calls:
-            if self._instances.get(call) is cls:
+            if self.instances.get(call) is cls:
                 return call
         found = self._store.get(cls, "self")
         if found is None:
             found = Value(cls.node, "parameter", attribute="self")
             self._store.keep(cls, "self", found)
-            self._instances[found] = cls
+            self.instances[found] = cls
         return found
 
     # --- functions --------------------------------------------------------------------------------
@@ -76,7 +80,8 @@ class Trace(Expressions):
         outer, before, lasting = self._scope, self.place, self._lasting
         self._scope, self._lasting = Scope(function.scope), []
         cls = function.cls.node if function.cls else None
-        self.place = before._replace(function=function.node, cls=cls, depth=before.depth + 1)
+        chosen = (Condition(decorator, holds=True) for decorator in function.decorators)
+        self.place = before.under(*chosen)._replace(function=function.node, cls=cls, depth=before.depth + 1)
         self._bind_parameters(function, [*([bound] if bound else []), *given], named)
         self._returns.append([])
         self.block(function.node.body)
@@ -88,7 +93,7 @@ class Trace(Expressions):
 
     def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
         arguments = function.node.args
-        known = self._bind_opaque(arguments)
+        known = self._bind_opaque(arguments, function.cls)
         places = [*arguments.posonlyargs, *arguments.args]
         if not self.root or self.place.depth > 1:  # what nothing calls here may be given anything elsewhere
             last = places[len(places) - len(arguments.defaults) :]
@@ -244,18 +249,38 @@ class Trace(Expressions):
     def _match(self, node: ast.Match) -> None:
         subject = self.value(node.subject)
         branches: list[Mapping[Key, Value]] = [{}]
+        before = self.place
         for case in node.cases:
-            ends, bound = self._branch(case.body, Condition(subject, holds=True))
+            test = self._matched(subject, node.subject, case.pattern)
+            ends, bound = self._branch(case.body, Condition(test, holds=True))
             branches += [] if ends else [bound]
+            if case.guard is None and test.node is not case.pattern:
+                self.place = self.place.under(Condition(test, holds=False))
+        self.place = before
         self._store.join(branches)
+
+    def _matched(self, subject: Value, node: ast.expr, pattern: ast.pattern) -> Value:
+        """``case 0 | 1`` as the comparison ``subject in (0, 1)``; a Value of the pattern if it is no such."""
+        patterns = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+        found = [each.value for each in patterns if isinstance(each, ast.MatchValue)]
+        if len(found) < len(patterns):
+            return Value(pattern, "other", parts=(subject,))
+        among = ast.copy_location(ast.Tuple(found, ast.Load()), found[0])
+        compared = ast.copy_location(ast.Compare(node, [ast.In()], [among]), pattern)
+        return Value(compared, "other", parts=(subject, self.value(among)))
 
     # --- definitions ------------------------------------------------------------------------------
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for decorator in node.decorator_list:
-            self.value(decorator)
-        function = Function(node, scope=self._scope)
+        decorators = [self.value(decorator) for decorator in node.decorator_list]
+        pairs = zip(node.decorator_list, decorators, strict=True)
+        choosing = tuple(value for written_as, value in pairs if _MAY_CHOOSE_RANKS.search(written(written_as)))
+        function = Function(node, scope=self._scope, decorators=choosing)
         self.functions.append(function)
+        for decorator in decorators:
+            if isinstance(decorator, Function):
+                returned = self.follow(decorator, [replace(function)], {})
+                function.decorated = returned if isinstance(returned, Function) else None
         self.bind(node.name, function)
 
     def _class(self, node: ast.ClassDef) -> None:

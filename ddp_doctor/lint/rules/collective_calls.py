@@ -14,7 +14,7 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator
 
 from ddp_doctor.lint import names, training
-from ddp_doctor.lint.collectives import collectives, described
+from ddp_doctor.lint.collectives import collectives
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Guard, Value, written
@@ -65,14 +65,14 @@ def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
         if any(call.node in inside for call in script.methods("backward")):
             continue
         if _catches_error_of_one_rank(caught) and _stays_in_loop(handler.body, is_in_function=is_in_function):
-            yield _spot(handler, backward)
+            yield _spot(script, handler, backward)
 
 
-def _spot(handler: ast.ExceptHandler, missed: Call) -> Spot:
+def _spot(script: Script, handler: ast.ExceptHandler, missed: Call) -> Spot:
+    name = collectives(script).get(missed, "backward of the DDP model")
     return Spot(
         handler,
-        f"A failing rank continues here and skips the {described(missed)} in line"
-        f" {missed.node.lineno}: other ranks hang",
+        f"A failing rank continues here and skips the {name} in line {missed.node.lineno}: other ranks hang",
         remedy="Raise the exception again, so that all ranks restart from the last checkpoint",
         write=("raise",),
     )
@@ -87,7 +87,7 @@ def _skipped_backwards(script: Script, forward: Call) -> Iterator[Spot]:
             if call.place.in_handler or guard in call.place.guards:
                 continue
             if forward.precedes(call) and guard.loops[-1] in call.loops:
-                yield _spot(handler, call)
+                yield _spot(script, handler, call)
                 break
 
 

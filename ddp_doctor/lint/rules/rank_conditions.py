@@ -16,26 +16,16 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ddp_doctor.lint import training
+from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import of_one_rank
-from ddp_doctor.lint.collectives import collectives, described
+from ddp_doctor.lint.collectives import collectives, is_doubtful
 from ddp_doctor.lint.expressions import is_launch
-from ddp_doctor.lint.ranks import Chosen, rank_condition, rank_test
+from ddp_doctor.lint.ranks import RankTest, rank_condition, rank_test, ranks_under
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Leave, Value, written
-from ddp_doctor.model.choices import Consequence
-
-#: Who comes and who waits, in the titles of both rules, by who fulfills the condition.
-_CALLED = {
-    "zero": "Only rank 0 calls this {} (condition in line {}): it hangs until the timeout",
-    "others": "Only ranks other than 0 call this {} (condition in line {}): they hang until the timeout",
-}
-_LEFT = {
-    "zero": "Rank 0 leaves here and skips the {} in line {}: other ranks wait for it",
-    "others": "Ranks other than 0 leave here and skip the {} in line {}: rank 0 waits for them",
-}
+from ddp_doctor.lint.values import Call, Condition, Leave, Place, Value, written
+from ddp_doctor.model.choices import Consequence, Severity
 
 
 @lint_rule("DDL133", "collective-on-some-ranks", Consequence.HANGS, concerns=always)
@@ -56,15 +46,17 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for call in collectives(script):
-        for condition, who in _rank_0_conditions(call.conditions):
-            if condition.early or len(_sides(script)[_site(call)]) > 1 or id(call.place.function) in _handed_on(script):
-                continue
-            line = getattr(condition.test.node, "lineno", 0)
-            yield Spot(
-                call,
-                _CALLED[who].format(described(call), line),
-                remedy="Move the collective out of the condition, so that all ranks call it",
-            )
+        condition, who = _decisive(script, call.place)
+        if condition is None or who is None or len(_sides(script)[_site(script, call)]) > 1:
+            continue
+        at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
+        calls, hangs = ("calls", "it hangs") if who.is_one else ("call", "they hang")
+        yield Spot(
+            call,
+            f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} until the timeout",
+            remedy="Move the collective out of the condition, so that all ranks call it",
+            severity=_severity(script, call),
+        )
 
 
 @lint_rule("DDL134", "collective-skipped-on-some-ranks", Consequence.HANGS, concerns=always)
@@ -81,16 +73,21 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for leave in script.leaves:
-        for condition, who in _rank_0_conditions(leave.place.conditions):
-            calls = () if condition.early else collectives(script)
-            candidates = (call for call in calls if _misses(leave, condition, call))
-            missed = next((call for call in candidates if len(_sides(script)[_site(call)]) < 2), None)
-            if missed is not None:
-                yield Spot(
-                    leave.node,
-                    _LEFT[who].format(described(missed), missed.node.lineno),
-                    remedy="Broadcast the decision from rank 0, then leave on all ranks",
-                )
+        condition, who = _decisive(script, leave.place)
+        if condition is None or who is None:
+            continue
+        candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+        missed = next((call for call in candidates if len(_sides(script)[_site(script, call)]) < 2), None)
+        if missed is not None:
+            leaves, skips = ("leaves", "skips") if who.is_one else ("leave", "skip")
+            waits = "the other ranks wait" if who.holds_on != "others" else "rank 0 waits"
+            yield Spot(
+                leave.node,
+                f"{who.who[0].upper()}{who.who[1:]} {leaves} here and {skips} the {collectives(script)[missed]}"
+                f" in line {missed.node.lineno}: {waits} for {'it' if who.is_one else 'them'}",
+                remedy="Broadcast the decision from rank 0, then leave on all ranks",
+                severity=_severity(script, missed),
+            )
 
 
 @lru_cache(maxsize=1)  # where anything is to be said
@@ -103,29 +100,55 @@ def _handed_on(script: Script) -> set[int]:
 Site = tuple[object, str]
 
 
-def _site(call: Call) -> Site:
+def _site(script: Script, call: Call) -> Site:
     """The place of both halves of a pattern: one function, or both ends of one context manager."""
     function = call.place.function
     is_manager = getattr(function, "name", "") in ("__enter__", "__exit__")
     place = call.place.cls if is_manager else function
-    return (id(place), described(call))
+    return (id(place), collectives(script)[call])
 
 
 @lru_cache(maxsize=1)  # both rules ask
-def _sides(script: Script) -> dict[Site, set[Chosen]]:
+def _sides(script: Script) -> dict[Site, set[frozenset[int] | None]]:
     """The ranks on which each function calls each collective under conditions."""
-    found: dict[Site, set[Chosen]] = {}
+    found: dict[Site, set[frozenset[int] | None]] = {}
     for call in collectives(script):
-        tests = (rank_condition(condition) for condition in call.conditions)
-        found.setdefault(_site(call), set()).update(test.holds_on for test in tests if test is not None)
+        who = ranks_under(call.conditions)
+        found.setdefault(_site(script, call), set()).update([who.ranks] if who and who.differs else [])
     return found
 
 
-def _rank_0_conditions(conditions: tuple[Condition, ...]) -> Iterator[tuple[Condition, Chosen]]:
-    for condition in conditions:
-        test = rank_condition(condition)
-        if test is not None and test.holds_on != "some":
-            yield condition, test.holds_on
+def _decisive(script: Script, place: Place) -> tuple[Condition | None, RankTest | None]:
+    """The condition that keeps some ranks away from a place, and the ranks that get there; None if it is not certain.
+
+    Conditions around the call of a function do not count if something unknown may call it on other ranks.
+    """
+    function = place.function
+    inside = None
+    if function and id(function) in _handed_on(script):
+        inside = range(function.lineno, (function.end_lineno or 0) + 1)
+    conditions = [
+        condition
+        for condition in place.conditions
+        if inside is None or getattr(condition.test.node, "lineno", 0) in inside
+    ]
+    who = ranks_under(conditions)
+    if who is None or not who.differs or who.ranks is None or who.ranks.issuperset(_ranks_of_world(script)):
+        return None, None
+    decisive = (each for each in reversed(conditions) if not each.early and rank_condition(each))
+    return next(decisive, None), who
+
+
+@lru_cache(maxsize=1)
+def _ranks_of_world(script: Script) -> range:
+    """The ranks, if the script itself says how many there are; else some more than a condition can list."""
+    sizes = [call.argument(2, "nprocs").constant for call in script.named(names.SPAWN)]
+    sizes += [call.argument(None, "world_size").constant for call in script.named(names.INIT)]
+    return next((range(size) for size in sizes if isinstance(size, int)), range(512))
+
+
+def _severity(script: Script, call: Call) -> Severity | None:
+    return Severity.WARNING if is_doubtful(script, call) else None
 
 
 def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
@@ -192,13 +215,13 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
         for condition in call.conditions:
             why = None if condition.early else _why_local(script, condition.test, call.order)
             if why is not None and not _is_in_both_branches(script, call, condition):
-                title = f"A rank runs this {described(call)} depending on {why}: other ranks may wait for it"
+                title = f"A rank runs this {collectives(script)[call]} depending on {why}: other ranks may wait for it"
                 yield _spot(call, title)
         for loop in call.loops:
             why = _why_local(script, loop.test, call.order) if loop.test else None
             if why is not None:
-                title = f"A rank leaves this loop by {why}, and skips the {described(call)} in line {call.node.lineno}"
-                yield _spot(loop.test, title)
+                title = f"A rank leaves this loop by {why}, and skips the {collectives(script)[call]} in line"
+                yield _spot(loop.test, f"{title} {call.node.lineno}")
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
             why = None if condition.early else _why_local(script, condition.test, leave.order)
@@ -206,13 +229,13 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
                 continue
             missed = next((call for call in collectives(script) if _misses(leave, condition, call)), None)
             if missed is not None:
-                title = f"A rank may leave here because of {why}, and skip the {described(missed)} in line"
+                title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
                 yield _spot(leave.node, f"{title} {missed.node.lineno}")
 
 
 def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
     return any(
-        described(other) == described(call)
+        collectives(script)[other] == collectives(script)[call]
         and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
         for other in collectives(script)
     )
