@@ -99,11 +99,19 @@ class Expressions:
             return found or Value(node, "name", canonical(f"{module}.{name}"))
         owner = _object(owner)
         found = self._store.get(owner, name)
+        if found is None and owner in self.instances:
+            found = self._of_base(self.instances[owner], name)
         if found is None:
             found = Value(node, "attribute", parts=(owner,), attribute=name)
             if keep:
                 self._store.keep(owner, name, found)
         return found
+
+    def _of_base(self, cls: Class, name: str) -> Value | None:
+        """What a base class of the script bound to an attribute of its own object."""
+        bases = (option for part in cls.parts for option in part.alternatives() if isinstance(option, Class))
+        own = (found for base in bases if (found := self._store.get(base, "self")))
+        return next((found for each in own if (found := self._store.get(each, name))), None)
 
     def _subscript(self, node: ast.Subscript) -> Value:
         owner, index = self.value(node.value), self.value(node.slice)
@@ -230,9 +238,12 @@ class Expressions:
                 if maker := option.find("__init__"):
                     self.follow(maker, call.args, call.keywords, call)
                 return
-        if is_launch(call):
+        if call.method != "launch" and call.method:
+            if _object(call.receiver) in self.instances:
+                self._follow_callable(call, callee, call.args)
+        elif is_launch(call):
             self._launch(call)
-        elif call.method or callee.kind == "call":
+        elif callee.kind == "call":
             self._follow_callable(call, callee, call.args)
 
     def _follow_callable(self, call: Call, target: Value, args: Sequence[Value]) -> None:

@@ -129,7 +129,8 @@ def _is_of_all(call: Call, made: Value, row: Together) -> bool:
     calls = [option for value in given for option in value.makers()]
     if row.only and not any(each.given(None, *row.only) for each in calls):
         return False
-    return not isinstance(made, Call) or (chosen_ranks(made.conditions) is None and not _is_of_one_process(made))
+    is_alone = isinstance(made, Call) and (chosen_ranks(made.conditions) is not None or _is_of_one_process(made))
+    return not is_alone or made.name.startswith("accelerate.")  # all its objects share one state
 
 
 def _is_of_one_process(made: Call) -> bool:

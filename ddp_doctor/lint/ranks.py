@@ -251,7 +251,13 @@ class _Numbers:
     values: tuple[float, ...] | None  # None: they are not known
 
 
+_UNKNOWN = _Numbers(None, None)
+
+
 def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Numbers:
+    if value.node is node and isinstance(node, ast.Constant):
+        number = _number(value)
+        return _UNKNOWN if number is None or abs(number) >= _MOST_NUMBERED else _Numbers(None, (number,) * _WORLD)
     kind = rank_kind(value) or (_by_name(_last_name(node)) if node else None)
     if kind is not None:
         return _Numbers(kind, _RANKS)
@@ -261,7 +267,7 @@ def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Num
         return _Numbers(None, (_WORLD,) * _WORLD)
     inner = value.node
     if not (depth and isinstance(inner, ast.BinOp) and value.kind == "other" and len(value.parts) == 2):
-        return _Numbers(None, None)
+        return _UNKNOWN
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
     found = _computed(inner.op, left, right)
     if found.values is None and isinstance(inner.op, ast.Mod) and left.kind and not right.kind:
@@ -380,6 +386,7 @@ def _held(condition: Condition) -> RankTest | None:
     return test if test is None or condition.holds else test.negated()
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, negated if the condition did not hold."""
     test = _held(condition)

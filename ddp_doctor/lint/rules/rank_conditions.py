@@ -93,10 +93,14 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
 @lru_cache(maxsize=1)  # where anything is to be said
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
-    given = (value for call in script.calls if call.local is None and not is_launch(call) for value in call.arguments)
-    return {id(option.node) for value in given for option in value.alternatives() if isinstance(option, Function)}
+    takers = (call for call in script.calls if call.local is None and call.name not in _KEEP and not is_launch(call))
+    given = [option for call in takers for value in call.arguments for option in value.alternatives()]
+    given += [option for each in given if each.name in _KEEP for value in each.parts for option in value.alternatives()]
+    return {id(option.node) for option in given if isinstance(option, Function)}
 
 
+#: Functions that return the function that they are given.
+_KEEP = ("functools.partial", "functools.wraps", "functools.update_wrapper")
 Site = tuple[object, str]
 
 
@@ -123,8 +127,9 @@ def _decisive(script: Script, place: Place) -> tuple[Condition | None, RankTest 
 
     Conditions around the call of a function do not count if something unknown may call it on other ranks.
     """
-    function = place.function
-    inside = None
+    if not any(map(rank_condition, place.conditions)):
+        return None, None
+    function, inside = place.function, None
     if function and id(function) in _handed_on(script):
         inside = range(function.lineno, (function.end_lineno or 0) + 1)
     conditions = [
