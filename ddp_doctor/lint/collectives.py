@@ -89,14 +89,8 @@ def operation(script: Script, call: Call) -> str:
     if call.method == _OF_SHARED_STATES:
         makers = call.receiver.makers()
         return call.method if any(made.name in _SHARES_STATES and made.lacks(None, "group") for made in makers) else ""
-    found = frameworks.together(script, call)
-    return f"{call.method} of the {found[0]}" if found else ""
-
-
-def is_doubtful(script: Script, call: Call) -> bool:
-    """Return True if ranks wait in this collective only in some configurations of its framework."""
-    found = frameworks.together(script, call)
-    return found is not None and found[1].is_doubtful
+    kind = frameworks.together(script, call)
+    return f"{call.method} of the {kind}" if kind else ""
 
 
 def _gathers_parameters(script: Script, call: Call) -> bool:

@@ -49,7 +49,7 @@ class Expressions:
         self._scope = Scope()
         self._store = Store()
         self.instances: dict[Value, Class] = {}
-        self.parameters: dict[Value, tuple[Value, Class | None]] = {}  # annotation, and class of the method
+        self.parameters: dict[Value, tuple[Value, Value]] = {}  # annotation, and class of the method
 
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
@@ -323,7 +323,7 @@ class Expressions:
         for parameter in named:
             value = Value(parameter, "parameter", attribute=parameter.arg)
             if cls or parameter.annotation:
-                self.parameters[value] = self._annotation(parameter.annotation), cls
+                self.parameters[value] = self._annotation(parameter.annotation), cls or NOTHING
             self.bind(parameter.arg, value)
         return {parameter.arg for parameter in named}
 

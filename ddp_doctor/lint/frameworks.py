@@ -1,4 +1,4 @@
-"""Objects of Lightning, Accelerate, Transformers and DeepSpeed, and what all ranks must call of them together.
+"""Objects of Lightning, Accelerate, Transformers and DeepSpeed, and the methods that all ranks must call together.
 
 fabric = Fabric(devices=8)           a Fabric, by what made it
 def run(tool: "Accelerator"):        an Accelerator, by its annotation
@@ -10,29 +10,20 @@ Sources: lightning 2.6, accelerate 1.15, transformers 5.24, deepspeed 0.16, ray 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
 
 from ddp_doctor.lint.ranks import chosen_ranks
-from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 
-# fmt: off
-Kind = Literal[
-    "Fabric", "Trainer of Lightning", "LightningModule", "Callback", "strategy",
-    "Accelerator", "Trainer of Transformers", "TrainingArguments", "DeepSpeed engine",
-]
-# fmt: on
-_LIGHTNING: Mapping[str, Kind] = {
+_OF_LIGHTNING = {
     "Fabric": "Fabric",
-    "Trainer": "Trainer of Lightning",
+    "Trainer": "Trainer",
     "Callback": "Callback",
-    "LightningModule": "LightningModule",
-    "LightningDataModule": "LightningModule",
+    **dict.fromkeys(("LightningModule", "LightningDataModule"), "LightningModule"),
 }
-#: Classes by their package. The modules between do not matter: packages export them under several.
-_CLASSES: Mapping[str, Mapping[str, Kind]] = {
-    **dict.fromkeys(("lightning", "pytorch_lightning", "lightning_fabric"), _LIGHTNING),
+#: Kinds of objects by the package and the class. The modules between do not matter: packages export from several.
+_CLASSES: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("lightning", "pytorch_lightning", "lightning_fabric"), _OF_LIGHTNING),
     "accelerate": dict.fromkeys(("Accelerator", "PartialState", "AcceleratorState"), "Accelerator"),
     "transformers": {
         **dict.fromkeys(("Trainer", "Seq2SeqTrainer"), "Trainer of Transformers"),
@@ -41,101 +32,74 @@ _CLASSES: Mapping[str, Mapping[str, Kind]] = {
     "trl": {f"{name}Trainer": "Trainer of Transformers" for name in ("SFT", "DPO", "GRPO", "Reward", "KTO", "ORPO")},
     "deepspeed": {"DeepSpeedEngine": "DeepSpeed engine"},
 }
-#: Objects that belong to others.
-_ATTRIBUTES: Mapping[tuple[Kind, str], Kind] = {
-    ("Fabric", "strategy"): "strategy",
-    ("Trainer of Lightning", "strategy"): "strategy",
-    ("LightningModule", "trainer"): "Trainer of Lightning",
+#: Objects that belong to others, and parameters of a callback's hooks.
+_PARTS: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys((("Fabric", "strategy"), ("Trainer", "strategy")), "strategy"),
+    **dict.fromkeys((("LightningModule", "trainer"), ("Callback", "trainer")), "Trainer"),
     ("LightningModule", "fabric"): "Fabric",
-    ("Trainer of Transformers", "accelerator"): "Accelerator",
+    ("Callback", "pl_module"): "LightningModule",
+    **dict.fromkeys((("Trainer of Transformers", "accelerator"), ("Accelerator", "state")), "Accelerator"),
     ("Trainer of Transformers", "args"): "TrainingArguments",
-    ("Accelerator", "state"): "Accelerator",
 }
-#: Parameters of a callback's hooks.
-_OF_HOOKS: Mapping[str, Kind] = {"trainer": "Trainer of Lightning", "pl_module": "LightningModule"}
-
-
-class Together(NamedTuple):
-    """Methods that all ranks must call; ``group`` is the position of the argument that may exclude some ranks."""
-
-    methods: tuple[str, ...]
-    group: int | None = None
-    only: tuple[str, ...] = ()  # arguments, one of which its maker must have: without sharding no rank waits
-    is_doubtful: bool = False  # depends on the configuration
-
-
-_LOGGED = ("log", "log_dict")
-_TOGETHER: Mapping[Kind, tuple[Together, ...]] = {
+_SHARDED = ("get_state_dict", "save_state", "load_state")
+_BY_GROUP = ("all_gather", "all_reduce", "reduce")
+_LOGS = ("log", "log_dict")
+_TOGETHER: Mapping[str, tuple[str, ...]] = {
     "Fabric": (
-        Together(("barrier", "broadcast", "save", "load", "backward", "setup", "setup_module", "rank_zero_first")),
-        Together(("all_gather", "all_reduce"), group=1),
+        *("barrier", "broadcast", "save", "load", "backward", "setup", "setup_module", "rank_zero_first"),
+        *("all_gather", "all_reduce"),
     ),
-    "Trainer of Lightning": (Together(("fit", "validate", "test", "predict", "save_checkpoint")),),
-    "LightningModule": (Together(("all_gather",), group=1), Together((*_LOGGED, "manual_backward"))),
-    "strategy": (
-        Together(("barrier", "broadcast", "reduce_boolean_decision")),
-        Together(("all_gather", "reduce", "all_reduce"), group=1),
-    ),
+    "Trainer": ("fit", "validate", "test", "predict", "save_checkpoint"),
+    "LightningModule": ("all_gather", "manual_backward", *_LOGS),
+    "strategy": ("barrier", "broadcast", "reduce_boolean_decision", *_BY_GROUP),
     "Accelerator": (
-        Together(("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "backward")),
-        Together(("check_trigger", "main_process_first", "local_main_process_first")),
-        Together(("get_state_dict", "save_state", "load_state"), only=("fsdp_plugin",)),
-        Together(("get_state_dict", "save_state", "load_state"), only=("deepspeed_plugin",), is_doubtful=True),
+        *("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "backward"),
+        *("check_trigger", "main_process_first", "local_main_process_first", *_SHARDED),
     ),
-    "Trainer of Transformers": (
-        Together(("train", "evaluate", "predict")),
-        Together(("save_model",), only=("fsdp", "deepspeed"), is_doubtful=True),
-    ),
-    "TrainingArguments": (Together(("main_process_first",)),),
-    "DeepSpeed engine": (
-        Together(("save_checkpoint", "load_checkpoint", "backward", "step")),
-        Together(("save_16bit_model",), is_doubtful=True),
-    ),
+    "Trainer of Transformers": ("train", "evaluate", "predict", "save_model"),
+    "TrainingArguments": ("main_process_first",),
+    "DeepSpeed engine": ("save_checkpoint", "load_checkpoint", "backward", "step", "save_16bit_model"),
 }
-METHODS = frozenset(method for rows in _TOGETHER.values() for row in rows for method in row.methods)
+METHODS = frozenset(method for methods in _TOGETHER.values() for method in methods)
+#: Methods in which ranks wait only if the model is sharded, and arguments of the object's maker that shard it.
+_SHARDED_BY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_SHARDED, ("fsdp_plugin", "deepspeed_plugin")),
+    "save_model": ("fsdp", "deepspeed"),
+}
+DOUBTFUL = (*_SHARDED_BY, "save_16bit_model")
 #: Functions that all ranks, or all workers of Ray, must call.
 FUNCTIONS = frozenset(
     (
         *("ray.train.report", "ray.air.session.report"),
         *("ray.train.collective.barrier", "ray.train.collective.broadcast_from_rank_zero"),
-        *(
-            f"accelerate.utils.{module}{name}"
-            for module in ("", "operations.")
-            for name in ("gather", "gather_object", "broadcast", "broadcast_object_list", "reduce")
-        ),
-        *("accelerate.utils.pad_across_processes", "accelerate.utils.wait_for_everyone"),
+        *(f"accelerate.utils.{name}" for name in ("wait_for_everyone", "pad_across_processes", "operations.reduce")),
+        *(f"accelerate.utils.{name}" for name in ("gather", "gather_object", "broadcast", "reduce")),
+        *(f"accelerate.utils.operations.{name}" for name in ("gather", "gather_object", "broadcast")),
     )
 )
-_DEEPEST = 6
 
 
-def together(script: Script, call: Call) -> tuple[Kind, Together] | None:
-    """The kind of object and the row of a method that all ranks must call; None if it is no such method."""
-    if call.method not in METHODS or (call.method in _LOGGED and not _is_synchronized(call)):
-        return None
-    for made, kind in _kinds(script, call.receiver):
-        for row in _TOGETHER.get(kind, ()):
-            if call.method in row.methods and _is_of_all(call, made, row):
-                return kind, row
-    return None
+def together(script: Script, call: Call) -> str:
+    """Return the kind of object of a method that all ranks must call; empty for other calls."""
+    if call.method in _LOGS and not _is_synchronized(call):
+        return ""
+    kinds = _kinds(script, call.receiver) if call.method in METHODS else ()
+    found = (kind for made, kind in kinds if call.method in _TOGETHER.get(kind, ()) and _is_of_all(call, made, kind))
+    return next(found, "")
 
 
-def _is_of_all(call: Call, made: Value, row: Together) -> bool:
-    if row.group is not None and not call.lacks(row.group, "group"):
+def _is_of_all(call: Call, made: Value, kind: str) -> bool:
+    if call.method in _BY_GROUP and kind != "Accelerator" and not call.lacks(1, "group"):
         return False
     if call.method == "backward" and any("no_" in context.text for context in call.place.withs):
         return False  # no_sync, no_backward_sync
-    given = [made, *(made.arguments if isinstance(made, Call) else ())]
-    calls = [option for value in given for option in value.makers()]
-    if row.only and not any(each.given(None, *row.only) for each in calls):
-        return False
-    is_alone = isinstance(made, Call) and (chosen_ranks(made.conditions) is not None or _is_of_one_process(made))
-    return not is_alone or made.name.startswith("accelerate.")  # all its objects share one state
-
-
-def _is_of_one_process(made: Call) -> bool:
-    nodes = made.argument(None, "num_nodes").constant or 1
-    return made.argument(None, "devices").constant in (1, "1") and nodes == 1
+    if names := _SHARDED_BY.get(call.method):
+        arguments = (option for value in made.parts for option in value.makers())
+        return any(each.given(None, *names) for each in (*made.makers(), *arguments))
+    if not isinstance(made, Call) or kind == "Accelerator":  # its objects share one state
+        return True
+    is_one_process = made.argument(None, "devices").constant in (1, "1") and made.lacks(None, "num_nodes")
+    return chosen_ranks(made.conditions) is None and not is_one_process
 
 
 def _is_synchronized(call: Call) -> bool:
@@ -143,42 +107,33 @@ def _is_synchronized(call: Call) -> bool:
     return call.argument(None, "sync_dist").constant is True and (not of_one or of_one.constant is False)
 
 
-def _kinds(script: Script, value: Value, depth: int = _DEEPEST) -> Iterator[tuple[Value, Kind]]:
-    """The kinds of object that a value may be, each with what made the object, or that it comes from."""
+def _kinds(script: Script, value: Value, depth: int = 6) -> Iterator[tuple[Value, str]]:
+    """Yield the kinds of object that a value may be, each with what made the object, or the value it comes from."""
     for option in value.objects() if depth else ():
         if isinstance(option, Call) and option.local is None:
             yield from ((option, kind) for kind in _named(option.name))
         elif option.kind == "attribute":
-            for made, kind in _kinds(script, option.owner, depth - 1):
-                if found := _ATTRIBUTES.get((kind, option.attribute)):
-                    yield made, found
+            kinds = _kinds(script, option.owner, depth - 1)
+            yield from (
+                (made, _PARTS[kind, option.attribute]) for made, kind in kinds if (kind, option.attribute) in _PARTS
+            )
         elif option.kind == "element" and option.owner.name == "deepspeed.initialize" and option.attribute == "0":
             yield option, "DeepSpeed engine"
         if cls := script.instances.get(option):
             yield from ((option, kind) for kind in _inherited(cls))
         elif option in script.parameters:
             annotation, owner = script.parameters[option]
-            yield from ((option, kind) for kind in _annotated(annotation))
-            if owner and "Callback" in _inherited(owner) and option.attribute in _OF_HOOKS:
-                yield option, _OF_HOOKS[option.attribute]
+            yield from ((option, kind) for kind in _inherited(annotation))
+            hooks = ((kind, option.attribute) for kind in _inherited(owner) if kind == "Callback")
+            yield from ((option, _PARTS[hook]) for hook in hooks if hook in _PARTS)
 
 
-def _annotated(annotation: Value) -> Iterator[Kind]:
-    for part in annotation.sources():
-        if isinstance(part, Class):
-            yield from _inherited(part)
-        yield from _named(part.name)
+def _inherited(value: Value) -> Iterator[str]:
+    """Yield the kinds that an annotation names, or that a class of the script is derived from."""
+    return (kind for source in value.sources() for kind in _named(source.name))
 
 
-def _inherited(cls: Class, depth: int = _DEEPEST) -> Iterator[Kind]:
-    for base in cls.parts if depth else ():
-        for option in base.alternatives():
-            if isinstance(option, Class):
-                yield from _inherited(option, depth - 1)
-            yield from _named(option.reference)
-
-
-def _named(name: str) -> Iterator[Kind]:
+def _named(name: str) -> Iterator[str]:
     package, _, rest = name.partition(".")
     if kind := _CLASSES.get(package, {}).get(rest.rpartition(".")[2]):
         yield kind

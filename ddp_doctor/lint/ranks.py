@@ -94,10 +94,10 @@ class RankTest:
         missing = sorted(_ALL.difference(ranks))
         if ranks == [_WORLD - 1] or missing == [_WORLD - 1]:
             return f"the last {kind}" if len(ranks) == 1 else f"{kind}s other than the last"
-        if ranks and len(ranks) < _MOST_LISTED and ranks[-1] < _MOST_NUMBERED:
-            return f"{kind} {ranks[0]}" if len(ranks) == 1 else f"{kind}s {_listed(ranks)}"
-        if len(missing) < _MOST_LISTED and missing[-1] < _MOST_NUMBERED:
-            return f"{kind}s other than {_listed(missing)}"
+        if 0 < len(ranks) <= 2 and ranks[-1] < _MOST_NUMBERED:
+            return f"{kind}{'s' * (len(ranks) - 1)} {' and '.join(map(str, ranks))}"
+        if len(missing) <= 2 and missing[-1] < _MOST_NUMBERED:
+            return f"{kind}s other than {' and '.join(map(str, missing))}"
         if ranks in ([*range(0, _WORLD, 2)], [*range(1, _WORLD, 2)]):
             return f"odd {kind}s" if ranks[0] else f"even {kind}s"
         if ranks == [*range(ranks[0], ranks[-1] + 1)] and ranks[-1] < _MOST_NUMBERED:
@@ -108,15 +108,6 @@ class RankTest:
     def is_one(self) -> bool:
         """Whether it holds on one rank."""
         return len(self.ranks or ()) == 1
-
-
-#: Ranks that a sentence lists, and one more.
-_MOST_LISTED = 4
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    *first, last = map(str, ranks)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:

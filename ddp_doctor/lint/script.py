@@ -95,7 +95,7 @@ class Script:
         self.classes = tuple(trace.classes)
         self.leaves = tuple(trace.leaves)
         self.instances: Mapping[Value, Class] = trace.instances
-        self.parameters: Mapping[Value, tuple[Value, Class | None]] = trace.parameters
+        self.parameters: Mapping[Value, tuple[Value, Value]] = trace.parameters
         self.modules = frozenset(trace.modules)  # and the names that are imported from them
         self.has_unknown_star = trace.has_unknown_star
         self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found

@@ -18,8 +18,9 @@ from functools import lru_cache
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import of_one_rank
-from ddp_doctor.lint.collectives import collectives, is_doubtful
+from ddp_doctor.lint.collectives import collectives
 from ddp_doctor.lint.expressions import is_launch
+from ddp_doctor.lint.frameworks import DOUBTFUL
 from ddp_doctor.lint.ranks import RankTest, rank_condition, rank_test, ranks_under
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
@@ -30,16 +31,19 @@ from ddp_doctor.model.choices import Consequence, Severity
 
 @lint_rule("DDL133", "collective-on-some-ranks", Consequence.HANGS, concerns=always)
 def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
-    """A collective stands under a condition that only some ranks fulfill.
+    """A collective runs only on some ranks.
 
-    Finds: A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a
-        wrapped model, the constructor of DDP, or what gathers the parameters of a model under FSDP (`state_dict`,
-        `optim_state_dict`), that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the same
-        collective on both sides of the condition, in whatever order (one side downloads first), a function that is also
-        handed to something else (`optimizer.step(closure)`), a group of its own, and send and recv.
-    Why: A collective ends when all ranks have called it. Those that did, hang until the time-out of the process group,
-        10 minutes with NCCL and 30 with gloo; or they meet the next collective of the others, and exchange nonsense.
-    Remedy: Move the collective out of the condition, and leave inside only what one rank does: printing, saving.
+    Finds: A collective of the default group under a condition that some ranks do not fulfill: `rank == 0`, `rank != 1`,
+        `rank in (0, 1)`, `rank % 2 == 0`, `is_main_process`, or a decorator such as `rank_zero_only`. This includes
+        the backward pass of a wrapped model, the constructor of DDP and what gathers the parameters of a model under
+        FSDP. It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray Train
+        that all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
+        `engine.save_checkpoint`, `ray.train.report`. Severity is warning if the call waits only in some configurations.
+        Not reported: the same collective on both sides of the condition in any order, another group, send and recv.
+        Conditions around the call of a function that is also passed to an unknown function do not count.
+    Why: A collective ends when all ranks have called it. The ranks that called it hang until the timeout of the process
+        group, 10 minutes with NCCL and 30 with gloo. If the other ranks call another collective, they exchange garbage.
+    Remedy: Move the collective out of the condition. Leave only the work of one rank inside: printing, saving.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
         https://pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
@@ -55,19 +59,19 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
             call,
             f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} until the timeout",
             remedy="Move the collective out of the condition, so that all ranks call it",
-            severity=_severity(script, call),
+            severity=Severity.WARNING if call.method in DOUBTFUL else None,
         )
 
 
 @lint_rule("DDL134", "collective-skipped-on-some-ranks", Consequence.HANGS, concerns=always)
 def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
-    """Some ranks leave a function or loop early, and the others go on to a collective.
+    """Some ranks leave a function or loop early and skip a collective that other ranks call.
 
-    Finds: `return`, `continue`, `break` or a successful exit, under a condition that rank 0 alone or all but rank 0
-        fulfill, where a collective or the backward pass of a wrapped model follows below or in the next turn of the
-        loop.
-    Why: Those that left never call the collective, and the others hang in it until the time-out of the process group.
-    Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around what one rank does alone.
+    Finds: `return`, `continue`, `break` or a successful exit under a condition that only some ranks fulfill, if a
+        collective follows below or in the next iteration of the loop. Conditions and collectives are those of DDL133.
+    Why: The ranks that left never call the collective. The other ranks hang in it until the timeout of the process
+        group.
+    Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around the work of one rank.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     if _splits_roles(script):
@@ -86,7 +90,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                 f"{who.who[0].upper()}{who.who[1:]} {leaves} here and {skips} the {collectives(script)[missed]}"
                 f" in line {missed.node.lineno}: {waits} for {'it' if who.is_one else 'them'}",
                 remedy="Broadcast the decision from rank 0, then leave on all ranks",
-                severity=_severity(script, missed),
+                severity=Severity.WARNING if missed.method in DOUBTFUL else None,
             )
 
 
@@ -150,10 +154,6 @@ def _ranks_of_world(script: Script) -> range:
     sizes = [call.argument(2, "nprocs").constant for call in script.named(names.SPAWN)]
     sizes += [call.argument(None, "world_size").constant for call in script.named(names.INIT)]
     return next((range(size) for size in sizes if isinstance(size, int)), range(512))
-
-
-def _severity(script: Script, call: Call) -> Severity | None:
-    return Severity.WARNING if is_doubtful(script, call) else None
 
 
 def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
