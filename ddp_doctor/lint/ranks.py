@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 from ddp_doctor.lint import training
@@ -103,11 +104,6 @@ class RankTest:
         if ranks == [*range(ranks[0], ranks[-1] + 1)] and ranks[-1] < _MOST_NUMBERED:
             return f"{kind}s {ranks[0]} to {ranks[-1]}"
         return f"some {kind}s"
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it holds on one rank."""
-        return len(self.ranks or ()) == 1
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
@@ -208,20 +204,16 @@ def _test(value: Value, depth: int) -> RankTest | None:
             case ast.UnaryOp(op=ast.Not()):
                 inner = _rank_test(value.parts[0], depth - 1)
                 return inner and inner.negated()
-        return _true_on(value)
-    name = value.attribute or value.name.rpartition(".")[2]
-    return _true_on(value) or _main(name)
+        return _true_on(_numbers(value))
+    return _true_on(_numbers(value)) or _main(value.attribute or value.name.rpartition(".")[2])
 
 
 def _called(call: Call, depth: int) -> RankTest | None:
     """``is_main_process()``, by its name or by what it returns."""
     if call.name == "bool" and call.args:
         return _rank_test(call.args[0], depth - 1)
-    if call.method in ("on_process", "on_local_process"):  # decorators of Accelerate
-        wanted = call.argument(None, "process_index", "local_process_index")
-        kind: RankKind = "local_rank" if "local" in call.method else "rank"
-        return RankTest(kind, None if (number := _number(wanted)) is None else frozenset({number}))
-    return _rank_test(call.returned, depth - 1) or _true_on(call) or _main(call.method or call.name.rpartition(".")[2])
+    found = _rank_test(call.returned, depth - 1) or _true_on(_numbers(call))
+    return found or _main(call.method or call.name.rpartition(".")[2])
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -234,87 +226,61 @@ def _main(name: str) -> RankTest | None:
     return RankTest(kind, frozenset({0})) if _MAIN.search(name) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """The value of an expression on each rank."""
-
-    kind: RankKind | None  # None: no rank is in it
-    values: tuple[float, ...] | None  # None: they are not known
-
-
-_UNKNOWN = _Numbers(None, None)
+#: The rank that an expression is made of, and its value on each rank; None if there is none, or not known.
+_Numbers = tuple[RankKind | None, tuple[float, ...] | None]
 
 
 def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Numbers:
-    if value.node is node and isinstance(node, ast.Constant):
-        number = _number(value)
-        return _UNKNOWN if number is None or abs(number) >= _MOST_NUMBERED else _Numbers(None, (number,) * _WORLD)
-    kind = rank_kind(value) or (_by_name(_last_name(node)) if node else None)
-    if kind is not None:
-        return _Numbers(kind, _RANKS)
-    if (number := _number(value)) is not None:
-        return _Numbers(None, (number,) * _WORLD if abs(number) < _MOST_NUMBERED else None)
-    if training.is_world_size(value):
-        return _Numbers(None, (_WORLD,) * _WORLD)
+    if kind := rank_kind(value) or (_by_name(_last_name(node)) if node else None):
+        return kind, _RANKS
+    number = _WORLD if training.is_world_size(value) else _number(value)
+    if number is not None:
+        return None, (number,) * _WORLD if abs(number) < _MOST_NUMBERED or number == _WORLD else None
     inner = value.node
     if not (depth and isinstance(inner, ast.BinOp) and value.kind == "other" and len(value.parts) == 2):
-        return _UNKNOWN
+        return None, None
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
-    found = _computed(inner.op, left, right)
-    if found.values is None and isinstance(inner.op, ast.Mod) and left.kind and not right.kind:
-        return _Numbers("local_rank", left.values)  # ``rank % n``: one of each node
-    return found
+    kind, values = _computed(inner.op, left, right)
+    if values is None and isinstance(inner.op, ast.Mod) and left[0] and not right[0]:
+        return "local_rank", left[1]  # ``rank % n``: one of each node
+    return kind, values
 
 
 def _computed(operation: ast.operator | ast.cmpop, left: _Numbers, right: _Numbers) -> _Numbers:
-    compute, kind = _OPERATORS.get(type(operation)), left.kind or right.kind
-    if compute is None or left.values is None or right.values is None or (left.kind and right.kind):
-        return _Numbers(kind, None)
-    try:
-        return _Numbers(kind, tuple(map(compute, left.values, right.values)))
-    except ZeroDivisionError:
-        return _Numbers(kind, None)
+    compute, kind = _OPERATORS.get(type(operation)), left[0] or right[0]
+    if compute is None or left[1] is None or right[1] is None or (left[0] and right[0]):
+        return kind, None
+    if isinstance(operation, ast.Mod | ast.FloorDiv) and 0 in right[1]:
+        return kind, None
+    return kind, tuple(map(compute, left[1], right[1]))
 
 
-def _true_on(value: Value) -> RankTest | None:
-    """``if rank:``, ``if rank % 2:``"""
-    found = _numbers(value)
-    return _holding(found) if found.kind else None
-
-
-def _holding(found: _Numbers) -> RankTest:
-    values = found.values
-    return RankTest(
-        found.kind or "rank", None if values is None else frozenset(rank for rank in _RANKS if values[rank])
-    )
+def _true_on(found: _Numbers) -> RankTest | None:
+    """``if rank:``, ``if rank % 2:``; None if it has nothing to do with the rank."""
+    kind, values = found
+    ranks = None if values is None else frozenset(rank for rank in _RANKS if values[rank])
+    return RankTest(kind, ranks) if kind else None
 
 
 def _compared(values: tuple[Value, ...], node: ast.Compare) -> RankTest | None:
-    nodes = (node.left, *node.comparators)
-    if len(values) != len(nodes):
-        return None
-    pairs = zip(values, values[1:], nodes, nodes[1:], node.ops, strict=False)
-    tests = [_compared_pair(*pair) for pair in pairs]
+    pairs = pairwise(zip(values, (node.left, *node.comparators), strict=False))
+    tests = [_compared_pair(*pair, operation) for pair, operation in zip(pairs, node.ops, strict=False)]
     return _combined([test for test in tests if test], is_and=True)
 
 
 def _compared_pair(
-    left: Value, right: Value, left_node: ast.expr, right_node: ast.expr, operation: ast.cmpop
+    left: tuple[Value, ast.expr], right: tuple[Value, ast.expr], operation: ast.cmpop
 ) -> RankTest | None:
-    first = _numbers(left, left_node)
+    kind, ranks = first = _numbers(*left)
     if isinstance(operation, ast.In | ast.NotIn):
-        if first.kind is None:
-            return None
-        among, ranks = _members(right, right_node), first.values
-        found = None if among is None or ranks is None else frozenset(rank for rank in _RANKS if ranks[rank] in among)
-        test = RankTest(first.kind, found)
-        return test if isinstance(operation, ast.In) else test.negated()
-    second = _numbers(right, right_node)
-    if right.kind == "constant" and second.values is None:  # ``rank is None``
+        among = _members(*right) if kind else None
+        values = None if among is None or ranks is None else tuple(rank in among for rank in ranks)
+        test = _true_on((kind, values))
+        return test.negated() if test and isinstance(operation, ast.NotIn) else test
+    second = _numbers(*right)
+    if right[0].kind == "constant" and second[1] is None:  # ``rank is None``
         return None
-    if first.kind is None and second.kind is None:
-        return _size_test(left, right, operation)
-    return _holding(_computed(operation, first, second))
+    return _true_on(_computed(operation, first, second)) or _size_test(left[0], right[0], operation)
 
 
 def _size_test(left: Value, right: Value, operation: ast.cmpop) -> RankTest | None:
@@ -330,12 +296,11 @@ def _members(value: Value, node: ast.expr) -> Container[float] | None:
     """The numbers of a literal or of a range; a list that has a name may have changed."""
     numbers = [_number(part) for part in (value.args if isinstance(value, Call) else value.parts)]
     known = [number for number in numbers if number is not None and number < _MOST_NUMBERED]
-    if not known or len(known) < len(numbers):
+    if len(known) < len(numbers) or not known:
         return None
     if isinstance(value, Call):
         return range(*known) if value.name == "range" and 0 not in known[2:] else None
-    is_fixed = isinstance(value.node, ast.Tuple) or (isinstance(node, ast.List | ast.Set) and node is value.node)
-    return known if is_fixed else None
+    return known if isinstance(value.node, ast.Tuple) or value.node is node else None
 
 
 def _combined(tests: Sequence[RankTest], *, is_and: bool) -> RankTest | None:
@@ -355,8 +320,8 @@ def _combined(tests: Sequence[RankTest], *, is_and: bool) -> RankTest | None:
     first = known[0]
     if any(test.kind != first.kind for test in known):
         return first if is_and else RankTest(first.kind, None)
-    ranks = [test.ranks for test in known if test.ranks is not None]
-    return RankTest(first.kind, frozenset.intersection(*ranks) if is_and else frozenset.union(*ranks))
+    combine = frozenset[int].intersection if is_and else frozenset[int].union
+    return RankTest(first.kind, combine(*(test.ranks for test in known if test.ranks is not None)))
 
 
 def _number(value: Value) -> int | None:
@@ -377,7 +342,6 @@ def _held(condition: Condition) -> RankTest | None:
     return test if test is None or condition.holds else test.negated()
 
 
-@lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, negated if the condition did not hold."""
     test = _held(condition)

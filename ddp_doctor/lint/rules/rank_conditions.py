@@ -15,6 +15,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import of_one_rank
@@ -50,17 +51,17 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for call in collectives(script):
-        condition, who = _decisive(script, call.place)
-        if condition is None or who is None or len(_sides(script)[_site(script, call)]) > 1:
-            continue
-        at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
-        calls, hangs = ("calls", "it hangs") if who.is_one else ("call", "they hang")
-        yield Spot(
-            call,
-            f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} until the timeout",
-            remedy="Move the collective out of the condition, so that all ranks call it",
-            severity=Severity.WARNING if call.method in DOUBTFUL else None,
-        )
+        for condition, who in _decisive(script, call.place):
+            if len(_sides(script)[_site(script, call)]) > 1:
+                continue
+            at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
+            calls, hangs = ("calls", "it hangs") if len(who.ranks or ()) == 1 else ("call", "they hang")
+            yield Spot(
+                call,
+                f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} until the timeout",
+                remedy="Move the collective out of the condition, so that all ranks call it",
+                severity=Severity.WARNING if call.method in DOUBTFUL else None,
+            )
 
 
 @lint_rule("DDL134", "collective-skipped-on-some-ranks", Consequence.HANGS, concerns=always)
@@ -77,18 +78,16 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for leave in script.leaves:
-        condition, who = _decisive(script, leave.place)
-        if condition is None or who is None:
-            continue
-        candidates = (call for call in collectives(script) if _misses(leave, condition, call))
-        missed = next((call for call in candidates if len(_sides(script)[_site(script, call)]) < 2), None)
-        if missed is not None:
-            leaves, skips = ("leaves", "skips") if who.is_one else ("leave", "skip")
-            waits = "the other ranks wait" if who.holds_on != "others" else "rank 0 waits"
+        for condition, who in _decisive(script, leave.place):
+            candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+            missed = next((call for call in candidates if len(_sides(script)[_site(script, call)]) < 2), None)
+            if missed is None:
+                continue
+            leaves, skips, them = ("leaves", "skips", "it") if len(who.ranks or ()) == 1 else ("leave", "skip", "them")
             yield Spot(
                 leave.node,
                 f"{who.who[0].upper()}{who.who[1:]} {leaves} here and {skips} the {collectives(script)[missed]}"
-                f" in line {missed.node.lineno}: {waits} for {'it' if who.is_one else 'them'}",
+                f" in line {missed.node.lineno}: the other ranks wait for {them}",
                 remedy="Broadcast the decision from rank 0, then leave on all ranks",
                 severity=Severity.WARNING if missed.method in DOUBTFUL else None,
             )
@@ -126,26 +125,21 @@ def _sides(script: Script) -> dict[Site, set[frozenset[int] | None]]:
     return found
 
 
-def _decisive(script: Script, place: Place) -> tuple[Condition | None, RankTest | None]:
-    """The condition that keeps some ranks away from a place, and the ranks that get there; None if it is not certain.
+def _decisive(script: Script, place: Place) -> Iterator[tuple[Condition, RankTest]]:
+    """Yield the condition that surely keeps some ranks away from a place, and the ranks that get there.
 
     Conditions around the call of a function do not count if something unknown may call it on other ranks.
     """
-    if not any(map(rank_condition, place.conditions)):
-        return None, None
-    function, inside = place.function, None
+    conditions, function = place.conditions, place.function
+    if not any(map(rank_condition, conditions)):
+        return
     if function and id(function) in _handed_on(script):
         inside = range(function.lineno, (function.end_lineno or 0) + 1)
-    conditions = [
-        condition
-        for condition in place.conditions
-        if inside is None or getattr(condition.test.node, "lineno", 0) in inside
-    ]
+        conditions = tuple(each for each in conditions if getattr(each.test.node, "lineno", 0) in inside)
     who = ranks_under(conditions)
-    if who is None or not who.differs or who.ranks is None or who.ranks.issuperset(_ranks_of_world(script)):
-        return None, None
-    decisive = (each for each in reversed(conditions) if not each.early and rank_condition(each))
-    return next(decisive, None), who
+    if who and who.differs and who.ranks and not who.ranks.issuperset(_ranks_of_world(script)):
+        decisive = (each for each in reversed(conditions) if not each.early and rank_condition(each))
+        yield from ((condition, who) for condition in islice(decisive, 1))
 
 
 @lru_cache(maxsize=1)
