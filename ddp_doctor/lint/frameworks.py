@@ -16,20 +16,16 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 
 _OF_LIGHTNING = {
-    "Fabric": "Fabric",
-    "Trainer": "Trainer",
-    "Callback": "Callback",
     **dict.fromkeys(("LightningModule", "LightningDataModule"), "LightningModule"),
+    **{name: name for name in ("Fabric", "Trainer", "Callback")},
 }
-#: Kinds of objects by the package and the class. The modules between do not matter: packages export from several.
+#: Kinds of objects by the package and the end of the class. The modules between do not matter: packages export from
+#: several.
 _CLASSES: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("lightning", "pytorch_lightning", "lightning_fabric"), _OF_LIGHTNING),
     "accelerate": dict.fromkeys(("Accelerator", "PartialState", "AcceleratorState"), "Accelerator"),
-    "transformers": {
-        **dict.fromkeys(("Trainer", "Seq2SeqTrainer"), "Trainer of Transformers"),
-        **dict.fromkeys(("TrainingArguments", "Seq2SeqTrainingArguments"), "TrainingArguments"),
-    },
-    "trl": {f"{name}Trainer": "Trainer of Transformers" for name in ("SFT", "DPO", "GRPO", "Reward", "KTO", "ORPO")},
+    "transformers": {"Trainer": "Trainer of Transformers", "TrainingArguments": "TrainingArguments"},
+    "trl": {"Trainer": "Trainer of Transformers"},
     "deepspeed": {"DeepSpeedEngine": "DeepSpeed engine"},
 }
 #: Objects that belong to others, and parameters of a callback's hooks.
@@ -72,9 +68,11 @@ FUNCTIONS = frozenset(
     (
         *("ray.train.report", "ray.air.session.report"),
         *("ray.train.collective.barrier", "ray.train.collective.broadcast_from_rank_zero"),
-        *(f"accelerate.utils.{name}" for name in ("wait_for_everyone", "pad_across_processes", "operations.reduce")),
-        *(f"accelerate.utils.{name}" for name in ("gather", "gather_object", "broadcast", "reduce")),
-        *(f"accelerate.utils.operations.{name}" for name in ("gather", "gather_object", "broadcast")),
+        *(
+            f"accelerate.utils.{module}{name}"
+            for module in ("", "operations.")
+            for name in ("wait_for_everyone", "pad_across_processes", "gather", "gather_object", "broadcast", "reduce")
+        ),
     )
 )
 
@@ -135,5 +133,4 @@ def _inherited(value: Value) -> Iterator[str]:
 
 def _named(name: str) -> Iterator[str]:
     package, _, rest = name.partition(".")
-    if kind := _CLASSES.get(package, {}).get(rest.rpartition(".")[2]):
-        yield kind
+    return (kind for end, kind in _CLASSES.get(package, {}).items() if rest.endswith(end))

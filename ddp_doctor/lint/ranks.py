@@ -19,8 +19,6 @@ from ddp_doctor.lint.expressions import SPAWN_INDEX
 from ddp_doctor.lint.values import Call, Condition, Value
 
 RankKind = Literal["rank", "local_rank", "spawn_index"]
-#: On which ranks something runs: on rank 0 alone, on all others, or on some that are not known.
-Chosen = Literal["zero", "others", "some"]
 
 _LOCAL = re.compile(
     r"local_?rank|(^|_)lrank$|(^|_)local_?(proc|process)_?(id|index)$|^gpu_?rank$|local_process_index", re.IGNORECASE
@@ -83,21 +81,16 @@ class RankTest:
         return self.ranks not in (_ALL, frozenset())
 
     @property
-    def holds_on(self) -> Chosen:
-        """The kind of ranks on which it holds."""
-        return "zero" if self.ranks == frozenset({0}) else "others" if self.ranks == _ALL - {0} else "some"
-
-    @property
     def who(self) -> str:
         """The ranks on which it holds, in a sentence."""
         kind = "local rank" if self.kind == "local_rank" else "rank"
-        ranks = sorted(self.ranks or ())
+        ranks = sorted(self.ranks or _RANKS)
         missing = sorted(_ALL.difference(ranks))
-        if ranks == [_WORLD - 1] or missing == [_WORLD - 1]:
-            return f"the last {kind}" if len(ranks) == 1 else f"{kind}s other than the last"
-        if 0 < len(ranks) <= 2 and ranks[-1] < _MOST_NUMBERED:
+        if _WORLD - 1 in (ranks[0], *missing[:1]):
+            return f"the last {kind}" if ranks[0] else f"{kind}s other than the last"
+        if len(ranks) <= 2 and ranks[-1] < _MOST_NUMBERED:
             return f"{kind}{'s' * (len(ranks) - 1)} {' and '.join(map(str, ranks))}"
-        if len(missing) <= 2 and missing[-1] < _MOST_NUMBERED:
+        if 0 < len(missing) <= 2 and missing[-1] < _MOST_NUMBERED:
             return f"{kind}s other than {' and '.join(map(str, missing))}"
         if ranks in ([*range(0, _WORLD, 2)], [*range(1, _WORLD, 2)]):
             return f"odd {kind}s" if ranks[0] else f"even {kind}s"
@@ -240,10 +233,9 @@ def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Num
     if not (depth and isinstance(inner, ast.BinOp) and value.kind == "other" and len(value.parts) == 2):
         return None, None
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
-    kind, values = _computed(inner.op, left, right)
-    if values is None and isinstance(inner.op, ast.Mod) and left[0] and not right[0]:
+    if isinstance(inner.op, ast.Mod) and left[0] and (not any(right) or training.is_world_size(value.parts[1])):
         return "local_rank", left[1]  # ``rank % n``: one of each node
-    return kind, values
+    return _computed(inner.op, left, right)
 
 
 def _computed(operation: ast.operator | ast.cmpop, left: _Numbers, right: _Numbers) -> _Numbers:

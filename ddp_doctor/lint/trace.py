@@ -260,14 +260,11 @@ class Trace(Expressions):
         self._store.join(branches)
 
     def _matched(self, subject: Value, node: ast.expr, pattern: ast.pattern) -> Value:
-        """``case 0 | 1`` as the comparison ``subject in (0, 1)``; a Value of the pattern if it is no such."""
-        patterns = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
-        found = [each.value for each in patterns if isinstance(each, ast.MatchValue)]
-        if len(found) < len(patterns):
+        """``case 0`` as the comparison ``subject == 0``."""
+        if not isinstance(pattern, ast.MatchValue):
             return Value(pattern, "other", parts=(subject,))
-        among = ast.copy_location(ast.Tuple(found, ast.Load()), found[0])
-        compared = ast.copy_location(ast.Compare(node, [ast.In()], [among]), pattern)
-        return Value(compared, "other", parts=(subject, self.value(among)))
+        compared = ast.copy_location(ast.Compare(node, [ast.Eq()], [pattern.value]), pattern)
+        return Value(compared, "other", parts=(subject, self.value(pattern.value)))
 
     # --- definitions ------------------------------------------------------------------------------
 

@@ -69,24 +69,30 @@ def test_a_wrapped_model_is_known_by_whatever_name(text: str):
 @pytest.mark.parametrize(
     ("condition", "ranks"),
     [
-        ("rank == 0", "zero"),
-        ("0 == rank", "zero"),
-        ("dist.get_rank() == 0", "zero"),
-        ("not dist.get_rank()", "zero"),
-        ("int(os.environ['RANK']) == 0", "zero"),
-        ("os.environ.get('RANK', '0') == '0'", "zero"),
-        ("args.local_rank in [-1, 0]", "zero"),
-        ("args.rank % n == 0", "zero"),
-        ("is_main_process()", "zero"),
-        ("accelerator.is_local_main_process", "zero"),
-        ("not args.distributed or args.rank == 0", "zero"),
-        ("args.save and rank == 0", "zero"),
-        ("rank < 1", "zero"),
-        ("rank != 0", "others"),
-        ("rank > 0", "others"),
-        ("rank", "others"),
-        ("not (rank == 0)", "others"),
-        ("rank == 3", "some"),
+        ("rank == 0", "rank 0"),
+        ("0 == rank", "rank 0"),
+        ("dist.get_rank() == 0", "rank 0"),
+        ("not dist.get_rank()", "rank 0"),
+        ("int(os.environ['RANK']) == 0", "rank 0"),
+        ("os.environ.get('RANK', '0') == '0'", "rank 0"),
+        ("args.local_rank in [-1, 0]", "local rank 0"),
+        ("args.rank % n == 0", "local rank 0"),
+        ("is_main_process()", "rank 0"),
+        ("accelerator.is_local_main_process", "local rank 0"),
+        ("not args.distributed or args.rank == 0", "rank 0"),
+        ("args.save and rank == 0", "rank 0"),
+        ("rank < 1", "rank 0"),
+        ("rank != 0", "ranks other than 0"),
+        ("rank > 0", "ranks other than 0"),
+        ("rank", "ranks other than 0"),
+        ("not (rank == 0)", "ranks other than 0"),
+        ("rank == 3", "rank 3"),
+        ("rank % n_gpus == 1", "local rank 1"),
+        ("rank == source", "some ranks"),
+        ("rank == 7 or rank == 9", "ranks 7 and 9"),
+        ("world_size > 1 and rank < 5", "ranks 0 to 4"),
+        ("rank in ranks", "some ranks"),
+        ("not distributed", None),
         ("rank is None", None),
         ("rank == -1", None),
         ("rank >= 0", None),
@@ -105,31 +111,31 @@ def test_a_condition_says_on_which_ranks_it_holds(condition: str, ranks: str | N
         only(script(f"if {condition}:\n    dist.barrier()\n").named("torch.distributed.barrier")).conditions
     )
 
-    assert (found.holds_on if found else None) == ranks
+    assert (found.who if found else None) == ranks
 
 
 @pytest.mark.parametrize(
     ("text", "ranks"),
     [
-        ("if rank == 0:\n    pass\nelse:\n    dist.barrier()", "others"),
-        ("def f():\n    if rank != 0:\n        return\n    dist.barrier()\nf()", "zero"),
-        ("for x in y:\n    if rank != 0:\n        continue\n    dist.barrier()", "zero"),
+        ("if rank == 0:\n    pass\nelse:\n    dist.barrier()", "ranks other than 0"),
+        ("def f():\n    if rank != 0:\n        return\n    dist.barrier()\nf()", "rank 0"),
+        ("for x in y:\n    if rank != 0:\n        continue\n    dist.barrier()", "rank 0"),
         ("for x in y:\n    if rank != 0:\n        continue\ndist.barrier()", None),
-        ("def f():\n    with a:\n        if rank != 0:\n            return\n    dist.barrier()\nf()", "zero"),
+        ("def f():\n    with a:\n        if rank != 0:\n            return\n    dist.barrier()\nf()", "rank 0"),
         ("def f():\n    if rank != 0:\n        return\nf()\ndist.barrier()", None),
-        ("def save():\n    dist.barrier()\nif rank == 0:\n    save()", "zero"),
-        ("main = rank == 0\nif main:\n    dist.barrier()", "zero"),
-        ("def is_chief():\n    return dist.get_rank() == 0\nif is_chief():\n    dist.barrier()", "zero"),
-        ("rank == 0 and dist.barrier()", "zero"),
-        ("dist.barrier() if rank == 0 else None", "zero"),
+        ("def save():\n    dist.barrier()\nif rank == 0:\n    save()", "rank 0"),
+        ("main = rank == 0\nif main:\n    dist.barrier()", "rank 0"),
+        ("def is_chief():\n    return dist.get_rank() == 0\nif is_chief():\n    dist.barrier()", "rank 0"),
+        ("rank == 0 and dist.barrier()", "rank 0"),
+        ("dist.barrier() if rank == 0 else None", "rank 0"),
         ("if rank == 0:\n    print()\ndist.barrier()", None),
-        ("if rank == 0:\n    raise SystemExit\ndist.barrier()", "others"),
+        ("if rank == 0:\n    raise SystemExit\ndist.barrier()", "ranks other than 0"),
     ],
 )
 def test_conditions_count_through_branches_functions_and_early_exits(text: str, ranks: str | None):
     found = chosen_ranks(only(script(text).named("torch.distributed.barrier")).conditions)
 
-    assert (found.holds_on if found else None) == ranks
+    assert (found.who if found else None) == ranks
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ddp_doctor.lint import names, training
-from ddp_doctor.lint.ranks import Chosen, chosen_ranks, rank_kind
+from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
@@ -193,10 +193,10 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     Remedy: Put `dist.barrier()` between the two, outside of the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    saves = [save for save in script.named(_SAVE) if _holds_on(save) == "zero"]
+    saves = [save for save in script.named(_SAVE) if _is_of_rank_0(save)]
     waits = [call for call in script.calls if saves and _makes_all_ranks_wait(call)]
     for load in script.named(_LOAD) if saves else ():
-        if _holds_on(load) == "zero":
+        if _is_of_rank_0(load):
             continue
         path = load.argument(0, "f")
         early = (
@@ -215,14 +215,14 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
             )
 
 
-def _holds_on(call: Call) -> Chosen | None:
+def _is_of_rank_0(call: Call) -> bool:
     test = chosen_ranks(call.conditions)
-    return test.holds_on if test is not None else None
+    return test is not None and test.ranks == frozenset({0})
 
 
 def _makes_all_ranks_wait(call: Call) -> bool:
     name = call.name or call.method
-    return _holds_on(call) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
+    return chosen_ranks(call.conditions) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
 
 
 def _is_same_path(left: Value, right: Value, depth: int = 6) -> bool:
