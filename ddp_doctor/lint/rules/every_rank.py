@@ -42,6 +42,8 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
             continue
         if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
             continue
+        if any(map(rank_kind, call.sources())):  # a path of its own
+            continue
         yield Spot(
             call,
             f"Every rank downloads {call.name.rpartition('.')[2]} to the same path",

@@ -161,8 +161,9 @@ def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
     loop = leave.place.loops[-1] if leave.place.loops else None
     if mine or loop is None or loop not in place.loops:
         return False
-    is_return = isinstance(leave.node, ast.Return)  # out of the loop, not of a function that the loop calls
-    return isinstance(leave.node, ast.Break) or (is_return and leave.node in ast.walk(loop.node))
+    inside = set(ast.walk(loop.node)) if isinstance(leave.node, ast.Return) else set[ast.AST]()
+    is_return = leave.node in inside and leave.place.function not in inside  # not of a function that the loop calls
+    return isinstance(leave.node, ast.Break) or is_return
 
 
 def _rules_out(condition: Condition, other: Condition) -> bool:
@@ -226,7 +227,9 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
             why = None if condition.early else _why_local(script, condition.test, leave.order)
             if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
-            missed = next((call for call in collectives(script) if _misses(leave, condition, call)), None)
+            before = {name for call, name in collectives(script).items() if condition in call.conditions}
+            candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+            missed = next((call for call in candidates if collectives(script)[call] not in before), None)
             if missed is not None:
                 title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
                 yield _spot(leave.node, f"{title} {missed.node.lineno}")

@@ -136,7 +136,9 @@ def _samplers_with_epoch(script: Script) -> set[int] | None:
         if not samplers or any(sampler.name != names.SAMPLER or sampler.kind != "call" for sampler in samplers):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
-        if not is_once and call.argument(0, "epoch").kind != "constant":
+        epoch = call.argument(0, "epoch")
+        counted = (each.value for each in script.assignments if set(each.place.loops) & set(call.loops))
+        if not is_once and (epoch.kind != "constant" or any(epoch in value.parts for value in counted)):
             found |= {id(sampler.node) for sampler in samplers}
     return found
 

@@ -253,7 +253,9 @@ def _is_read_by_nccl(setting: Assignment) -> bool:
 
 
 def _trains(script: Script) -> bool:
-    return script.is_distributed or bool(script.libraries)
+    return script.is_distributed or (
+        bool(script.libraries) and any(name.startswith("torch") for name in script.modules)
+    )
 
 
 @lint_rule("DDL170", "module-hidden-by-a-file", Consequence.FAILS, concerns=_trains)
