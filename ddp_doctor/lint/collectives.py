@@ -57,7 +57,7 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 
 @lru_cache(maxsize=4)
 def collectives(script: Script) -> Mapping[Call, str]:
-    """Return all collective calls of a script in the order in which they run, and their names in a sentence."""
+    """Return the collective calls of a script in execution order, with their names for a sentence."""
     possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
     found = {}
     for call in sorted(possible, key=lambda call: call.order):

@@ -108,7 +108,7 @@ class Expressions:
         return found
 
     def _of_base(self, cls: Class, name: str) -> Value | None:
-        """What a base class of the script bound to an attribute of its own object."""
+        """Return the value that a base class of the script bound to an attribute."""
         bases = (option for part in cls.parts for option in part.alternatives() if isinstance(option, Class))
         own = (found for base in bases if (found := self._store.get(base, "self")))
         return next((found for each in own if (found := self._store.get(each, name))), None)
@@ -317,7 +317,7 @@ class Expressions:
         self._store.bind(scope, name, value)
 
     def _bind_opaque(self, arguments: ast.arguments, cls: Class | None = None) -> set[str]:
-        """Bind all parameters to values of which only the annotation is known; their names."""
+        """Bind all parameters to unknown values. Return the names."""
         stars = [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
         for parameter in named:

@@ -57,7 +57,7 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "DeepSpeed engine": ("save_checkpoint", "load_checkpoint", "backward", "step", "save_16bit_model"),
 }
 METHODS = frozenset(method for methods in _TOGETHER.values() for method in methods)
-#: Methods in which ranks wait only if the model is sharded, and arguments of the object's maker that shard it.
+#: Methods that wait only if the model is sharded, and the arguments of the object's maker that shard it.
 _SHARDED_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_SHARDED, ("fsdp_plugin", "deepspeed_plugin")),
     "save_model": ("fsdp", "deepspeed"),

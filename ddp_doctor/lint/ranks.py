@@ -40,8 +40,7 @@ _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
-#: A world in which conditions are tried, and the end of the ranks that a script may mean by a number: what lies above
-#: comes from the size of the world.
+#: The size of the world that conditions are tried with. Ranks above the second number are computed from it.
 _WORLD = 512
 _MOST_NUMBERED = 50
 _RANKS = tuple(range(_WORLD))
@@ -66,7 +65,7 @@ _TRANSPARENT = ("int", "str", *_OF_ENVIRONMENT)
 
 @dataclass(frozen=True, slots=True)
 class RankTest:
-    """A condition on the rank, and the ranks of a world of 512 on which it holds; None if they are not known."""
+    """A condition on the rank and the ranks that fulfill it, in a world of 512; None if unknown."""
 
     kind: RankKind
     ranks: frozenset[int] | None
@@ -77,12 +76,12 @@ class RankTest:
 
     @property
     def differs(self) -> bool:
-        """Whether it does not hold on all ranks alike, as far as can be seen."""
+        """Return True if the result may differ between ranks."""
         return self.ranks not in (_ALL, frozenset())
 
     @property
     def who(self) -> str:
-        """The ranks on which it holds, in a sentence."""
+        """The ranks that fulfill it, for a sentence."""
         kind = "local rank" if self.kind == "local_rank" else "rank"
         ranks = sorted(self.ranks or _RANKS)
         missing = sorted(_ALL.difference(ranks))
@@ -176,7 +175,7 @@ def rank_test(value: Value) -> RankTest | None:
 
 
 def _rank_test(value: Value, depth: int = 6) -> RankTest | None:
-    """The same, also of conditions that hold on all ranks of a job or on none."""
+    """Return the ranks of any condition, even if it holds on all ranks of a job or on none."""
     tests = (_test(option, depth) for option in value.alternatives() if depth)
     return next(filter(None, tests), None)
 
@@ -234,7 +233,7 @@ def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Num
         return None, None
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
     if isinstance(inner.op, ast.Mod) and left[0] and (not any(right) or training.is_world_size(value.parts[1])):
-        return "local_rank", left[1]  # ``rank % n``: one of each node
+        return "local_rank", left[1]  # ``rank % n`` counts the ranks of each node
     return _computed(inner.op, left, right)
 
 
@@ -296,10 +295,7 @@ def _members(value: Value, node: ast.expr) -> Container[float] | None:
 
 
 def _combined(tests: Sequence[RankTest], *, is_and: bool) -> RankTest | None:
-    """``a and rank == 0`` holds at most on rank 0; ``a or rank == 0`` on others only where ``a`` does.
-
-    So what is no test of the rank, or has an unknown result, does not count.
-    """
+    """Combine tests. Operands with an unknown result do not count: ``a and rank == 0`` holds at most on rank 0."""
     neutral = _ALL if is_and else frozenset[int]()
     decided = [test for test in tests if test.ranks != neutral]
     known = [test for test in decided if test.ranks is not None]
@@ -341,7 +337,7 @@ def rank_condition(condition: Condition) -> RankTest | None:
 
 
 def ranks_under(conditions: Iterable[Condition]) -> RankTest | None:
-    """The ranks on which all of these conditions may hold; None if they do not depend on the rank."""
+    """Return the ranks that may fulfill all of these conditions; None if they do not depend on the rank."""
     return _combined([test for test in map(_held, conditions) if test], is_and=True)
 
 

@@ -31,7 +31,7 @@ class Function(Value):
     node: ast.FunctionDef | ast.AsyncFunctionDef
     scope: Scope = field(default_factory=Scope)
     cls: Class | None = None
-    decorators: tuple[Value, ...] = ()  # those that may run it on some ranks only
+    decorators: tuple[Value, ...] = ()  # decorators that may exclude ranks
     decorated: Function | None = None  # what a decorator of the script returned for it
 
 

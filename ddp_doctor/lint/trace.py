@@ -24,7 +24,7 @@ _MOST_VISITS = 3
 _DEEPEST = 12
 #: Conditions that are kept of a long list of ``if ...: return``, the innermost.
 _MOST_CONDITIONS = 50
-#: Decorators after which only some ranks run a function: ``rank_zero_only``, ``accelerator.on_main_process``.
+#: Decorators that exclude ranks: ``rank_zero_only``, ``accelerator.on_main_process``.
 _MAY_CHOOSE_RANKS = re.compile(r"(^|\.)(on_\w*process|(rank_?(zero|0)|main|master|main_process)_only)\b")
 _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 

@@ -42,7 +42,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
             continue
         if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
             continue
-        if any(map(rank_kind, call.sources())):  # a path of its own
+        if any(map(rank_kind, call.sources())):  # one path per rank
             continue
         yield Spot(
             call,

@@ -69,7 +69,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early and skip a collective that other ranks call.
 
     Finds: `return`, `continue`, `break` or a successful exit under a condition that only some ranks fulfill, if a
-        collective follows below or in the next iteration of the loop. Conditions and collectives are those of DDL133.
+        collective follows below or in the next iteration of the loop. DDL133 lists the conditions and collectives.
     Why: The ranks that left never call the collective. The other ranks hang in it until the timeout of the process
         group.
     Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around the work of one rank.
@@ -126,7 +126,7 @@ def _sides(script: Script) -> dict[Site, set[frozenset[int] | None]]:
 
 
 def _decisive(script: Script, place: Place) -> Iterator[tuple[Condition, RankTest]]:
-    """Yield the condition that surely keeps some ranks away from a place, and the ranks that get there.
+    """Yield the condition that certainly excludes some ranks from a place, and the ranks that reach it.
 
     Conditions around the call of a function do not count if something unknown may call it on other ranks.
     """
@@ -144,7 +144,7 @@ def _decisive(script: Script, place: Place) -> Iterator[tuple[Condition, RankTes
 
 @lru_cache(maxsize=1)
 def _ranks_of_world(script: Script) -> range:
-    """The ranks, if the script itself says how many there are; else some more than a condition can list."""
+    """Return the ranks of the job if the script sets their number, otherwise the ranks of a large job."""
     sizes = [call.argument(2, "nprocs").constant for call in script.named(names.SPAWN)]
     sizes += [call.argument(None, "world_size").constant for call in script.named(names.INIT)]
     return next((range(size) for size in sizes if isinstance(size, int)), range(512))
