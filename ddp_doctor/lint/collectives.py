@@ -10,10 +10,11 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from ddp_doctor.lint import frameworks, names, training
+from ddp_doctor.lint.modules import wrapped_modules
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, is_result
 
@@ -59,6 +60,7 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 def collectives(script: Script) -> Mapping[Call, str]:
     """Return the collective calls of a script in execution order, with their names for a sentence."""
     possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
+    possible += _forwards(script)
     found = {}
     for call in sorted(possible, key=lambda call: call.order):
         if name := operation(script, call):
@@ -67,7 +69,31 @@ def collectives(script: Script) -> Mapping[Call, str]:
             found[call] = f"{call.method or call.name.rpartition('.')[2]} of the FSDP model"
         elif _is_synchronised_backward(script, call):
             found[call] = "backward of the DDP model"
+        elif not (call.method or call.name):
+            found[call] = f"forward of the {'FSDP' if is_result(call.callee, _is_sharded_over_all) else 'DDP'} model"
     return found
+
+
+def _forwards(script: Script) -> Iterator[Call]:
+    """Yield the forwards in which ranks wait: FSDP gathers parameters, and DDP broadcasts buffers even in no_grad."""
+    sharing = [wrap for wrap in script.wraps if operation(script, wrap) and _shares_buffers(script, wrap)]
+    for call in script.calls if sharing or script.calls_any(*_FSDP) else ():
+        is_joined = any("no_sync" in each.text or "join" in each.text.lower() for each in call.place.withs)
+        if call.method or call.name or is_joined:
+            continue
+        if is_result(call.callee, lambda made: made in sharing or _is_sharded_over_all(made)):
+            yield call
+
+
+def _shares_buffers(script: Script, wrap: Call) -> bool:
+    options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
+    parts = [call for module in wrapped_modules(script, wrap) for call in module.made]
+    has_buffers = any(map(training.keeps_batch_statistics, (*wrap.argument(0, "module").calls(), *parts)))
+    return has_buffers and not any(option.constant is False for option in options)
+
+
+def _is_sharded_over_all(made: Call) -> bool:
+    return made.name in _FSDP and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
 
 
 def operation(script: Script, call: Call) -> str:
@@ -107,10 +133,7 @@ def _gathers_parameters(script: Script, call: Call) -> bool:
         if isinstance(state, Call) and state.name in _FSDP_STATES
     )
 
-    def is_sharded_over_all(made: Call) -> bool:
-        return made.name in _FSDP and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
-
-    return is_result(model, is_sharded_over_all) or any(
+    return is_result(model, _is_sharded_over_all) or any(
         list(model.objects()) == list(whole.objects()) for whole in states
     )
 

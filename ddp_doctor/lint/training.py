@@ -45,12 +45,23 @@ _EVALUATION = re.compile(
 _WORLD_SIZE = re.compile(
     r"(^|_)(world_?size|n_?gpus?|num_?gpus?|ngpus_per_node|gpus_per_node|nprocs?)$|^world$", re.IGNORECASE
 )
+_BATCH_NORM = tuple(f"torch.nn.BatchNorm{dimensions}d" for dimensions in (1, 2, 3))
+_WITH_BATCH_NORM = re.compile(
+    r"^torchvision\.models\.(\w+\.)?(resnet|resnext|wide_resnet|densenet|mobilenet|mnasnet|regnet|shufflenet|"
+    r"efficientnet|inception|googlenet)\w*$"
+)
 _NOT_AN_OPTIMIZER = re.compile(r"sched|profil|prof$|scaler|^env|sampler|meter$|timer$|bar$|^ema|warmup", re.IGNORECASE)
 
 
 def surely_ddp(value: Value) -> bool:
     """Whether a value is a model wrapped in DistributedDataParallel on every path through the script."""
     return is_result(value, lambda call: call.name == names.DDP)
+
+
+def keeps_batch_statistics(call: Call) -> bool:
+    """Return True if a call makes a BatchNorm layer with buffers, or a torchvision model that has them."""
+    kept = call.argument(4, "track_running_stats").constant is not False
+    return bool(_WITH_BATCH_NORM.match(call.name)) or (call.name in _BATCH_NORM and kept)
 
 
 def is_forward(script: Script, call: Value) -> bool:

@@ -6,7 +6,6 @@ model = SyncBatchNorm.convert_sync_batchnorm(resnet50())         statistics of t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ddp_doctor.knowledge.thresholds import SMALL_BATCH
@@ -16,11 +15,6 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Consequence
 
-_LAYERS = tuple(f"torch.nn.BatchNorm{dimensions}d" for dimensions in (1, 2, 3))
-_MODELS = re.compile(
-    r"^torchvision\.models\.(\w+\.)?(resnet|resnext|wide_resnet|densenet|mobilenet|mnasnet|regnet|shufflenet|"
-    r"efficientnet|inception|googlenet)\w*$"
-)
 _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchnorm")
 
 
@@ -41,7 +35,7 @@ def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
     if not script.wraps or script.uses_in_any_case(*_NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
-    layer = next((call for call in script.calls if _keeps_batch_statistics(call)), None)
+    layer = next((call for call in script.calls if training.keeps_batch_statistics(call)), None)
     if layer is None or not sizes or max(sizes) >= SMALL_BATCH:
         return
     yield Spot(
@@ -67,7 +61,7 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
     """
     if script.uses_in_any_case(*_NO_NEED, "distribute_bn") or any(script.methods("buffers", "named_buffers")):
         return  # what goes over buffers may share them
-    for wrap in script.wraps if any(map(_keeps_batch_statistics, script.calls)) else ():
+    for wrap in script.wraps if any(map(training.keeps_batch_statistics, script.calls)) else ():
         options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
         if any(option.constant is False for option in options):
             yield Spot(
@@ -75,11 +69,6 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
                 "Each rank keeps its own BatchNorm statistics, so ranks evaluate differently",
                 remedy="Set broadcast_buffers=True, or convert the model to SyncBatchNorm",
             )
-
-
-def _keeps_batch_statistics(call: Call) -> bool:
-    kept = call.argument(4, "track_running_stats").constant is not False
-    return bool(_MODELS.match(call.name)) or (call.name in _LAYERS and kept)
 
 
 def _batch_size(script: Script, loader: Call) -> int | None:

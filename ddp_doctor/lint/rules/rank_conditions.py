@@ -35,10 +35,11 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     """A collective runs only on some ranks.
 
     Finds: A collective of the default group under a condition that some ranks do not fulfill: `rank == 0`, `rank != 1`,
-        `rank in (0, 1)`, `rank % 2 == 0`, `is_main_process`, or a decorator such as `rank_zero_only`. This includes
-        the backward pass of a wrapped model, the constructor of DDP and what gathers the parameters of a model under
-        FSDP. It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray Train
-        that all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
+        `rank in (0, 1)`, `rank % 2 == 0`, `is_main_process`, or a decorator such as `rank_zero_only`. This includes the
+        forward of a DDP model with BatchNorm (it broadcasts buffers, even in `no_grad`) and of an FSDP model, the
+        backward pass of a wrapped model, the constructor of DDP, and what gathers the parameters of a model under FSDP.
+        It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray Train that
+        all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
         `engine.save_checkpoint`, `ray.train.report`. Severity is warning if the call waits only in some configurations.
         Not reported: the same collective on both sides of the condition in any order, another group, send and recv.
         Conditions around the call of a function that is also passed to an unknown function do not count.
@@ -211,7 +212,8 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    for call in collectives(script):
+    reduced = [call for call, name in collectives(script).items() if not name.startswith("forward")]
+    for call in reduced:
         for condition in call.conditions:
             why = None if condition.early else _why_local(script, condition.test, call.order)
             if why is not None and not _is_in_both_branches(script, call, condition):
@@ -228,7 +230,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
             if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
             before = {name for call, name in collectives(script).items() if condition in call.conditions}
-            candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+            candidates = (call for call in reduced if _misses(leave, condition, call))
             missed = next((call for call in candidates if collectives(script)[call] not in before), None)
             if missed is not None:
                 title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
