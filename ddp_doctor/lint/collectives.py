@@ -52,14 +52,15 @@ _SHARES_STATES = (
     "torch.distributed.optim.ZeroRedundancyOptimizer",
     *(f"fairscale.optim{module}.OSS" for module in ("", ".oss")),
 )
-_METHODS = frozenset(("backward", *frameworks.METHODS, *_OF_FSDP, _OF_SHARED_STATES))
+_METHODS = frozenset(("backward", *_OF_FSDP, _OF_SHARED_STATES))
 _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", "group.WORLD")
 
 
 @lru_cache(maxsize=4)
 def collectives(script: Script) -> Mapping[Call, str]:
     """Return the collective calls of a script in execution order, with their names for a sentence."""
-    possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
+    methods = _METHODS | (frameworks.METHODS if frameworks.are_imported(script) else frozenset())
+    possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*methods)]
     possible += _forwards(script)
     found = {}
     for call in sorted(possible, key=lambda call: call.order):
@@ -70,7 +71,7 @@ def collectives(script: Script) -> Mapping[Call, str]:
         elif _is_synchronised_backward(script, call):
             found[call] = "backward of the DDP model"
         elif not (call.method or call.name):
-            found[call] = f"forward of the {'FSDP' if is_result(call.callee, _is_sharded_over_all) else 'DDP'} model"
+            found[call] = f"forward of the {'FSDP' if is_result(call.callee, _is_sharded) else 'DDP'} model"
     return found
 
 
@@ -78,10 +79,9 @@ def _forwards(script: Script) -> Iterator[Call]:
     """Yield the forwards in which ranks wait: FSDP gathers parameters, and DDP broadcasts buffers even in no_grad."""
     sharing = [wrap for wrap in script.wraps if operation(script, wrap) and _shares_buffers(script, wrap)]
     for call in script.calls if sharing or script.calls_any(*_FSDP) else ():
-        is_joined = any("no_sync" in each.text or "join" in each.text.lower() for each in call.place.withs)
-        if call.method or call.name or is_joined:
+        if call.method or call.name or not is_result(call.callee, lambda made: made in sharing or _is_sharded(made)):
             continue
-        if is_result(call.callee, lambda made: made in sharing or _is_sharded_over_all(made)):
+        if not any("no_sync" in each.text or "join" in each.text.lower() for each in call.place.withs):
             yield call
 
 
@@ -92,7 +92,7 @@ def _shares_buffers(script: Script, wrap: Call) -> bool:
     return has_buffers and not any(option.constant is False for option in options)
 
 
-def _is_sharded_over_all(made: Call) -> bool:
+def _is_sharded(made: Call) -> bool:
     return made.name in _FSDP and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
 
 
@@ -133,9 +133,7 @@ def _gathers_parameters(script: Script, call: Call) -> bool:
         if isinstance(state, Call) and state.name in _FSDP_STATES
     )
 
-    return is_result(model, _is_sharded_over_all) or any(
-        list(model.objects()) == list(whole.objects()) for whole in states
-    )
+    return is_result(model, _is_sharded) or any(list(model.objects()) == list(whole.objects()) for whole in states)
 
 
 def _is_synchronised_backward(script: Script, call: Call) -> bool:

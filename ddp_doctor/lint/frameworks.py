@@ -77,6 +77,11 @@ FUNCTIONS = frozenset(
 )
 
 
+def are_imported(script: Script) -> bool:
+    """Return True if the script imports one of the frameworks."""
+    return any(module.partition(".")[0] in _CLASSES for module in script.modules)
+
+
 def together(script: Script, call: Call) -> str:
     """Return the kind of object of a method that all ranks must call; empty for other calls."""
     if call.method in _LOGS and not _is_synchronized(call):

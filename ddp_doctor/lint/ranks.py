@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Literal
 
 from ddp_doctor.lint import training
@@ -223,9 +223,10 @@ _Numbers = tuple[RankKind | None, tuple[float, ...] | None]
 
 
 def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Numbers:
-    if kind := rank_kind(value) or (_by_name(_last_name(node)) if node else None):
+    is_literal = isinstance(node or value.node, ast.Constant)
+    if not is_literal and (kind := rank_kind(value) or (_by_name(_last_name(node)) if node else None)):
         return kind, _RANKS
-    number = _WORLD if training.is_world_size(value) else _number(value)
+    number = _WORLD if not is_literal and training.is_world_size(value) else _number(value)
     if number is not None:
         return None, (number,) * _WORLD if abs(number) < _MOST_NUMBERED or number == _WORLD else None
     inner = value.node
@@ -249,7 +250,7 @@ def _computed(operation: ast.operator | ast.cmpop, left: _Numbers, right: _Numbe
 def _true_on(found: _Numbers) -> RankTest | None:
     """``if rank:``, ``if rank % 2:``; None if it has nothing to do with the rank."""
     kind, values = found
-    ranks = None if values is None else frozenset(rank for rank in _RANKS if values[rank])
+    ranks = None if values is None else frozenset(compress(_RANKS, values))
     return RankTest(kind, ranks) if kind else None
 
 
@@ -265,7 +266,7 @@ def _compared_pair(
     kind, ranks = first = _numbers(*left)
     if isinstance(operation, ast.In | ast.NotIn):
         among = _members(*right) if kind else None
-        values = None if among is None or ranks is None else tuple(rank in among for rank in ranks)
+        values = None if among is None or ranks is None else tuple(map(among.__contains__, ranks))
         test = _true_on((kind, values))
         return test.negated() if test and isinstance(operation, ast.NotIn) else test
     second = _numbers(*right)
@@ -330,6 +331,7 @@ def _held(condition: Condition) -> RankTest | None:
     return test if test is None or condition.holds else test.negated()
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, negated if the condition did not hold."""
     test = _held(condition)

@@ -134,9 +134,10 @@ def _decisive(script: Script, place: Place) -> Iterator[tuple[Condition, RankTes
     conditions, function = place.conditions, place.function
     if not any(map(rank_condition, conditions)):
         return
-    if function and id(function) in _handed_on(script):
-        inside = range(function.lineno, (function.end_lineno or 0) + 1)
-        conditions = tuple(each for each in conditions if getattr(each.test.node, "lineno", 0) in inside)
+    lines = range(function.lineno, (function.end_lineno or 0) + 1) if function else range(0)
+    inside = tuple(each for each in conditions if getattr(each.test.node, "lineno", 0) in lines)
+    if len(inside) < len(conditions) and id(function) in _handed_on(script):
+        conditions = inside
     who = ranks_under(conditions)
     if who and who.differs and who.ranks and not who.ranks.issuperset(_ranks_of_world(script)):
         decisive = (each for each in reversed(conditions) if not each.early and rank_condition(each))
