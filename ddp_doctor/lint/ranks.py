@@ -291,7 +291,7 @@ def _members(value: Value, node: ast.expr) -> Container[float] | None:
     if len(known) < len(numbers) or not known:
         return None
     if isinstance(value, Call):
-        return range(*known) if value.name == "range" and 0 not in known[2:] else None
+        return range(*known) if value.name == "range" and len(known) < 4 and 0 not in known[2:] else None
     return known if isinstance(value.node, ast.Tuple) or value.node is node else None
 
 
