@@ -84,7 +84,7 @@ def are_imported(script: Script) -> bool:
 
 def together(script: Script, call: Call) -> str:
     """Return the kind of object of a method that all ranks must call; empty for other calls."""
-    if call.method in _LOGS and not _is_synchronized(call):
+    if call.local or (call.method in _LOGS and not _is_synchronized(call)):
         return ""
     kinds = _kinds(script, call.receiver) if call.method in METHODS else ()
     found = (kind for made, kind in kinds if call.method in _TOGETHER.get(kind, ()) and _is_of_all(call, made, kind))

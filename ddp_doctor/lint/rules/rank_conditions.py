@@ -53,7 +53,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
         return
     for call in collectives(script):
         for condition, who in _decisive(script, call.place):
-            if len(_sides(script)[_site(script, call)]) > 1:
+            if not _is_one_sided(script, call):
                 continue
             at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
             calls, hangs = ("calls", "it hangs") if len(who.ranks or ()) == 1 else ("call", "they hang")
@@ -81,7 +81,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     for leave in script.leaves:
         for condition, who in _decisive(script, leave.place):
             candidates = (call for call in collectives(script) if _misses(leave, condition, call))
-            missed = next((call for call in candidates if len(_sides(script)[_site(script, call)]) < 2), None)
+            missed = next((call for call in candidates if _is_one_sided(script, call)), None)
             if missed is None:
                 continue
             leaves, skips, them = ("leaves", "skips", "it") if len(who.ranks or ()) == 1 else ("leave", "skip", "them")
@@ -108,22 +108,28 @@ _KEEP = ("functools.partial", "functools.wraps", "functools.update_wrapper")
 Site = tuple[object, str]
 
 
-def _site(script: Script, call: Call) -> Site:
-    """The place of both halves of a pattern: one function, or both ends of one context manager."""
+def _sites(script: Script, call: Call) -> list[Site]:
+    """The places of both halves of a pattern: a function, both ends of a context manager, or sides of a condition."""
     function = call.place.function
     is_manager = getattr(function, "name", "") in ("__enter__", "__exit__")
-    place = call.place.cls if is_manager else function
-    return (id(place), collectives(script)[call])
+    tests = (condition.test for condition in call.conditions if rank_condition(condition))
+    places = [call.place.cls if is_manager else function, *tests]
+    return [(id(place), collectives(script)[call]) for place in places]
 
 
 @lru_cache(maxsize=1)  # both rules ask
 def _sides(script: Script) -> dict[Site, set[frozenset[int] | None]]:
-    """The ranks on which each function calls each collective under conditions."""
+    """The ranks on which each place calls each collective under conditions."""
     found: dict[Site, set[frozenset[int] | None]] = {}
     for call in collectives(script):
         who = ranks_under(call.conditions)
-        found.setdefault(_site(script, call), set()).update([who.ranks] if who and who.differs else [])
+        for site in _sites(script, call):
+            found.setdefault(site, set()).update([who.ranks] if who and who.differs else [])
     return found
+
+
+def _is_one_sided(script: Script, call: Call) -> bool:
+    return all(len(_sides(script)[site]) < 2 for site in _sites(script, call))
 
 
 def _decisive(script: Script, place: Place) -> Iterator[tuple[Condition, RankTest]]:
