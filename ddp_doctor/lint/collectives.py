@@ -76,7 +76,7 @@ def collectives(script: Script) -> Mapping[Call, str]:
 
 
 def _forwards(script: Script) -> Iterator[Call]:
-    """Yield the forwards in which ranks wait: FSDP gathers parameters, and DDP broadcasts buffers even in no_grad."""
+    """Yield the forwards that wait: FSDP gathers parameters, and DDP broadcasts buffers even in no_grad."""
     sharing = [wrap for wrap in script.wraps if operation(script, wrap) and _shares_buffers(script, wrap)]
     for call in script.calls if sharing or script.calls_any(*_FSDP) else ():
         if call.method or call.name or not is_result(call.callee, lambda made: made in sharing or _is_sharded(made)):

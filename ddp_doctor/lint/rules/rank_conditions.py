@@ -119,7 +119,7 @@ def _sites(script: Script, call: Call) -> list[Site]:
 
 @lru_cache(maxsize=1)  # both rules ask
 def _sides(script: Script) -> dict[Site, set[frozenset[int] | None]]:
-    """The ranks on which each place calls each collective under conditions."""
+    """Return the ranks that call each collective at each place under conditions."""
     found: dict[Site, set[frozenset[int] | None]] = {}
     for call in collectives(script):
         who = ranks_under(call.conditions)
