@@ -19,19 +19,27 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+#: Events that a page causes on the console: its messages, its errors, and what the browser refuses it.
+_ON_CONSOLE = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+
+
 class Tab:
-    """A tab of the browser. ``requested`` are the addresses that its pages asked for."""
+    """A tab of the browser. It keeps the addresses that its pages requested, and their messages on the console."""
 
     def __init__(self, to: BinaryIO, answers: BinaryIO) -> None:
         self._to, self._answers, self._numbers = to, answers, count(1)
         self._session: str | None = None
         self.requested: list[str] = []
+        self.console: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self._call("Network.enable")
+        for domain in ("Network", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
 
-    def open(self, url: str, width: int) -> None:
-        """Show a page in a window of this width."""
+    def open(self, url: str, width: int, scheme: str = "light") -> None:
+        """Show a page in a window of this width, for a user who prefers this color scheme."""
+        preferred = {"name": "prefers-color-scheme", "value": scheme}
+        self._call("Emulation.setEmulatedMedia", features=[preferred])
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self._call("Page.navigate", url=url)
         self.evaluate("document.readyState == 'complete' || new Promise(loaded => addEventListener('load', loaded))")
@@ -50,6 +58,8 @@ class Tab:
         for answer in self._read():
             if answer.get("method") == "Network.requestWillBeSent":
                 self.requested.append(answer["params"]["request"]["url"])
+            if answer.get("method") in _ON_CONSOLE:
+                self.console.append(json.dumps(answer["params"]))
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
