@@ -43,10 +43,10 @@ is_new_enough "$venv/bin/python" || create
 # An unpacked source distribution holds checks/ without the link under which it is imported.
 [ -e ddp_doctor/checks ] || ln -s ../checks ddp_doctor/checks
 
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check \
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile \
     --editable ".[$extra]" --constraint "${CONSTRAINTS:-constraints.txt}" ||
     fail "the packages could not be installed for the reason above; run make again when it is solved"
-# pip compiles what it installs, but no editable package; each of the many processes would compile its own modules.
-"$venv/bin/python" -m compileall -qq -j 0 ddp_doctor checks || true
+# pip compiles on one processor only, and no editable package. Each of the many processes would compile its own modules.
+"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" ddp_doctor checks || true
 touch "$venv/.installed"
 [ "$extra" = test ] || touch "$venv/.installed-$extra"
