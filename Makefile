@@ -27,7 +27,7 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 
 # Tests that only compute: one worker per processor. Tests with processes mostly wait: two per processor.
 PER_CPU = 1
-ranks-parallel lab-parallel: PER_CPU = 2
+ranks-parallel lab-parallel planted: PER_CPU = 2
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
 OTHERS  := lab or planted or planted_torch or gpu or bench or fuzz
