@@ -27,6 +27,8 @@ MEDIUM_BYTES = 1_000_000
 #: what takes longest needs a third of it.
 MOST_TURNS = 300
 TURNS = 500_000
+#: Shorter than any turn: a parser that takes less than MOST_TURNS of these does not need the loop.
+SHORTEST_TURN_S = 1e-9
 #: What was late once is read again: the machine may have changed its pace between the parser and the loop.
 TRIES = 3
 #: The same in the end, in seconds of processor time: this may run at the lowest priority beside much else.
@@ -82,10 +84,11 @@ def test_junk_of_every_kind_is_read_or_refused_in_bounded_time_and_memory(target
 
 
 def _cost(target: Target, text: str) -> tuple[float, int]:
-    """The turns of an empty loop that take as long, and by how many bytes the process grew."""
+    """Return the turns of an empty loop that take as long (0.0 if quick), and by how many bytes the process grew."""
     with _peak() as memory:
         took_s = _cpu_s(lambda: _call(target, text))
-    return took_s / _cpu_s(_loop) * TURNS, memory["grown_bytes"]
+    is_quick = took_s < SHORTEST_TURN_S * MOST_TURNS * len(text)
+    return 0.0 if is_quick else took_s / _cpu_s(_loop) * TURNS, memory["grown_bytes"]
 
 
 def _cpu_s(work: Callable[[], None]) -> float:
