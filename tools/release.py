@@ -52,9 +52,10 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 def check_installed(package: Path, place: Path) -> None:
     """Install a package and its requirements into a new environment, and try its commands. Raises SystemExit."""
-    venv.create(place / "venv", with_pip=True)
+    venv.create(place / "venv")
     python = place / "venv/bin/python"
-    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, cwd=place)
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check")
+    _run(*pip, "install", "--no-compile", package, cwd=place)
     _run(python, "-I", "-c", _REQUIRE_CLEAN, cwd=place)
     check_commands(place, place / "venv/bin/ddp-doctor")
 
