@@ -112,7 +112,10 @@ def _step(model: Any, optimizer: Any, batch: Any) -> int:
 def evaluate(cases: list[Case], steps: int = 3) -> list[Outcome]:
     facts: dict[tuple[str, str], FitFact] = {}
     outcomes = []
-    with Ranks(cases[0].ranks, preload=(__name__, "tests.models.fit", "torch.distributed.fsdp")) as ranks:
+    preload = [__name__, "tests.models.fit", "torch.distributed.fsdp"]
+    if any(case.model == "llama" for case in cases):
+        preload.append("transformers.models.llama.modeling_llama")
+    with Ranks(cases[0].ranks, preload=preload) as ranks:
         for case in cases:
             if (case.model, case.precision) not in facts:
                 facts[case.model, case.precision] = ranks.facts(predicted, case, on=(0,))[0]
