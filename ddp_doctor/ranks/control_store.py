@@ -77,7 +77,7 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control
             raise RuntimeError(
                 "ddp-doctor's TCPStore process exited before it accepted connections" + (f": {last}" if last else "")
             )
-        time.sleep(0.005)
+        time.sleep(0.02)
     process.kill()
     raise RuntimeError(
         f"ddp-doctor's TCPStore did not start within {WORKER_START_S:.0f} s"

@@ -124,7 +124,7 @@ class ForkServer:
             if preload.get("done"):
                 error = preload.get("error")
                 return TorchImport(import_s=float(str(preload["import_s"])), error=str(error) if error else None)
-            time.sleep(0.01)
+            time.sleep(0.02)
         # It computed or read something meanwhile, or waits for a processor that others have.
         elapsed_s = time.monotonic() - read_at
         (cpu_before, bytes_before), (cpu, read) = used, self._cpu_time_and_bytes()
