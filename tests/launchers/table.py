@@ -68,14 +68,15 @@ def _mpirun(fault: str, port: int) -> list[str]:
     return [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable, str(JOB), "plain", fault]
 
 
+#: Also for ranks on processors: `--cpu` starts one process (accelerate 1.15, launch_command).
 def _accelerate(fault: str, port: int) -> list[str]:
-    options = ["--cpu", "--num_processes", "3", "--num_machines", "1", "--main_process_port", str(port)]
+    options = ["--multi_gpu", "--num_processes", "3", "--num_machines", "1", "--main_process_port", str(port)]
     return [*ACCELERATE, *options, str(JOB), "accelerate", fault]
 
 
 def _accelerate_alone(port: int) -> list[str]:
     where = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank", "1"]
-    options = ["--cpu", "--num_processes", "6", "--num_machines", "2", *where]
+    options = ["--multi_gpu", "--num_processes", "6", "--num_machines", "2", *where]
     return [*ACCELERATE, *options, str(JOB), "accelerate", "runs"]
 
 
