@@ -305,6 +305,14 @@ def reads(rate: float) -> StragglersFact:
     return fact([sample(read_bytes_per_s=rates)] * 7)
 
 
+@pytest.mark.parametrize(("waited", "codes"), [(0.01, ["DD662"]), (0.6, ["DD665"])])
+def test_reads_that_are_slow_because_the_rank_waits_for_a_processor_name_no_rank(waited: float, codes: list[str]):
+    busy = {"waited_share": waited, "taken_share": waited + 0.01}
+    usual, slow = (sampled(read_bytes_per_s={"large files": rate}, **busy) for rate in (2.5e8, 1e8))
+
+    assert [finding.code for finding in judge(usual(), usual(), slow())] == codes
+
+
 def asked(whole: Recording, **options: Any) -> Recording:
     return whole.model_copy(update={"options": whole.options.model_copy(update=options)})
 

@@ -220,6 +220,19 @@ def _settle(
         time.sleep(0.2)
 
 
+def _page(rows: Sequence[tuple[str, str, str, Answer]]) -> Iterator[str]:
+    """Yield a table with a row for each launcher and command, and a column for each fault."""
+    faults = list(dict.fromkeys(fault for _, fault, *_ in rows))
+    yield "# Live jobs of each launcher\n"
+    yield "Written by `make launchers`. Three ranks on one host over gloo, with a fault in rank 1.\n"
+    yield f"| launcher | command | {' | '.join(faults)} |"
+    yield "|---" * (len(faults) + 2) + "|"
+    found = {(launcher, command, fault): answer.verdict for launcher, fault, command, answer in rows}
+    for launcher, command in dict.fromkeys((launcher, command) for launcher, command, _ in found):
+        cells = (found.get((launcher, command, fault), "-") for fault in faults)
+        yield f"| {launcher} | {command} | {' | '.join(cells)} |"
+
+
 def main(argv: Sequence[str]) -> int:
     """Print a row for each case, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m tests.launchers.table", description=__doc__)
@@ -244,6 +257,8 @@ def main(argv: Sequence[str]) -> int:
                 rows.append((launcher.name, fault, command, said))
                 sys.stdout.write(f"{launcher.name} | {fault} | {command} | {said.code} | {said.cell}\n")
                 sys.stdout.flush()
+    if chosen.page:
+        chosen.page.write_text("\n".join(_page(rows)) + "\n")
     wrong = sum(said.verdict == "wrong" for *_, said in rows)
     sys.stdout.write(f"{len(rows)} cases, {wrong} wrong\n")
     return 1 if wrong else 0

@@ -124,11 +124,18 @@ def _compared(
         places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
         all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
         far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
+    if work == EXCHANGE or work.startswith(READS):  # both are slower on a rank that waits for a CPU
+        far_off = [slow for slow in far_off if slow.factor * _ran(slow.rank.fact) >= least]
     if len(costs) < stragglers.FEWEST_TO_JUDGE or 2 * len(far_off) >= len(costs):
         far_off = []
     for slow_rank in found:
         by_quota = work == QUOTA and slow_rank in lasting  # no matter of comparison
         yield replace(slow_rank, is_sure=slow_rank in far_off or by_quota)
+
+
+def _ran(fact: StragglersFact) -> float:
+    """Return the share of its time in which a rank did not wait for a CPU."""
+    return 1 - median(sample.waited_share or 0.0 for sample in fact.samples)
 
 
 #: What a rank's samples show: why it is slow, what to do, and what was measured.
@@ -262,7 +269,8 @@ def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
 
     Finds: Among three or more ranks, those whose reads of a large file, of small pieces, or with four workers take
         twice as long as on the usual rank, beyond four spreads of all samples, in four of five samples; an error from
-        three times on. Ranks that lose as much processor time (DD661) are left out.
+        three times on. Ranks that lose as much processor time (DD661), or that waited as long for a CPU, are left
+        out.
     Why: A rank that waits for its batch makes all others wait for it.
     Remedy: Compare the mount, its cache and its server with those of a usual host.
     See: docs/how-to/many-nodes.md
@@ -306,7 +314,8 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
 
     Finds: Among three or more ranks, those whose exchanges with both neighbors of the ring take twice as long as the
         usual one of their kind, within a machine or across (four times with NCCL), beyond four spreads of all samples,
-        in four of five samples; an error from three times on. Ranks that another rule of this check names are left out.
+        in four of five samples; an error from three times on. Ranks that another rule of this check names, or that
+        waited as long for a CPU, are left out.
     Why: A collective passes through every rank, and is as slow as the slowest.
     Remedy: Test its paths with connectivity and p2p, then its network interfaces.
     See: docs/explanation/measurements.md
