@@ -8,6 +8,7 @@ waits for another one that writes a checkpoint, `attach` finds out.
     anything else                                         moves
 """
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ _SPIN_CPU_SHARE = 0.9
 _SPIN_SLEEPS_PER_S = 2.0
 #: Walking the processes of a node costs more than looking at the ranks that are known.
 _SEARCH_S = 30.0
+#: Names of processes whose main thread trains; Ray's workers have names of their own.
+_OF_PYTHON = ("python", "pt_")
+#: For one stack.
+_STACK_S = 2.0
 #: A launcher is there some seconds before its ranks.
 _BEGINNING_S = 300.0
 
@@ -46,6 +51,7 @@ class _Rank:
     on_gpu: bool
     counts: _Counts
     moved_s: float  # monotonic, when it was last seen to move
+    thread: int = 0  # the thread that trains
 
 
 @dataclass
@@ -78,7 +84,7 @@ class Progress:
             self._searched_s = now
             self._search(roots, now)
         for rank in self._ranks.values():
-            counts = _counts_of(rank.pid)
+            counts = _counts_of(rank.pid, rank.thread)
             if counts is not None:
                 if _has_moved(rank, counts):
                     rank.moved_s = now
@@ -91,12 +97,15 @@ class Progress:
         known = {pid: rank for pid, rank in self._ranks.items() if found.get(pid) == rank.started}
         for rank in known.values():
             rank.on_gpu = rank.on_gpu or _uses_gpu(rank.pid)
+            if rank.thread == rank.pid and (thread := _thread_that_trains(rank.pid)) != rank.pid:
+                rank.thread, rank.moved_s = thread, now
+                rank.counts = _counts_of(rank.pid, thread) or rank.counts
         if known.keys() != found.keys():  # a restart, or it has just begun
             for rank in known.values():
                 rank.moved_s = now
         for pid, started in found.items():
-            if pid not in known and (counts := _counts_of(pid)) is not None:
-                known[pid] = _Rank(pid, started, _uses_gpu(pid), counts, now)
+            if pid not in known and (counts := _counts_of(pid, pid)) is not None:
+                known[pid] = _Rank(pid, started, _uses_gpu(pid), counts, now, pid)
         self._ranks = known
 
 
@@ -112,13 +121,23 @@ def _uses_gpu(pid: int) -> bool:
     return "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
 
 
-def _counts_of(pid: int) -> _Counts | None:
-    thread = f"/proc/{pid}/task/{pid}"
-    fields, io = proc.stat_fields(pid, pid), proc.counts(f"{thread}/io")
+def _thread_that_trains(pid: int) -> int:
+    """Return the main thread, or the thread with the job's code in a framework's worker, whose main thread polls."""
+    name = (proc.read(f"/proc/{pid}/comm") or "").strip()
+    if name.startswith(_OF_PYTHON):
+        return pid
+    from ddp_doctor.sources.live_stacks import stacks  # needs a process of its own: only for workers such as Ray's
+
+    return stacks([pid], os.environ, time.monotonic() + _STACK_S)[pid].thread or pid
+
+
+def _counts_of(pid: int, thread: int) -> _Counts | None:
+    where = f"/proc/{pid}/task/{thread}"
+    fields, io = proc.stat_fields(pid, thread), proc.counts(f"{where}/io")
     if not fields or fields[0] in "ZX":
         return None
-    sleeps = proc.counts(f"{thread}/status").get("voluntary_ctxt_switches", 0)
-    ran_s, queued_s = proc.run_and_queued_s(pid)
+    sleeps = proc.counts(f"{where}/status").get("voluntary_ctxt_switches", 0)
+    ran_s, queued_s = proc.run_and_queued_s(pid, thread)
     cpu_s = ran_s or proc.seconds(fields)
     return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps, queued_s)
 

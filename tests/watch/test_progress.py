@@ -55,6 +55,29 @@ def job():
         process.communicate()
 
 
+WORKER = """
+import sys, threading
+import job
+open("/proc/self/comm", "w").write(sys.argv[1])
+thread = threading.Thread(target=job.work, daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("name", "in_thread"), [("ray::Worker", True), ("python3", False)])
+def test_the_thread_that_trains_is_found_in_workers_with_a_name_of_their_own(tmp_path, name, in_thread):
+    (tmp_path / "job.py").write_text("import threading\n\ndef work():\n    threading.Event().wait()\n")
+    pipe = subprocess.PIPE
+    command = (sys.executable, "-c", WORKER, name)
+    with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True) as worker:
+        assert worker.stdout is not None
+        expected = int(worker.stdout.readline()) if in_thread else worker.pid
+
+        wait_until(lambda: progress._thread_that_trains(worker.pid) == expected, "the thread is found")
+
+
 def test_job_stands_still_if_one_of_its_ranks_does(job, monkeypatch):
     clock = itertools.count(1_000, 10)
     monkeypatch.setattr(progress, "_ranks_below", lambda _roots: job)
@@ -65,9 +88,9 @@ def test_job_stands_still_if_one_of_its_ranks_does(job, monkeypatch):
     assert ranks.look([], 1e9) == 0.0
     assert set(ranks.pids()) == set(job)
     busy = list(job)[2]
-    before = progress._counts_of(busy)
+    before = progress._counts_of(busy, busy)
     assert before is not None
-    wait_until(lambda: (now := progress._counts_of(busy)) and now.cpu_s > before.cpu_s)
+    wait_until(lambda: (now := progress._counts_of(busy, busy)) and now.cpu_s > before.cpu_s)
     assert ranks.look([], 1e9) > 0
     assert ranks.look([], 0.0) <= 0.0, "after a gap all begins again"
 
