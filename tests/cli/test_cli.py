@@ -392,6 +392,7 @@ def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
 
 
 @pytest.mark.ranks
+@pytest.mark.serial  # takes port 29400 of this host, as torchrun does by default
 def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_type(state):
     try:
         socket.create_server(("", 29400)).close()

@@ -39,6 +39,10 @@ def unused_head():
     return UnusedHead(), images
 
 
+def unused_head_allowed():
+    return UnusedHead(), images, {"find_unused_parameters": True}
+
+
 def searches_in_vain():
     return ConvNet(), images, {"find_unused_parameters": True}
 
