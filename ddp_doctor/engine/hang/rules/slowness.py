@@ -37,7 +37,7 @@ def late(recording: Recording) -> Iterator[Draft]:
 
     Finds: A rank that needed much longer than its peers between two collectives; all ranks run the same code, so the
         time is lost on that rank alone. How long a collective kept it does not count: that may be its link's fault.
-        With all ranks on one node, the time for which a rank was ready to run but had no processor does not count.
+        The time for which a rank was ready to run but had no processor does not count: DD661 reports that.
         Where other work keeps the CPUs of all nodes busy, a rank may come as many times later as processes share a CPU.
     Why: DDP runs at the speed of its slowest rank.
     Remedy: Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
@@ -103,9 +103,7 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
     for key, entered in steps.items():
         typical = median_low(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
         for rank, node, step in entered:
-            delay = step.entered_at - ahead.get(node, 0.0) - typical - kept.get((rank, key), 0.0)
-            if len(nodes) == 1:
-                delay -= step.queued_s
+            delay = step.entered_at - ahead.get(node, 0.0) - typical - kept.get((rank, key), 0.0) - step.queued_s
             if delay >= allowed_s and (rank not in worst or delay > worst[rank].delay_s):
                 worst[rank] = _Late(rank, node, delay, step)
     return list(worst.values())
