@@ -223,7 +223,7 @@ class _Watch:
         return job.renumbered(pids) if on_one_host else job
 
     def _follow_endings(self) -> None:
-        """Wait for the ends of jobs of which some rank has ended, and keep the exit codes that the kernel shows.
+        """Wait until jobs with an ended rank have ended, and keep the exit codes that the kernel shows.
 
         An interpreter that ends has no Python stack any more.
         """
@@ -287,7 +287,7 @@ class _Watch:
         )
 
     def _meeting(self, job: JobOnHost) -> Meeting | None:
-        """Where the processes of a job wait for others before it begins; None if it has begun."""
+        """Return the endpoint of a job that has not begun; None if it has begun."""
         processes = [process for process in job.ranks.values() if process.pid not in self._ended]
         waits = all(live_meetings.is_meeting(self._last[process.pid].frames) for process in processes)
         if not processes or (not waits and not job.launchers):

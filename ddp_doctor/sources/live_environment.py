@@ -24,7 +24,7 @@ _MOST_VARIABLES, _PAGE, _LONGEST_BYTES = 4096, 4096, 1 << 17
 def current_environment(pid: int) -> dict[str, str] | None:
     """Return the variables of a process, those it set itself included; None if it may not be read.
 
-    If its memory may not be read (ptrace(2)), the variables at its start are returned.
+    Returns the variables at its start if its memory may not be read (ptrace(2)).
     """
     at_start = proc.environment(pid)
     if at_start is None:

@@ -25,7 +25,7 @@ _SPIN_CPU_SHARE = 0.9
 _SPIN_SLEEPS_PER_S = 2.0
 #: Walking the processes of a node costs more than looking at the ranks that are known.
 _SEARCH_S = 30.0
-#: Names of processes whose main thread trains; Ray's workers have names of their own.
+#: Names of processes whose main thread trains; Ray's workers have other names.
 _OF_PYTHON = ("python", "pt_")
 #: For one stack.
 _STACK_S = 2.0
@@ -126,7 +126,7 @@ def _thread_that_trains(pid: int) -> int:
     name = (proc.read(f"/proc/{pid}/comm") or "").strip()
     if name.startswith(_OF_PYTHON):
         return pid
-    from ddp_doctor.sources.live_stacks import stacks  # needs a process of its own: only for workers such as Ray's
+    from ddp_doctor.sources.live_stacks import stacks  # starts py-spy: only for workers such as Ray's
 
     return stacks([pid], os.environ, time.monotonic() + _STACK_S)[pid].thread or pid
 

@@ -78,7 +78,7 @@ def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
     assert isinstance(report, AttachReport)
     assert report.exit_code == 1
     assert len(report.ranks) == RANKS * len(NAMED)
-    number_of = {f"process {rank.pid}": rank.rank for rank in report.ranks}  # nothing tells their ranks
+    number_of = {f"process {rank.pid}": rank.rank for rank in report.ranks}  # their ranks are unknown
     found = [(cause.name, [number_of[culprit.name or ""] for culprit in cause.culprits]) for cause in report.causes]
     assert sorted(found) == sorted(cause for causes in NAMED.values() for cause in causes)
     assert {one.job for one in report.ranks if one.moves} == {f"started by process {jobs[-1]}"}

@@ -1,1 +1,1 @@
-"""Real jobs below each launcher, with a fault in rank 1: what attach, watch and logs say of them (`make launchers`)."""
+"""Real jobs below each launcher, with a fault in rank 1: the answers of attach, watch and logs (`make launchers`)."""

@@ -1,4 +1,4 @@
-"""Run real jobs below each launcher, each with a fault in rank 1, and write what the commands say of them.
+"""Run real jobs below each launcher, each with a fault in rank 1, and write the answers of the commands.
 
     python -m tests.launchers.table [--launcher NAME] [--fault NAME] [--command NAME] [PAGE]
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,11 +27,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 COMMANDS = ("attach", "watch", "logs")
 FAULTS = ("runs", "ends", "raises", "killed", "sleeps", "loops", "loader stalls", "uneven batches", "memory")
-BEFORE_RANKS = ("node missing", "port taken")
 #: Faults that end a job, and those that let it hang.
-ENDS = ("ends", "raises", "killed", "memory", "port taken")
+ENDS = ("ends", "raises", "killed", "memory")
 HANGS = ("sleeps", "loops", "loader stalls", "uneven batches", "node missing")
 STUCK_AFTER_S = 12
+RANK_AT_FAULT = 1
+#: The rank that a verdict names first.
+_BLAMED = re.compile(r"(?:Stuck|Failed): (?:local )?rank (\d)", re.IGNORECASE)
 #: What a rank prints in the step of the fault.
 BEGINS = "the fault begins"
 #: Of a job, from its start to its end, and of one that hangs until its launcher is ended.
@@ -39,7 +42,7 @@ LONGEST_S, SETTLED_S = 120.0, 12.0
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher with the command that starts three ranks of the job, and one that lacks a node."""
+    """A launcher: the command that starts three ranks of the job, and the command of a job that lacks a node."""
 
     name: str
     command: Callable[[str, int], list[str]]  # of a fault and a port
@@ -100,7 +103,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said of a job, and whether it is right, unsure or wrong."""
+    """The answer of a command about a job: right, unsure or wrong."""
 
     code: int
     said: str
@@ -113,27 +116,27 @@ class Answer:
 
 
 def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
-    """Judge an answer by what is known of the fault: who is at fault, and that a healthy job is not stuck."""
-    names_another = any(f"{word} {rank}" in said for word in ("Rank", "rank") for rank in (0, 2)) and "1" not in said
-    is_clean = code == 0
+    """Judge an answer by the known fault: it names rank 1, blames no other rank, and calls no healthy job stuck."""
+    named = set(_BLAMED.findall(text))
+    is_sure = "Stuck: " in text or "Failed: " in text
     if fault in ("runs", "ends"):
-        right, unsure = is_clean, code == 3
-    elif command == "attach" and fault in ENDS:
-        right, unsure = code != 0, code == 3
+        verdict = "wrong" if is_sure else "unsure" if code == 3 else "right"
+    elif named - {str(RANK_AT_FAULT)} or "No failure" in text or "Running: " in text:
+        verdict = "wrong"
+    elif fault == "node missing" and command != "logs":
+        verdict = "right" if "waits for" in text else "unsure" if "Cannot tell" in text else "wrong"
+    elif named or (is_sure and command == "logs" and fault in HANGS):  # whoever ends a hang leaves no trace of it
+        verdict = "right"
     else:
-        right = code == 1 and not names_another
-        unsure = code == 3 and not names_another
-    if command == "watch":
-        right = ("ddp-doctor: a rank" in text or "ddp-doctor: no rank" in text or "Why:" in text) and not names_another
-        right = right or (fault in ("runs", "ends") and "Stuck" not in text)
-    return Answer(code, said, "right" if right and not (unsure and code == 3) else "unsure" if unsure else "wrong")
+        verdict = "wrong" if is_sure or not said else "unsure"
+    return Answer(code, said, verdict)
 
 
 @contextmanager
 def running(words: Sequence[str], output: Path, port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a job in a session of its own, which is ended as a whole."""
+    """Run a job in a separate session, and end all processes of the session."""
     env = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    env |= {"GLOO_SOCKET_IFNAME": "lo", "DDP_DOCTOR_HOME": str(folder), "RAY_TMPDIR": str(folder)}
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "RAY_TMPDIR": str(folder)}
     with output.open("wb") as file:
         process = subprocess.Popen(
             words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
@@ -183,7 +186,7 @@ def _last_line(text: str) -> str:
 
 def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path) -> Answer:
     """Start the job, and ask the command about it when it has settled."""
-    words = launcher.command("runs" if fault == "port taken" else fault, port)
+    words = launcher.command(fault, port)
     if fault == "node missing":
         assert launcher.lacks_a_node is not None
         words = launcher.lacks_a_node(port)
@@ -207,7 +210,7 @@ def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path
 def _settle(
     process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float, until: str | None = None
 ) -> None:
-    """Wait until a job has ended, or for as long as one that hangs needs to get there."""
+    """Wait until a job has ended, or until a hanging job has hung for a while."""
     began, deadline = None, time.monotonic() + (LONGEST_S if fault in ENDS else 3 * SETTLED_S + hang_s)
     while process.poll() is None and time.monotonic() < deadline:
         text = output.read_text(errors="replace")

@@ -134,7 +134,7 @@ def _compared(
 
 
 def _ran(fact: StragglersFact) -> float:
-    """Return the share of its time in which a rank did not wait for a CPU."""
+    """Return the share of time that a rank did not wait for a CPU."""
     return 1 - median(sample.waited_share or 0.0 for sample in fact.samples)
 
 

@@ -107,7 +107,7 @@ class _Job:
     # --- by what the job itself says ------------------------------------------------------------------
 
     def by_itself(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
-        """What the job's own records tell, which count by ranks."""
+        """Return the causes in the job's own records, which count by ranks."""
         if not self.job.is_numbered:
             return ()
         return self._by_recorders(recording) or self._by_ras(recording, instead_of)
@@ -226,7 +226,7 @@ class _Job:
         return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
 
     def _ended(self) -> tuple[Judged, ...]:
-        """Of a job that ended during the looks: nothing if all exit codes are 0 or one of them shows a fault."""
+        """Return the causes of a job that ended during the observation; none if all exit codes are 0."""
         codes = {rank.words for rank in self.ranks}
         if codes == {WELL}:
             return ()
@@ -397,7 +397,7 @@ class _Job:
         return self._names(ranks)
 
     def _names(self, ranks: Collection[int]) -> str:
-        """``ranks 0-2``, also of ranks that are missing; ``processes 4711, 4712``."""
+        """``ranks 0-2``, including missing ranks; ``processes 4711, 4712``."""
         return rank_list([*ranks]) if self.job.is_numbered else names(self._those(ranks))
 
     def _culprits(self, ranks: Iterable[int]) -> tuple[Culprit, ...]:
@@ -448,7 +448,7 @@ class _Job:
 
 
 def _remedies_of_stuck(rank: Doing) -> tuple[Remedy, ...]:
-    """Return the fixes for a rank that is stuck in its own code, by what it does there."""
+    """Return the fixes for a rank that is stuck in its own code, by its activity."""
     at, kernel = place(rank.line) if rank.line else "this line", rank.fact.kernel
     if rank.loops:
         first = f"Make the loop at {at} end on every rank"

@@ -56,7 +56,7 @@ def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
 
 
 def _others(job: LiveJob, meeting: Meeting) -> str:
-    """Return who has not come, as far as that is known; empty if all have come."""
+    """Return the missing nodes or ranks in words; empty if none is missing."""
     if meeting.who == "ranks":
         return rank_list(job.unseen) if job.unseen else "other ranks" if job.is_elsewhere else ""
     left = (meeting.expected or 2) - (meeting.came or len(job.ranks))

@@ -40,7 +40,7 @@ def batches(fault, rank):
 
 
 def misbehave(fault, rank, step):
-    """Do on one rank, in one step, what the fault is."""
+    """Cause the fault on one rank in one step."""
     time.sleep(0.01)
     if rank != FAULT_RANK or step != FAULT_STEP:
         return
