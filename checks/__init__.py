@@ -63,7 +63,6 @@ def _all_checks() -> tuple[Check, ...]:
         buffers,
         checkpoint,
         compile,  # noqa: A004 - the name of the check
-        ddp_modes,
         gradient_sync,
         initial_state,
         step_time,
@@ -74,7 +73,7 @@ def _all_checks() -> tuple[Check, ...]:
         *_before_ranks(),
         *_checks_in(roll_call, consistency, connectivity, torchrun, isolation),
         *_checks_in(process_group, gpu_speed, same_products, stragglers, allreduce),
-        *_checks_in(initial_state, gradient_sync, buffers, ddp_modes, checkpoint),
+        *_checks_in(initial_state, gradient_sync, buffers, checkpoint),
         *_checks_in(p2p, collectives, user_model, mesh, compile),
         *_checks_in(step_time, job_collectives, repeats, nccl_diagnostics),
         *_after_ranks(),

@@ -22,7 +22,7 @@ SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.tx
 #: What a machine without GPUs passes at each level, and what is left to the next.
 PASSES = {
     "quick": ("process_group", "allreduce", "p2p", "gradient_sync", "buffers"),
-    "standard": ("torchrun", "initial_state", "ddp_modes"),
+    "standard": ("torchrun", "initial_state"),
     "thorough": ("same_products", "checkpoint", "step_time"),
 }
 

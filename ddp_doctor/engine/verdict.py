@@ -218,7 +218,7 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
         if (readings or check_id in reasons) and is_judged(recording.command, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
-                status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
+                status, reason = CheckStatus.SKIPPED, "not judged: this check no longer exists"
             if status is CheckStatus.PASSED and check_id in known and (why := known[check_id].untested(recording)):
                 status, reason = CheckStatus.SKIPPED, why
             duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)

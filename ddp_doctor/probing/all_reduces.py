@@ -190,17 +190,3 @@ def measure(
 
 def _iterations(ctx: RankContext, size: int) -> int:
     return (ctx.options.iters if ctx.part else None) or payload.iterations(size, quick=ctx.level is Level.QUICK)
-
-
-def not_reduced(ctx: RankContext, dtype: str) -> str:
-    """Why the backend does not reduce this dtype, "" where it does: it refuses on all ranks, before it sends."""
-    import torch
-    import torch.distributed as dist
-
-    element = torch.ones(1, dtype=getattr(torch, dtype), device=ctx.device)
-    try:
-        with ctx.step("all_reduce", f"1 {dtype}"):
-            dist.all_reduce(element, group=ctx.group)
-    except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
-        return f"the backend does not reduce {dtype}: {refused}"[:300]
-    return ""

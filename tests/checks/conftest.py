@@ -10,7 +10,6 @@ from tests.rank_harness import Ranks
 SCENARIOS = (
     "tests.checks.test_buffers",
     "tests.checks.test_checkpoint",
-    "tests.checks.test_ddp_modes",
     "tests.checks.test_gpu_speed",
     "tests.checks.test_gradient_sync",
     "tests.checks.test_initial_state",

@@ -20,7 +20,7 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
         ("run --only p2", "unknown check 'p2'; did you mean 'p2p'?"),
         ("run --skip reduce", "unknown check 'reduce'; did you mean 'allreduce'?"),
         ("run --only driver", "unknown check 'driver'; did you mean 'software' or 'gpus'?"),
-        ("run --only data_sharding", "unknown check 'data_sharding'; did you mean 'ddp_modes'?"),
+        ("run --only data_sharding", "unknown check 'data_sharding'; did you mean 'gradient_sync'?"),
         ("run --only zzz", "unknown check 'zzz'; run `ddp-doctor explain` to list all checks"),
         ("run --nproc_per_node x", "invalid --nproc-per-node 'x': expected auto, gpu, cpu or 1 to 1024"),
         (

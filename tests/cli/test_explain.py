@@ -28,7 +28,7 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("dd412", "DD412 p2p-over-pcie-unproved (info: worth knowing)\n", "`ddp-doctor run` tries it."),
         ("ddl104", "DDL104 gpu-hard-coded (error: the job does not start, or fails)\n", "\nWhat it finds\n"),
         ("variable-misspelled", "DD111 variable-misspelled (warning: a risk)\n", "References\n"),
-        ("DD722", "DD722 powersgd-gradient-wrong is retired. ", "DD718 names the mode."),
+        ("DD722", "DD722 powersgd-gradient-wrong is retired. ", "`run --model` compares"),
         ("DD23", "DD230 ", "\nDD239 "),
         ("NCCL_IB_DISABLE", "NCCL_IB_DISABLE (read by nccl, from 2.3.5)\n", "\n    DD436 "),
         ("NCCL_IB_DISABLE=1", "NCCL_IB_DISABLE (read by nccl", "ranks on TCP sockets cannot connect"),

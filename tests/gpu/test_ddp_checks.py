@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp import buffers, ddp_modes, gradient_sync, initial_state, step_time
+from ddp_doctor.checks.ddp import buffers, gradient_sync, initial_state, step_time
 from ddp_doctor.knowledge.gpu.gpu_speed import MOST_BYTES
 from ddp_doctor.model.choices import Level, Severity
 from tests.checks.judged_ranks import judge_by, record
@@ -63,22 +63,6 @@ def test_buffers_on_a_gpu_are_rank_0s_and_sync_batch_norm_synchronises(ranks):
 def test_a_healthy_gpu_gives_no_finding(ranks, way):
     facts = ranks.facts(way, initial_state.probe)
     assert judge_by(initial_state.CHECK, record(initial_state.CHECK, facts, PAIR)) == []
-
-
-@pytest.mark.parametrize("way", [on_gpu, in_tf32])
-def test_all_modes_are_right_on_a_gpu(ranks, way):
-    facts = ranks.facts(way, ddp_modes.probe)
-    found = judge_by(ddp_modes.CHECK, record(ddp_modes.CHECK, facts, PAIR))
-    assert {one.code for one in found} <= {"DD727"}  # gloo may not reduce bfloat16, numpy may be missing
-    assert not any(mode.error for fact in facts for mode in fact.modes)
-
-
-def test_both_formats_are_autocast_and_scaled_on_a_gpu(ranks):
-    for fact in ranks.facts(on_gpu, ddp_modes.probe):
-        by_name = {mode.name: mode for mode in fact.modes}
-        for mode in (by_name["autocast-float16"], by_name["autocast-bfloat16"]):
-            assert mode.not_looked is None
-            assert [step.stepped for step in mode.scaled] == [True, False, True]
 
 
 def test_a_step_on_a_gpu_is_taken_apart(ranks):

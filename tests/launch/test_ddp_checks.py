@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp import buffers, checkpoint, ddp_modes, gradient_sync, initial_state
-from ddp_doctor.facts.ddp.gradients import DdpModes, GradientSync
+from ddp_doctor.checks.ddp import buffers, checkpoint, gradient_sync, initial_state
+from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint, InitialState
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.rule import Rule
@@ -14,12 +14,7 @@ from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
-CHECKS: dict[type[Fact], Any] = {
-    GradientSync: gradient_sync,
-    InitialState: initial_state,
-    Buffers: buffers,
-    DdpModes: ddp_modes,
-}
+CHECKS: dict[type[Fact], Any] = {GradientSync: gradient_sync, InitialState: initial_state, Buffers: buffers}
 
 
 def codes(scenario: Scenario, rules: tuple[Rule, ...]) -> list[str]:

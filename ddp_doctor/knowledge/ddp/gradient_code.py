@@ -1,4 +1,4 @@
-"""The gradients that the ranks contribute in the checks gradient_sync and ddp_modes, and what a sum of them tells.
+"""The gradients that the ranks contribute in the check gradient_sync, and what a sum of them tells.
 
 With ``n`` ranks, element ``j`` of parameter ``p`` has on rank ``r`` the local gradient ::
 
@@ -10,9 +10,8 @@ product with 1). The mean over the ranks is ``2 * factor(p, j)``. The factor dif
 between neighboring stretches, so that a gradient in the wrong place is not the mean either.
 
 If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by
-its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``. The same holds where
-ranks contribute differently often on purpose (0: a rank's branch does not use the parameter; 2: it uses it twice; 7:
-micro-steps of 1 + 2 + 4 times), in any floating-point format.
+its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``. The same holds for
+ranks that contribute ``times`` as much in a step.
 
 Element indices may be ints or integer tensors of torch; the results are then of the same kind.
 """
@@ -30,11 +29,8 @@ from ddp_doctor.model.finding import Evidence
 #: Where it is known what a gradient must be.
 KNOWN = "closed form of the ranks' known gradients, in float64"
 
-#: Half the distance from 1 to the next number of a format: the relative error of one rounding (IEEE 754).
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-#: A mean that may be off by more than this through rounding alone shows nothing about a missing rank, whose
-#: own elements lose a half.
-MOST_TOLERANCE = 0.25
+#: Half the distance from 1 to the next float32: the relative error of one rounding (IEEE 754).
+_ROUNDING = 2.0**-24
 #: Ranks listed one by one; more of them are no longer "a rank that is off".
 MAX_OFF_RANKS = 8
 
@@ -85,15 +81,6 @@ class Place:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """What DDP should give for a parameter on this rank: ``shares`` by group rank, and the relative tolerance."""
-
-    place: Place
-    shares: tuple[float, ...]
-    relative: float
-
-
 def factor(parameter: int, element: Any, ranks: int) -> Any:
     """The multiple of the code at this place."""
     return 1 + parameter + element // ranks % 8
@@ -110,53 +97,48 @@ def tolerance(ranks: int) -> float:
     DDP rounds 1/n, rounds its product with each local gradient, and adds n of them in some order: to
     first order at most (n + 1) roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     """
-    return (ranks + 2) * ROUNDING["float32"]
-
-
-def tolerance_in(kind: str, ranks: int) -> float:
-    """The same where gradients are sent in another format: one rounding into it, and one for each addition."""
-    return (ranks + 2) * ROUNDING[kind] + tolerance(ranks)
+    return (ranks + 2) * _ROUNDING
 
 
 def checksum(grad: Any) -> Any:
     """64 bits of a flat tensor (an int64 scalar tensor on its device): equal for equal bits."""
     import torch
 
-    kind = torch.int16 if grad.element_size() == 2 else torch.int32  # a float64 gives two of these
-    bits = grad.contiguous().view(kind).to(torch.int64)
+    bits = grad.contiguous().view(torch.int32).to(torch.int64)
     return ((bits + 1) * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
 
 
-def expected(expectation: Expectation) -> Any:
-    """The closed form as a flat float64 tensor."""
+def expected(place: Place, entered: Sequence[float]) -> Any:
+    """The mean as a flat float64 tensor if group rank ``r`` entered it ``entered[r]`` times."""
     import torch
 
-    ranks, index = len(expectation.shares), torch.arange(expectation.place.elements)
-    own = torch.tensor(expectation.shares, dtype=torch.float64)[index % ranks]
-    return factor(expectation.place.number, index, ranks) * (own + sum(expectation.shares) / ranks)
+    ranks, index = len(entered), torch.arange(place.elements)
+    own = torch.tensor(entered, dtype=torch.float64)[index % ranks]
+    return factor(place.number, index, ranks) * (own + sum(entered) / ranks)
 
 
-def compare(expectation: Expectation, grad: Any, identical: bool | None, *, own: bool = False) -> OffGradient:
-    """A flat gradient beside its closed form, within rounding; None is right where zeros are expected.
+def compare(place: Place, times: float, grad: Any, identical: bool | None, *, own: bool = False) -> OffGradient:
+    """A flat gradient next to its closed form, within rounding; every rank contributed ``times`` its local gradient.
 
-    ``own``: beside what the rank itself contributes, exactly, for nothing was computed with it. Compared in float64 on
-    the CPU.
+    ``own`` compares with what the rank itself contributed, exactly, because nothing was computed with it. All of it is
+    in float64 on the CPU.
     """
     import torch
 
-    place, wanted, relative = expectation.place, expected(expectation), expectation.relative
+    ranks = len(place.ranks)
+    wanted, relative = expected(place, (times,) * ranks), tolerance(ranks)
     if own:
-        once = local(place.number, torch.arange(place.elements), place.group_rank, len(place.ranks))
-        wanted, relative = once.double() * expectation.shares[place.group_rank], 0.0
+        wanted = times * local(place.number, torch.arange(place.elements), place.group_rank, ranks).double()
+        relative = 0.0
     finite = grad is not None and bool(grad.isfinite().all())
     values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
     error = (values - wanted).abs()
     worst = int(error.argmax())
-    equal = (finite or grad is None) and bool((error <= relative * wanted.abs()).all())
+    equal = finite and bool((error <= relative * wanted.abs()).all())
     if equal:
         reading = Reading(holds="own" if own else "mean")
     elif finite:
-        reading = _held(expectation, values)
+        reading = _held(place, times, values)
     else:
         reading = Reading(holds="absent" if grad is None else "not_finite")
     return OffGradient(
@@ -171,21 +153,17 @@ def compare(expectation: Expectation, grad: Any, identical: bool | None, *, own:
     )
 
 
-def _held(expectation: Expectation, values: Any) -> Reading:
-    """What a flat float64 gradient tells: "other" where no weights of the ranks explain all elements."""
+def _held(place: Place, times: float, values: Any) -> Reading:
+    """What a flat float64 gradient tells: "other" if no weights of the ranks explain all elements."""
     import torch
 
-    place, ranks = expectation.place, len(expectation.shares)
+    ranks = len(place.ranks)
     if ranks > place.elements:
         return Reading(holds="other")
     entered = weights((values[:ranks] / factor(place.number, torch.arange(ranks), ranks)).tolist())
-    explained = expected(Expectation(place, tuple(entered), expectation.relative))
-    if bool(((values - explained).abs() > 4 * expectation.relative * (1 + values.abs())).any()):
+    if bool(((values - expected(place, entered)).abs() > 4 * tolerance(ranks) * (1 + values.abs())).any()):
         return Reading(holds="other")
-    pairs = zip(entered, expectation.shares, strict=True)
-    # From a rank that contributes nothing, nothing is right: it is read as if it had contributed once.
-    ratios = [measured / share if share else 1 + measured for measured, share in pairs]
-    reading = read(ratios, place.group_rank, expectation.relative)
+    reading = read([weight / times for weight in entered], place.group_rank)
     shares = {place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
 
@@ -196,13 +174,10 @@ def weights(values: Sequence[float]) -> list[float]:
     return [value - each for value in values]
 
 
-def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
-    """What the weights of all ranks mean for group rank ``rank``, which received the gradient.
-
-    ``relative`` is the error of a coarser format than float32.
-    """
+def read(entered: Sequence[float], rank: int) -> Reading:
+    """What the weights of all ranks mean for group rank ``rank``, which received the gradient."""
     ranks = len(entered)
-    close = 4 * max(relative, tolerance(ranks)) * max(1.0, *(abs(weight) for weight in entered))
+    close = 4 * tolerance(ranks) * max(1.0, *(abs(weight) for weight in entered))
     present = [rank for rank, weight in enumerate(entered) if abs(weight) > close]
     off = {
         rank: _rounded(weight) if rank in present else 0.0
