@@ -56,6 +56,11 @@ _OF_SAMPLERS = {
 RETIRED = {
     **{code: Retired(name, _TORCH) for code, name in _OF_DDP.items()},
     **{code: Retired(name, _SHARDS) for code, name in _OF_SAMPLERS.items()},
+    "DD763": Retired("checkpoint-of-another-rank", _TORCH),
+    "DD765": Retired(
+        "sharded-checkpoint-does-not-load",
+        "It tested torch's own code. `run --model` saves and loads your own sharded model.",
+    ),
     "DD713": Retired("batch-norm-statistics-wrong", _NORM),
     "DD714": Retired("sync-batch-norm-not-synchronised", _NORM),
     "DD715": Retired("buffers-broadcast-though-off", "DD711 finds it."),

@@ -64,12 +64,8 @@ def failure(call: Callable[[], object]) -> str:
     try:
         call()
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - it gathers whatever the ranks raised
-        return error_text(error)
+        # The first failure of a CheckpointException, which is no Exception and has the traces of all.
+        failures = getattr(error, "failures", None) or {}
+        first = next(iter(failures.values()), (error,))[0]
+        return f"{type(first).__name__}: {' '.join(str(first).split())}"[:200]
     return ""
-
-
-def error_text(error: BaseException) -> str:
-    """The first failure of a CheckpointException, which is no Exception and has the traces of all; else the error."""
-    failures = getattr(error, "failures", None) or {}
-    first = next(iter(failures.values()), (error,))[0]
-    return f"{type(first).__name__}: {' '.join(str(first).split())}"[:200]

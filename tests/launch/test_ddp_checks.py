@@ -34,11 +34,10 @@ def test_the_checks_of_ddp_are_healthy_on_workers(play: Play, ranks):
     assert len(recording.trials) == 1
 
 
-def test_checkpoint_is_healthy_on_workers_and_in_a_smaller_group(play: Play, tmp_path, monkeypatch):
+def test_checkpoint_is_healthy_on_workers(play: Play, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scenario = play(checkpoint.probe, ranks=3, deadline_s=LIMIT_S)
 
-    found = [seen.fact.sharded for seen in scenario.outcome.recording.facts(Checkpoint)]
-    assert [one and one.resharded and one.resharded.world_size for one in found] == [2, 2, None]
+    assert len(scenario.outcome.recording.facts(Checkpoint)) == 3
     assert codes(scenario, checkpoint.CHECK.rules) == []
     assert list(tmp_path.iterdir()) == []
