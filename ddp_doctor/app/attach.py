@@ -87,7 +87,8 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
         return _of_processes(pids)
     if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII):
         raise UsageError(f"invalid --slurm-job {quoted(slurm_job)}: expected a job ID, for example 4711 or 4711_3")
-    jobs = Host().jobs()
+    host = Host()
+    jobs = host.jobs()
     if slurm_job is not None:
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
@@ -95,6 +96,7 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
                 f"found no readable process on this host that belongs to SLURM job {slurm_job} and has torch loaded;"
                 " run attach on a node of the job, as its user or as root"
             )
+    jobs = jobs or [*host.starters()]
     if not jobs:
         closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:
@@ -121,6 +123,8 @@ def _of_processes(pids: Sequence[int]) -> list[JobOnHost]:
     chosen: dict[str, JobOnHost] = {}
     for pid in left:
         found = [job for job in jobs if host.is_about(job, pid)]
+        if not found and (starter := host.starter(pid)):
+            found = [starter]
         if not found and pid in host.with_torch:
             found = [host.alone(pid)]
         chosen.update((job.key, job) for job in found)
@@ -162,6 +166,10 @@ class _Watch:
         self._enough_at, self._end = begun_at + how.seconds + _ENOUGH_S, begun_at + how.seconds + _LONGEST_S
         self._host = socket.gethostname()
         self.pids = [process.pid for job in jobs for process in job.ranks.values()]
+        #: Launchers such as mpirun, which have no stack in Python.
+        self._starters = {
+            p.pid for job in jobs if job.launchers for p in job.ranks.values() if live_meetings.starter(p)
+        }
         self._watched = {pid: Watched(pid) for pid in self.pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self.pids}
         self._gpus: list[GpuUse] = []
@@ -243,7 +251,8 @@ class _Watch:
         return pid in self._ended
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
-        found = stacks(pids, self._env, self._end, with_groups=with_groups)
+        in_python = [pid for pid in pids if pid not in self._starters]
+        found = dict.fromkeys(pids, Stack()) | stacks(in_python, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
         found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused, self._end).items()}
         for pid in self.pids:
@@ -289,6 +298,8 @@ class _Watch:
     def _meeting(self, job: JobOnHost) -> Meeting | None:
         """Return the endpoint of a job that has not begun; None if it has begun."""
         processes = [process for process in job.ranks.values() if process.pid not in self._ended]
+        if processes and processes[0].pid in self._starters:
+            return live_meetings.of_starter(processes[0], Host().tree)
         waits = all(live_meetings.is_meeting(self._last[process.pid].frames) for process in processes)
         if not processes or (not waits and not job.launchers):
             return None

@@ -70,6 +70,8 @@ class Meeting(Frozen):
     expected: int | None = None  # of launchers: the nodes that the job needs
     came: int | None = None  # processes and other hosts that are connected to the endpoint; None if unknown
     answer: Literal["", "served", "connected", "open", "refused", "silent", "unresolved"] = ""  # of the endpoint
+    #: Of launchers such as mpirun: the program that it has started and that has not ended, "ssh node2 (pid 77)", or "".
+    program: str | None = None
     server: str = ""  # the program of this host that has the port and is not of the job: nginx (pid 77)
     waits: bool = True  # False of a launcher that has no ranks and does something else
     waited_s: float = 0.0  # since the last of the processes was started

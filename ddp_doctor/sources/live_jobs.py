@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_meetings import is_launcher, of_launcher
+from ddp_doctor.sources.live_meetings import is_launcher, of_launcher, starter
 from ddp_doctor.sources.live_process import (
     Candidate,
     ancestors,
@@ -21,12 +21,14 @@ from ddp_doctor.sources.live_process import (
     connections,
     kind_of_child,
     network_of,
+    readable,
 )
 
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 #: Of a second; the ranks of a job start within it of each other, or later.
 _TOGETHER_TICKS = 100
+_PYTHON = re.compile(r"python|torchrun|\.py\b")
 _SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 
 
@@ -104,6 +106,22 @@ class Host:
         """A process with torch that is no rank, as a job of its own."""
         return self._job(f"process {pid}", [self.with_torch[pid]])
 
+    def starter(self, pid: int) -> JobOnHost | None:
+        """Return the launcher that this process is or has started, if it starts ranks by further programs."""
+        processes = filter(None, map(readable, (pid, *below(pid, self.tree))))
+        process = next((process for process in processes if starter(process)), None)
+        if process is None:
+            return None
+        job = self._job(f"{starter(process)} (pid {process.pid})", [process])
+        return replace(job, launchers=True, zombies={}, launcher_pid=None)
+
+    def starters(self) -> Iterable[JobOnHost]:
+        """Yield the launchers that start a program in Python by further programs, such as mpirun."""
+        found = [
+            pid for pid in self.parents if (p := readable(pid)) and starter(p) and _PYTHON.search(" ".join(p.command))
+        ]
+        return (job for pid in found if proc.parent(pid) not in found and (job := self.starter(pid)))
+
     def is_about(self, job: JobOnHost, pid: int) -> bool:
         """Whether a process is of the job, or has started it."""
         is_below = any(pid in pids for pids in job.children.values())
@@ -148,7 +166,7 @@ class Host:
         return [(name, list(ranks))]
 
     def _job(self, key: str, processes: Sequence[Candidate]) -> JobOnHost:
-        numbers = [self._rank_of[process.pid] for process in processes]
+        numbers = [self._rank_of.get(process.pid) for process in processes]
         numbered = len({*numbers} - {None}) == len(processes)
         pids = {process.pid for process in processes}
         parents = {

@@ -16,7 +16,16 @@ from pathlib import PurePath
 from ddp_doctor.facts.live_job import Meeting
 from ddp_doctor.knowledge.live_frames import MEETING_FILES
 from ddp_doctor.sources import network, proc
-from ddp_doctor.sources.live_process import Candidate, candidate, connections, listener, listening, network_of
+from ddp_doctor.sources.live_process import (
+    Candidate,
+    below,
+    candidate,
+    connections,
+    connects,
+    listener,
+    listening,
+    network_of,
+)
 
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -25,6 +34,11 @@ _MODULES = {
 }
 #: Options of torchrun and accelerate without a value.
 _FLAGS = re.compile(r"-m|--(?:standalone|module|no_python|run_path|use_env|multi_gpu|cpu|debug|quiet|same_network)")
+#: Launchers that start the ranks of other nodes by further programs, and do not need torch themselves.
+_STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prterun", "prun"}
+_STARTERS |= {"srun", "pdsh", "deepspeed"}
+#: Options of ssh with a value (ssh(1)).
+_OF_SSH = re.compile(r"-[a-zA-Z]*[BbcDEeFIiJLlmOoPpQRSWw]")
 _STATIC_PORT, _DYNAMIC_PORT = "29500", "29400"
 _PATIENCE_S = 1.5
 _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s]+)(?::(?P<port>\d{1,5}))?", re.ASCII)
@@ -54,6 +68,37 @@ def of_launcher(process: Candidate) -> Meeting:
         node=int(node) if node.isdecimal() and is_static else None,
         expected=int(least) if least.isdecimal() else None,
     )
+
+
+def starter(process: Candidate) -> str:
+    """Return the name of a launcher that starts the ranks by further programs, such as mpirun; empty for others."""
+    names = [PurePath(word).name for word in process.command[:2]]
+    return next((name for name in names if name in _STARTERS), "")
+
+
+def of_starter(process: Candidate, tree: Mapping[int, Sequence[int]]) -> Meeting:
+    """Return what such a launcher waits for: the programs below it that have no children. ``tree``: children by pid."""
+    waited_s = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(process.pid)
+    ends = sorted(pid for pid in below(process.pid, tree) if not tree.get(pid))
+    ends = [pid for pid in ends if proc.command(pid)[:1] != list(process.command[:1])]
+    silent = [pid for pid in ends if connects(pid)]
+    first = next(iter(silent or ends), None)
+    more = f" and {len(ends) - 1} more" if len(ends) > 1 else ""
+    return Meeting(
+        who=starter(process),
+        program=f"{_called(proc.command(first))} (pid {first}){more}" if first else "",
+        answer="silent" if silent else "",
+        waited_s=round(waited_s, 1),
+    )
+
+
+def _called(words: Sequence[str]) -> str:
+    """Return the program and its first argument; of ssh, the host."""
+    name = PurePath(words[0]).name if words else "a program"
+    left = list(words[1:])
+    while left and left[0].startswith("-"):
+        left = left[2 if name in ("ssh", "rsh") and _OF_SSH.fullmatch(left[0]) else 1 :]
+    return " ".join((name, *left[:1]))
 
 
 def of_rank(process: Candidate) -> Meeting:

@@ -26,7 +26,7 @@ _COMPILERS = re.compile(
 #: Descendants of a rank that are looked at, and steps up to an ancestor.
 _MOST_CHILDREN, _MOST_STEPS = 64, 8
 #: States of TCP sockets (linux/tcp_states.h).
-_ESTABLISHED, _LISTENS = "01", "0A"
+_ESTABLISHED, _CONNECTS, _LISTENS = "01", "02", "0A"
 #: A rank of gloo has as many connections as there are other ranks.
 _MOST_CONNECTIONS = 1024
 
@@ -72,8 +72,11 @@ class Candidate:
 
 def candidate(pid: int) -> Candidate | None:
     """This process, where it has torch loaded and may be read."""
-    if not _TORCH.search(proc.read(f"/proc/{pid}/maps") or ""):
-        return None
+    return readable(pid) if _TORCH.search(proc.read(f"/proc/{pid}/maps") or "") else None
+
+
+def readable(pid: int) -> Candidate | None:
+    """Return a process, with or without torch; None if it may not be read."""
     fields, env = proc.stat_fields(pid), current_environment(pid)
     if not fields or env is None:
         return None
@@ -307,6 +310,12 @@ def _tcp_sockets(pid: int, file: str, state: str) -> Iterator[list[str]]:
         fields = line.split()
         if len(fields) > 9 and fields[3] == state:
             yield fields
+
+
+def connects(pid: int) -> bool:
+    """Return True if a connection that the process opened has no answer yet."""
+    mine = sockets(pid)
+    return any(fields[9] in mine for file in ("tcp", "tcp6") for fields in _tcp_sockets(pid, file, _CONNECTS))
 
 
 def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:

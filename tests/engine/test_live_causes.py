@@ -282,6 +282,13 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         [rank(0, MEETS, numbered_by="order of starts")],
         {"meeting": Meeting(who="accelerate", endpoint="10.0.0.1:1", expected=2, answer="connected",
          server="nginx (pid 7)", waited_s=60)}, ["waits-for-nodes"], [], 1),
+    "mpirun that waits for a login without an answer": (
+        [rank(0, numbered_by="order of starts")],
+        {"meeting": Meeting(who="mpirun", program="ssh node1 (pid 8)", answer="silent", waited_s=40)},
+        ["waits-for-nodes"], [], 1),
+    "srun that has started nothing": (
+        [rank(0, numbered_by="order of starts")],
+        {"meeting": Meeting(who="srun", waited_s=40)}, ["waits-for-nodes"], [], 3),
     "a launcher between two starts of its ranks": (
         [rank(0, (script(1),), numbered_by="order of starts")],
         {"meeting": Meeting(who="torchrun", waits=False)}, ["progress-not-known"], [], 3),

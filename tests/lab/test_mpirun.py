@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.app.attach import attach
+from ddp_doctor.sources import live_jobs, proc
 from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -61,3 +64,19 @@ def test_what_mpirun_sets_on_all_nodes_of_one_task_is_judged_and_mpirun_ends_wit
     (found,) = [one for one in report["findings"] if one["severity"] == "error"]
     assert found["code"] == "DD521"
     assert {culprit["name"] for culprit in found["culprits"]} == {"GLOO_SOCKET_IFNAME"}
+
+
+def test_attach_names_the_program_that_mpirun_waits_for(lab, tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec sleep 600\n")
+    agent.chmod(0o755)
+    options = ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent), "--mca", "oob_tcp_if_include", "eth0")
+    job = lab["node0"].start(("mpirun", *options, "-H", "node1", sys.executable, "train.py"))
+    pid = wait_until(lambda: job.pid)
+    started = wait_until(
+        lambda: [child for child in live_jobs.Host().tree.get(pid, ()) if proc.command(child)[:1] == ["sleep"]]
+    )
+    report = attach([pid]).report
+
+    assert report.exit_code == 3
+    assert report.findings[0].title == f"mpirun (pid {pid}) waits for sleep 600 (pid {started[0]})"

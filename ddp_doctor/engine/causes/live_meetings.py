@@ -20,6 +20,11 @@ _OPTIONS = {
     "accelerate": "--main_process_ip and --main_process_port",
     "ranks": "MASTER_ADDR and MASTER_PORT",
 }
+#: A launcher that waits for a program which it has started.
+_OF_PROGRAM = remedy("Run this program by hand, and check that its host is up and lets you log in", scope="cluster")
+#: A launcher that has started nothing on this host.
+_ELSEWHERE = remedy("Run attach on the nodes on which the ranks should run", scope="cluster")
+_OF_SLURM = remedy("Find out whether SLURM has started the tasks, and run attach on their nodes", "squeue --me")
 
 
 def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
@@ -56,7 +61,9 @@ def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
 
 
 def _others(job: LiveJob, meeting: Meeting) -> str:
-    """Return the missing nodes or ranks in words; empty if none is missing."""
+    """Return the missing nodes or ranks, or the program that starts them, in words; empty if none is missing."""
+    if meeting.program is not None:
+        return meeting.program or "its tasks"
     if meeting.who == "ranks":
         return rank_list(job.unseen) if job.unseen else "other ranks" if job.is_elsewhere else ""
     left = (meeting.expected or 2) - (meeting.came or len(job.ranks))
@@ -71,13 +78,15 @@ def _fault(meeting: Meeting) -> str:
         return f"{meeting.server} has this port, and it does not belong to the job"
     return {
         "refused": "the port is closed",
-        "silent": "no answer to a connection",
+        "silent": "a connection gets no answer" if meeting.program else "no answer to a connection",
         "unresolved": "the host name does not resolve",
         "open": "the port is open, but the job is not connected to it",
     }.get(meeting.answer, "")
 
 
 def _who_came(meeting: Meeting) -> str:
+    if meeting.program == "":
+        return "no rank runs on this host"
     if meeting.answer != "served" or meeting.came is None or meeting.who == "ranks" or not meeting.expected:
         return ""
     return f"{meeting.came} of {meeting.expected} nodes {'has' if meeting.came == 1 else 'have'} come"
@@ -92,6 +101,8 @@ def _detail(meeting: Meeting) -> str:
 
 
 def _remedies(meeting: Meeting) -> tuple[Remedy, ...]:
+    if meeting.program is not None:
+        return (_OF_PROGRAM if meeting.program else _OF_SLURM if meeting.who == "srun" else _ELSEWHERE,)
     option = _OPTIONS.get(meeting.who, "the endpoint")
     texts = {
         "refused": f"Start the job on the first node, or correct the address and port ({option})",
