@@ -76,9 +76,11 @@ _RESTARTS: dict[Restart, str] = {
 
 
 def cause_of(report: Report, finding: Finding) -> JobCauseReport | None:
-    """What a report on a failed job says of a finding beside it."""
-    causes = report.causes if isinstance(report, LogsReport) else ()
-    return next((cause for cause in causes if cause.name == finding.name), None)
+    """Return the cause that a report on jobs gives for a finding. Several jobs may have the same fault, in order."""
+    causes = [cause for cause in report.causes if cause.name == finding.name] if isinstance(report, LogsReport) else []
+    alike = [other for other in report.findings if other.name == finding.name]
+    at = alike.index(finding) if len(alike) == len(causes) and finding in alike else 0
+    return causes[at] if causes else None
 
 
 def absent(finding: Finding) -> list[str]:

@@ -91,7 +91,7 @@ class Host:
         """The jobs, in the order of their first processes."""
         ranks = [*self.ranks()]
         by_name = grouped((self._job_name(process), process) for process in ranks)
-        jobs = [self._job(*job) for name, of in by_name.items() for job in self._split_by_network(name, of)]
+        jobs = [self._job(*job) for name, of in by_name.items() for job in _split(name, of, self._rank_of)]
         return [*jobs, *self._launchers({process.pid for process in ranks})]
 
     def _launchers(self, ranks: set[int]) -> Iterable[JobOnHost]:
@@ -152,18 +152,6 @@ class Host:
         if family is not None and process.pid in family.ranks:
             return family.name
         return _job_name(process)
-
-    def _split_by_network(self, name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
-        """Split a job into several with the same name: in separate network namespaces, or without their launchers."""
-        numbers = [rank for process in ranks if (rank := self._rank_of[process.pid]) is not None]
-        if len(numbers) > len(set(numbers)):
-            by_network = grouped((network_of(process.pid), process) for process in ranks)
-            if len(by_network) > 1:
-                return [(f"{name}, {network}", members) for network, members in by_network.items()]
-        if any(self._rank_of[process.pid] is None for process in ranks):
-            parts = _connected(ranks)
-            return [(f"{name}, first {part[0].pid}" if len(parts) > 1 else name, part) for part in parts]
-        return [(name, list(ranks))]
 
     def _job(self, key: str, processes: Sequence[Candidate]) -> JobOnHost:
         numbers = [self._rank_of.get(process.pid) for process in processes]
@@ -247,6 +235,25 @@ def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
         ranks = {parent: first} | {pid: first + rank for pid, rank in known.items()}
         found[parent] = _Family(f"{env.get('MASTER_ADDR', 'localhost')}:{env['MASTER_PORT']}", ranks)
     return found
+
+
+def _split(
+    name: str, ranks: Sequence[Candidate], rank_of: Mapping[int, int | None]
+) -> Iterable[tuple[str, list[Candidate]]]:
+    """Split processes of one name into jobs. A job has each number once, and unnumbered ranks that are connected.
+
+    Jobs share MASTER_ADDR and MASTER_PORT in separate network namespaces, or if ranks of an earlier job live on.
+    """
+    if len(numbers := [rank_of[p.pid] for p in ranks if rank_of[p.pid] is not None]) > len(set(numbers)):
+        by_network = grouped((network_of(process.pid), process) for process in ranks)
+        by_parent = grouped((f"started by process {process.parent}", process) for process in ranks)
+        parts = by_network if len(by_network) > 1 else by_parent
+        if len(parts) > 1:
+            return [(f"{name}, {part}", members) for part, members in parts.items()]
+    if any(rank_of[process.pid] is None for process in ranks):
+        connected = _connected(ranks)
+        return [(f"{name}, first {part[0].pid}" if len(connected) > 1 else name, part) for part in connected]
+    return [(name, list(ranks))]
 
 
 def _connected(processes: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -189,6 +189,23 @@ def test_process_that_starts_local_ranks_from_1_is_local_rank_0(
     assert all(family.name == "node0:29501" for family in families.values())
 
 
+@pytest.mark.parametrize(
+    ("parents", "ranks", "parts"),
+    [
+        pytest.param([7, 7, 7, 7], [0, 1, 2, 3], [[1, 2, 3, 4]], id="one job"),
+        pytest.param([7, 7, 8, 8], [0, 1, 2, 3], [[1, 2, 3, 4]], id="one job of two launchers"),
+        pytest.param([1, 1, 8, 8], [0, 1, 0, 1], [[1, 2], [3, 4]], id="ranks of an earlier job with the same port"),
+    ],
+)
+def test_each_number_is_once_in_a_job(parents: list[int], ranks: list[int], parts: list[list[int]]):
+    pids = [4194305 + at for at in range(4)]  # above the largest pid there can be
+    processes = [Candidate(pid, parent, 1, {}, {}, ["train"]) for pid, parent in zip(pids, parents, strict=True)]
+
+    found = live_jobs._split("localhost:29500", processes, dict(zip(pids, ranks, strict=True)))
+
+    assert [[process.pid - 4194304 for process in part] for _, part in found] == parts
+
+
 def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
