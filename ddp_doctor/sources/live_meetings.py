@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from ddp_doctor.facts.live_job import Meeting
 from ddp_doctor.knowledge.live_frames import MEETING_FILES
@@ -37,6 +37,10 @@ _FLAGS = re.compile(r"-m|--(?:standalone|module|no_python|run_path|use_env|multi
 #: Launchers that start the ranks of other nodes by further programs, and do not need torch themselves.
 _STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prterun", "prun"}
 _STARTERS |= {"srun", "pdsh", "deepspeed"}
+_CONFIGURED = re.compile(
+    r"^(main_process_ip|main_process_port|num_machines|machine_rank|rdzv_backend): *['\"]?([A-Za-z0-9_.:-]+)",
+    re.MULTILINE,
+)
 #: Options of ssh with a value (ssh(1)).
 _OF_SSH = re.compile(r"-[a-zA-Z]*[BbcDEeFIiJLlmOoPpQRSWw]")
 _STATIC_PORT, _DYNAMIC_PORT = "29500", "29400"
@@ -54,6 +58,8 @@ def of_launcher(process: Candidate) -> Meeting:
     name, at = _program(process.command) or ("", 0)
     given = {key[4:].lower(): value for key, value in process.env.items() if key.startswith("PET_")}
     given |= _options(process.command[at + 1 :])
+    if name == "accelerate":
+        given = _configured(process, given.get("config_file")) | given
     nodes = given.get("nnodes") or given.get("num_machines") or "1"
     least = nodes.partition(":")[0]
     node = given.get("node_rank") or given.get("machine_rank") or ""
@@ -68,6 +74,18 @@ def of_launcher(process: Candidate) -> Meeting:
         node=int(node) if node.isdecimal() and is_static else None,
         expected=int(least) if least.isdecimal() else None,
     )
+
+
+def _configured(process: Candidate, file: str | None) -> dict[str, str]:
+    """Return the plain settings of accelerate's YAML file (accelerate 1.15 commands/config/config_args.py)."""
+    cache = process.env.get("HF_HOME") or f"{process.env.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    path = file or f"{cache}/accelerate/default_config.yaml"
+    path = re.sub("^~(?=/)", process.env.get("HOME", "~"), path)
+    own = Path(proc.path_of(process.pid, path))
+    with suppress(OSError):
+        if own.is_file():  # a pipe would never end
+            return dict(_CONFIGURED.findall(own.read_text("utf-8", "replace")))
+    return {}
 
 
 def starter(process: Candidate) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,17 @@ def test_a_launcher_meets_the_others_where_its_command_says(command, env, who, e
 
     assert is_launcher(launcher)
     assert of_launcher(launcher) == Meeting(who=who, endpoint=endpoint, node=node, expected=expected)
+
+
+def test_accelerate_meets_the_others_where_its_file_says(tmp_path: Path):
+    file = tmp_path / "accelerate/default_config.yaml"
+    file.parent.mkdir()
+    file.write_text("machine_rank: 1\nmain_process_ip: '10.0.0.1'\nmain_process_port: 7\nnum_machines: 2\n")
+    expected = Meeting(who="accelerate", endpoint="10.0.0.1:7", node=1, expected=2)
+
+    assert of_launcher(process("python accelerate launch t.py", os.getpid(), HF_HOME=str(tmp_path))) == expected
+    command = f"python accelerate launch --config_file {file} --main_process_port 8 t.py"
+    assert of_launcher(process(command, os.getpid())).endpoint == "10.0.0.1:8"
 
 
 @pytest.mark.parametrize("command", ["python train.py torchrun", "python -m mytorchrun", "accelerate config", "a"])
