@@ -60,7 +60,7 @@ def _mutants(file: str) -> Iterator[_Mutant]:
         if new != old and is_name and (old, after.string) != ("is", "not") and row not in imported:
             head, tail = lines[row - 1][:begin], lines[row - 1][end:]
             change = f"{os.path.relpath(file)}:{row}: {head.lstrip()}[{old} to {new or 'nothing'}]{tail.rstrip()}"
-            with suppress(SyntaxError):
+            with suppress(SyntaxError, ValueError):  # a constant condition drops inner functions
                 code = compile("".join([*lines[: row - 1], head + new + tail, *lines[row:]]), file, "exec")
                 yield _Mutant(file, dict(zip(codes, _codes(code), strict=True)), change)
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.app.outcome import UsageError, blank
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.live_job import LiveRankFact
 from ddp_doctor.model.recording import Options
 from ddp_doctor.watch import judging, lookout
 from ddp_doctor.watch.lookout import Lookout, WatchOptions
-from tests.engine.test_live_causes import SAVES, WAITS_FOR_DATA, rank, recording, waiting, worker
+from tests.recordings import judged
 
 MOVES, STUCK, UNSURE, CUT_SHORT, WAITS, SLOW = 0, 1, 3, judging.CUT_SHORT, judging.WAITS, judging.SLOW
 
@@ -240,28 +239,19 @@ def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_look
     assert (job.judged, job.said) == ([], [])
 
 
-def outcome_of(*ranks: LiveRankFact) -> Outcome:
-    """What attach says of such looks, without a look."""
-    return judge(recording(*ranks))
-
-
-#: Recorded looks at ranks that wait for one that is not known to hang, and what is said of them.
+#: Recordings of ranks that wait for one that is not known to hang, and what is said of them.
 SLOW_JOBS = {
-    "a first batch of five minutes": (
-        [*waiting(0, 1), rank(2, WAITS_FOR_DATA, children=(worker(0.5),))],
-        "Rank 2 (pid 102) waits for data at train.py:40 (its data loader worker is at data.py:12)",
+    "attach/a-data-loader-whose-worker-is-at-work": (
+        "Rank 3 (pid 103) waits for data at train.py:40 (its data loader worker is at data.py:12)"
     ),
-    "a save of ten minutes": (
-        [rank(0, SAVES, SAVES[:2], cpu=0.3), *waiting(1, 2, name="barrier")],
-        "Rank 0 (pid 100) saves or loads a checkpoint at train.py:50",
-    ),
+    "attach/a-checkpoint-that-grows": "Rank 0 (pid 100) saves or loads a checkpoint at train.py:50",
 }
 
 
 @pytest.mark.parametrize("situation", SLOW_JOBS)
 def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(situation, monkeypatch):
-    ranks, expected = SLOW_JOBS[situation]
-    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome_of(*ranks))
+    expected = SLOW_JOBS[situation]
+    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: judged(situation))
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
     said: list[str] = []
     file = os.memfd_create("seen")
@@ -280,9 +270,7 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
 
 
 def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
-    monkeypatch.setattr(
-        "ddp_doctor.app.attach.attach", lambda *_, **__: outcome_of(*SLOW_JOBS["a first batch of five minutes"][0])
-    )
+    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: judged(next(iter(SLOW_JOBS))))
     said: list[str] = []
     file = os.memfd_create("seen")
     for now_s, still_s in ((1_120.0, 120.0), (1_250.0, 120.0), (1_380.0, 120.0)):

@@ -68,7 +68,7 @@ CAUSES = {
         finds="All ranks whose dumps of torch's flight recorder are there wait in the same collective.",
         why="No rank is late, so no rank's code is to blame: data does not arrive over a link, or a GPU does not"
         " finish.",
-        remedies=(remedy("Test the links and GPUs of these hosts without the job", "torchrun … ddp-doctor run"),),
+        remedies=(remedy("Test the links and GPUs of these hosts without the job", "ddp-doctor run --hosts HOSTS"),),
         next_check="ddp-doctor run on the same hosts, and NCCL_DEBUG=INFO in the job",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
