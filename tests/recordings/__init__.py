@@ -1,8 +1,9 @@
 """The recorded situations, each loaded and judged once per process.
 
 ROOM/SITUATION.json is a recording that `ddp-doctor replay` reads. One more field, ``expected``, holds what the
-recording shows and where it comes from (``about``), and the verdict and findings of all rules. ROOM is a check,
-or hang for faults in trials. `python -m tests.recordings` writes the files.
+recording shows and where it comes from (``about``), and the verdict and findings of all rules. An unsure verdict has
+its ``summary``, which gives the reason. ROOM is a check, or hang for faults in trials. `python -m tests.recordings`
+writes the files.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, recordings
 from ddp_doctor.checks import every_check
+from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 
@@ -64,7 +66,9 @@ def as_found(situation: str) -> str:
     file = raw(situation)
     report = judged(situation).report
     findings = [*map(_expected, report.findings)]
-    found = {"about": file["expected"]["about"], "verdict": report.verdict.value, "findings": findings}
+    found = {"about": file["expected"]["about"], "verdict": report.verdict.value}
+    found |= {"summary": report.summary} if report.verdict is Verdict.UNSURE else {}
+    found |= {"findings": findings}
     lines = (
         f" {json.dumps(name)}: {_formatted(value, ' ', 0 if name == 'expected' else _WIDTH)}"
         for name, value in {**file, "expected": found}.items()
