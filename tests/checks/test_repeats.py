@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.agents.agent_group import Left
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.model.choices import CheckStatus, Verdict
-from ddp_doctor.model.recording import NotRun, Options, Recording, World
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import Report
-from tests import recordings
 from tests.launch.agents import Agent, end
 from tests.once import free_port
-from tests.readings import collected, plain_world
 from tests.waiting import LIMIT_S, wait_until
 
 #: Rank 1 raises in the fourth of five worlds. It is planted in the process from which ranks are forked.
@@ -144,7 +141,7 @@ def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_i
 )
 def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(monkeypatch, why: str, says: str):
     def leave(_agent: object, tests: list[GroupTest], _began: float) -> str:
-        tests += repeats("passed", "passed", "passed")
+        tests += [GroupTest(round=number, nodes=(0,), outcome="passed", duration_s=0.5) for number in range(3)]
         raise Left(1, why)
 
     monkeypatch.setattr("ddp_doctor.engine.repeats._repeat", leave)
@@ -158,80 +155,3 @@ def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(
     fact = partial.added_to(Recording(run_id="test")).first(RepeatsFact)
     assert fact is not None
     assert fact.stopped == says
-
-
-# --- replay -------------------------------------------------------------------------------------------------
-
-
-def judged(tests: list[GroupTest], stopped: str = "", nnodes: int = 1, **options: Any) -> Report:
-    fact = RepeatsFact(tests=tuple(tests), stopped=stopped)
-    world = plain_world(nnodes, 2)
-    reading = collected("repeats", fact)
-    given = Options(only=("repeats",), **{"repeat": 40, **options})
-    return app.judge(Recording(run_id="test", world=world, options=given, readings=(reading,))).report
-
-
-def repeats(*outcomes: Any, reason: str = "") -> list[GroupTest]:
-    return [
-        GroupTest(
-            round=number,
-            nodes=(0,),
-            outcome=outcome,
-            bytes_per_s=1e9 if outcome == "passed" else None,
-            reason=reason if outcome == "failed" else "",
-            at_s=float(number),
-            duration_s=0.5,
-        )
-        for number, outcome in enumerate(outcomes)
-    ]
-
-
-def test_of_several_nodes_the_remedy_repeats_groups_so_often_that_the_fault_shows_itself():
-    report = judged(repeats("hung", "wrong", *["passed"] * 38), nnodes=2)
-
-    (found,) = report.findings
-    assert found.remedies[0].commands == ("ddp-doctor run --isolate --repeat 59",)
-    assert [evidence.text for evidence in found.evidence][1:] == ["1 of 2: no end in 0 s", "1 of 2: wrong"]
-
-
-def test_a_single_failure_and_failures_only_are_told_without_a_division_by_zero():
-    one, all_of_them = judged(repeats(*["passed"] * 39, "failed")), judged(repeats(*["failed"] * 5, reason="no route"))
-
-    assert one.findings[0].evidence[0].text == "40 repeats in 00:40; the first failed after 00:39"
-    assert all_of_them.findings[0].title == "5 of 5 repeats failed: 100% (95% interval 57 to 100%)"
-
-
-@pytest.mark.parametrize(
-    ("stopped", "options", "says"),
-    [
-        ("a node fell silent", {}, "--repeat 40 (a node fell silent)"),
-        ("the forkserver ended", {"repeat": 1, "soak_s": 90.0}, "--soak 1.5 (the forkserver ended)"),
-    ],
-)
-def test_fewer_repeats_than_were_asked_for_are_no_healthy_run(stopped: str, options: dict[str, Any], says: str):
-    report = judged(repeats(*["passed"] * 9), stopped, **options)
-
-    assert (report.verdict, report.checks[0].status) == (Verdict.UNSURE, CheckStatus.SKIPPED)
-    assert says in report.summary
-
-
-def test_a_soak_of_which_nothing_follows_is_no_healthy_run():
-    alone = repeats("unknown")[0].model_copy(update={"reason": "no end in 30 s, where others took up to 9 s"})
-    report = judged([alone], repeat=1, soak_s=3.0)
-
-    assert report.verdict is Verdict.UNSURE
-    assert "--soak 0.05 (no end in 30 s, where others took up to 9 s)" in report.summary
-
-
-def test_a_soak_that_ended_before_its_first_repeat_is_no_healthy_run():
-    report = judged([], repeat=1, soak_s=1e-6)
-
-    assert (report.verdict, report.summary.startswith("Unsure: ")) == (Verdict.UNSURE, True)
-
-
-def test_repeats_that_nobody_began_are_no_healthy_run_either():
-    recording = recordings.load("repeats/forty-pass")
-    left_out = (NotRun(check="repeats", reason="no word of a node"),)
-    report = app.judge(recording.model_copy(update={"readings": (), "not_run": left_out})).report
-
-    assert report.verdict is Verdict.UNSURE

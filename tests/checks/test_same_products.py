@@ -5,13 +5,11 @@ from unittest.mock import patch
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.checks.collectives import same_products
 from ddp_doctor.checks.collectives.same_products import CHECK, PRODUCTS, probe
 from ddp_doctor.facts.collectives import SameProductsFact
-from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.fact import Reading, read
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.probing.products import matrices
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -113,67 +111,13 @@ def test_a_slow_rank_ends_in_time_with_fewer_products_and_that_is_said(ranks: Ra
     assert finding.evidence[0].text.endswith("512 products in 8 s")
 
 
-# --- the vote --------------------------------------------------------------------------------------------
-
-
-def seen(*exact: str, **more: Any) -> SameProductsFact:
-    fields: dict[str, Any] = {"alike": {"type": "float32", "device": "CPU"}, "products": PRODUCTS, "seconds": 1.0}
-    return SameProductsFact(exact=exact or ("1", "2", "3"), **{"device": "cpu", **fields, **more})
-
-
-RESTLESS = seen(differing=3, first_differing=9_999)
-OTHER = seen("1", "2", "4")
-LONE = {"alike": {"type": "bfloat16", "device": "NVIDIA H100"}}
-
-
-def judge(*ranks: SameProductsFact) -> list[Finding]:
-    return judge_by(CHECK, record(CHECK, ranks))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "whose"),
-    [
-        pytest.param([seen(), OTHER], "the faulty rank is unknown", id="two that differ"),
-        pytest.param([seen(), RESTLESS], "the faulty rank is unknown", id="one of two"),
-        pytest.param([seen(), OTHER, seen("1", "5", "3")], "the faulty rank is unknown", id="each another"),
-        pytest.param([seen(), seen(), OTHER, OTHER], "the faulty rank is unknown", id="two halves"),
-        pytest.param([RESTLESS, RESTLESS, seen()], "the faulty rank is unknown", id="most are unlike themselves"),
-        pytest.param([RESTLESS, RESTLESS, RESTLESS], "no rank is right every time", id="all are unlike themselves"),
-    ],
-)
-def test_where_no_vote_tells_who_is_wrong_nobody_is_named(ranks, whose):
-    finding = only(judge(*ranks), "DD641")
-
-    assert (blamed(finding), finding.severity, whose in finding.title) == ([], Severity.ERROR, True)
-
-
-def test_a_rank_without_its_like_whose_own_products_differ_is_named():
-    lone = RESTLESS.model_copy(update=LONE)
-
-    finding = only(judge(seen(), seen(), lone), "DD641")
-
-    assert blamed(finding) == [2]
-    assert finding.title == "Rank 2 (node2): its own products of the same matrices differ"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "why"),
-    [
-        ([seen(products=256), seen(products=256)], "fewer than 30000 products: 256 products in 1 s"),
-        ([seen(), seen(**LONE)], "products compared with nobody's: no other rank multiplied in float32 on CPU"),
-    ],
-)
-def test_where_no_device_was_tested_the_check_has_not_passed(ranks, why):
-    whole = record(CHECK, ranks)
-    asked = whole.model_copy(update={"options": whole.options.model_copy(update={"only": ("same_products",)})})
-
-    [result] = [check for check in app.judge(asked).report.checks if check.id == CHECK.id]
-
-    assert (result.status, result.reason) == (CheckStatus.SKIPPED, why)
-    assert app.judge(asked).report.verdict is Verdict.UNSURE
-
-
 def test_a_rank_whose_clock_stood_still_has_no_rate():
-    whole = record(CHECK, [seen(seconds=0.0), seen()])
+    still, usual = (
+        SameProductsFact(
+            alike={"type": "float32", "device": "CPU"}, exact=("1",), device="cpu", products=PRODUCTS, seconds=seconds
+        )
+        for seconds in (0.0, 1.0)
+    )
+    whole = record(CHECK, [still, usual])
 
     assert [one.labels["rank"] for one in same_products.measurements(whole)] == [1]

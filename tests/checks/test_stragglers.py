@@ -1,8 +1,6 @@
 """stragglers: ranks slowed by a quota, a stop, slow products or reads, whom the samples name, and what is unsure."""
 
-import itertools
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,16 +9,15 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks.collectives.stragglers import CHECK
-from ddp_doctor.facts.collectives import Sample, StragglersFact
-from ddp_doctor.facts.node.host import BusyProcess
-from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+from ddp_doctor.facts.collectives import StragglersFact
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.probing.stragglers import ring, spin, waves
 from ddp_doctor.sources import child_data
 from tests.checks import planted_stragglers
-from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.checks.judged_ranks import blamed, judge_by, record
 from tests.rank_harness import HarnessContext, Ranks
 
 # --- real ranks ------------------------------------------------------------------------------------------
@@ -237,99 +234,3 @@ def test_a_spinning_loop_counts_what_it_lost():
     with patch("time.perf_counter", lambda: next(now)):
         spun, taken, longest = spin(0.2)
     assert (spun, round(taken, 5), round(longest, 5)) == (0.30002, 0.3, 0.25)
-
-
-# --- the judge -------------------------------------------------------------------------------------------
-
-
-def sampled(**fields: Any) -> Callable[..., StragglersFact]:
-    return lambda **of_rank: fact([sample(**fields) for _ in range(7)], **of_rank)
-
-
-def sample(**fields: Any) -> Sample:
-    usual = {"at_s": 1.0, "products_per_s": 1e5, "taken_share": 0.02, "longest_gap_s": 0.001}
-    return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
-
-
-_machines = itertools.count()
-
-
-def fact(samples: Sequence[Sample], **fields: Any) -> StragglersFact:
-    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {next(_machines)}", "cpus": (0, 1)}
-    return StragglersFact.model_validate({**usual, "samples": tuple(samples), **fields})
-
-
-def judge(*ranks: StragglersFact) -> list[Finding]:
-    return judge_by(CHECK, record(CHECK, ranks))
-
-
-USUAL = sampled()()
-THROTTLED = sampled(taken_share=0.5, waited_share=0.5, throttled_share=0.48)(quota_cpus=0.5)
-CROWDED = sampled(taken_share=0.5, waited_share=0.49)(busiest=(BusyProcess(name="stress-ng", pid=47, cpus=0.98),))
-STOPPED = sampled(taken_share=0.4, waited_share=0.0)()
-SLOW_CPU = sampled(products_per_s=4e4)()
-
-
-@pytest.mark.parametrize(
-    ("odd", "code", "severity", "reason"),
-    [
-        pytest.param(THROTTLED, "DD661", "warning", "(stopped by a CPU quota of 0.5 processors)", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "(waiting for a CPU that other programs use)", id="neighbor"),
-        pytest.param(STOPPED, "DD661", "warning", "(stopped, but not by a quota or another process)", id="stopped"),
-        pytest.param(SLOW_CPU, "DD660", "warning", "(slow CPU or memory)", id="slow"),
-        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "(slow CPU or memory)", id="much slower"),
-    ],
-)
-def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):
-    finding = only(judge(USUAL, odd, USUAL), code)
-
-    assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
-
-
-def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
-    assert blamed(only(judge(USUAL, THROTTLED), "DD661")) == [1]
-    assert only(judge(USUAL, THROTTLED), "DD661").confidence is Confidence.PROVED
-    for odd in (CROWDED, STOPPED, SLOW_CPU):
-        unsure = only(judge(USUAL, odd), "DD665")
-        assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
-
-
-def test_a_slower_model_of_cpu_is_no_straggler():
-    other = sampled(products_per_s=4e4)(model="Intel Xeon")
-
-    assert judge(USUAL, USUAL, other) == []
-
-
-def reads(rate: float) -> StragglersFact:
-    rates = {"large files": 10 * rate, "small pieces": rate, "four workers": 3 * rate}
-    return fact([sample(read_bytes_per_s=rates)] * 7)
-
-
-@pytest.mark.parametrize(("waited", "codes"), [(0.01, ["DD662"]), (0.6, ["DD665"])])
-def test_reads_that_are_slow_because_the_rank_waits_for_a_processor_name_no_rank(waited: float, codes: list[str]):
-    busy = {"waited_share": waited, "taken_share": waited + 0.01}
-    usual, slow = (sampled(read_bytes_per_s={"large files": rate}, **busy) for rate in (2.5e8, 1e8))
-
-    assert [finding.code for finding in judge(usual(), usual(), slow())] == codes
-
-
-def asked(whole: Recording, **options: Any) -> Recording:
-    return whole.model_copy(update={"options": whole.options.model_copy(update=options)})
-
-
-def test_data_that_one_rank_did_not_read_in_time_is_unsure():
-    report = app.judge(asked(record(CHECK, [reads(1e6), reads(1e6), USUAL]), data="/data")).report
-
-    assert report.verdict is Verdict.UNSURE
-    assert "--data /data (rank 2 finished no read in time)" in report.summary
-
-
-def test_data_that_was_not_read_and_two_ranks_alone_are_unsure():
-    report = app.judge(asked(record(CHECK, [USUAL] * 3), data="/data")).report
-    assert report.verdict is Verdict.UNSURE
-    assert "--data /data" in report.summary
-
-    report = app.judge(asked(record(CHECK, [USUAL] * 2), only=("stragglers",))).report
-    [result] = [check for check in report.checks if check.id == CHECK.id]
-    assert (result.status, report.verdict) == (CheckStatus.SKIPPED, Verdict.UNSURE)
-    assert app.judge(asked(record(CHECK, [USUAL] * 3), only=("stragglers",))).report.verdict is Verdict.HEALTHY
