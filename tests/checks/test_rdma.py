@@ -14,7 +14,7 @@ from ddp_doctor.checks.node.rdma import CHECK, probe
 from ddp_doctor.engine.collect import read_check
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -59,10 +59,6 @@ def recording(
 def findings(seen: Recording) -> list[Finding]:
     assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), seen.readings
     return findings_of(CHECK, seen)
-
-
-def verdicts(seen: Recording) -> list[tuple[str, str]]:
-    return [(finding.code, finding.severity.value) for finding in findings(seen)]
 
 
 def only(seen: Recording) -> Finding:
@@ -181,167 +177,7 @@ def test_sixty_four_devices_with_full_tables_are_read_in_bounded_time(tmp_path: 
     assert time.process_time() - started < 10
 
 
-# --- the rules ------------------------------------------------------------------------------------------
-
-
-def of_no_types(tree: Tree) -> Tree:
-    tree.files = {path: text for path, text in tree.files.items() if "gid_attrs" not in path}
-    return tree
-
-
-HALF = trees.infiniband(down=[1, 3, 5, 7])
-GLOO = {"backend": "gloo"}
-
-
-@pytest.mark.parametrize(
-    ("machines", "given", "expected"),
-    [
-        pytest.param([HALF, HALF], {}, [], id="ports unused by design"),
-        pytest.param([HALF], {"command": "prolog"}, [], id="the same before a job"),
-        pytest.param([trees.container(trees.roce(addressed=False, without=[0])), None], GLOO, [("DD573", "info")]),
-        pytest.param(
-            [trees.roce(carrier_changes={1: 300}), trees.roce()], {}, [("DD565", "warning")], id="Ethernet flaps"
-        ),
-        pytest.param(
-            [trees.infiniband(counters={6: {"link_downed": 12}}), trees.infiniband()], {}, [], id="a few drops"
-        ),
-        pytest.param([trees.infiniband()] * 2, {"env": {"NCCL_IB_HCA": "mlx5"}}, [], id="a common prefix"),
-        pytest.param([of_no_types(trees.roce(addressed=False))] * 2, {}, [], id="a kernel that tells no types"),
-    ],
-)
-def test_rules_on_whole_machines(machines: list[Tree | None], given: Any, expected: list[tuple[str, str]]):
-    assert verdicts(recording(*machines, **given)) == expected
-
-
-def test_the_last_port_that_the_setting_names_is_down():
-    env = {"NCCL_IB_HCA": "=mlx5_3"}
-
-    found = findings(recording(trees.infiniband(down=[3]), trees.infiniband(), env=env))
-
-    assert ("DD560", Severity.ERROR) in [(one.code, one.severity) for one in found]
-    assert "named in NCCL_IB_HCA" in found[0].evidence[0].text
-
-
-@pytest.mark.parametrize(
-    ("init", "nodes", "severity"), [((2,), 1, "info"), ((2,), 2, "warning"), (range(8), 2, "error")]
-)
-def test_links_without_a_subnet_manager(init: Sequence[int], nodes: int, severity: str):
-    machines = [trees.infiniband(init=init) for _ in range(nodes)]
-
-    finding = only(recording(*machines))
-
-    assert (finding.code, finding.severity.value) == ("DD561", severity)
-    assert "state INIT" in finding.evidence[0].text
-
-
-def test_a_single_new_card_at_the_oldest_speed():
-    tree = trees.infiniband()
-    machine = Tree(
-        {path: text for path, text in tree.files.items() if "mlx5_0" in path or "/uverbs0" in path or "/etc/" in path},
-        tree.links,
-    )
-    machine.port("mlx5_0", rate="10 Gb/sec (4X SDR)")
-
-    assert verdicts(recording(machine, machine)) == [("DD562", "warning")]
-
-
-# --- NCCL_IB_HCA ----------------------------------------------------------------------------------------
-
-
-def test_one_name_of_several_that_is_missing():
-    env = {"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_12"}
-
-    finding = only(recording(trees.infiniband(), trees.infiniband(), env=env))
-
-    assert (finding.code, finding.severity) == ("DD571", Severity.WARNING)
-    assert "names mlx5_12, which node0 and node1 do not have" in finding.title
-
-
-# --- addresses ------------------------------------------------------------------------------------------
-
-
-def test_ipv6_alone_is_advised_where_all_have_it():
-    machines = [trees.roce(node, addressed=False) for node in range(2)]
-    for node, tree in enumerate(machines):
-        for at in range(8):
-            place = f"{trees.CLASS}/mlx5_{at}/ports/1"
-            tree.files[f"{place}/gids/2"] = trees.full(f"2001:db8:{at}::{node + 1}")
-            tree.files[f"{place}/gid_attrs/types/2"] = "RoCE v2\n"
-
-    assert ("set", "NCCL_IB_ADDR_FAMILY", "AF_INET6") in settings(only(recording(*machines)))
-    assert verdicts(recording(*machines, env={"NCCL_IB_ADDR_FAMILY": "AF_INET6"})) == []
-
-
-def test_an_old_nccl_on_nodes_with_other_tables_gets_an_index_for_each():
-    finding = only(recording(trees.roce(0), trees.roce(1, shift=2), nccl="2.19.3"))
-
-    each = [(one.node, one.name, one.value) for remedy in finding.remedies for one in remedy.settings]
-    assert each == [("node0", "NCCL_IB_GID_INDEX", "3"), ("node1", "NCCL_IB_GID_INDEX", "5")]
-
-
-@pytest.mark.parametrize(("nccl", "codes"), [("2.23.4", ["DD569"]), ("2.26.2", []), (None, [])])
-def test_pods_with_interfaces_of_their_own(nccl: str | None, codes: list[str]):
-    pods = [trees.macvlan_pod(trees.roce(node), 4, f"10.50.{node}") for node in range(2)]
-
-    found = findings(recording(*pods, nccl=nccl))
-
-    assert [one.code for one in found] == codes
-    assert all(one.severity is Severity.ERROR for one in found)
-
-
-# --- access ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mixed", [False, True])  # TCP costs too much, or does not reach the other node
-def test_an_image_without_the_library(mixed: bool):
-    slim = trees.infiniband()
-    slim.links = {path: to for path, to in slim.links.items() if "libibverbs" not in path}
-
-    other = trees.infiniband() if mixed else slim
-
-    assert verdicts(recording(slim, other)) == [("DD574", "error")]
-
-
-def test_an_image_with_the_library_and_without_its_drivers():
-    slim = trees.infiniband()
-    del slim.files["/etc/libibverbs.d/mlx5.driver"]
-
-    finding = only(recording(slim, slim))
-
-    assert finding.code == "DD574"
-    assert "/etc/libibverbs.d has no driver for mlx5" in finding.title
-
-
 # --- nodes together -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("machines", "expected"),
-    [
-        pytest.param([trees.bond(down="ens1f1np1", ups=0)] * 2, ["info"], id="one cable by design"),
-        pytest.param([trees.bond(down="ens1f1np1", ups=2)] * 2, ["warning"], id="had its link"),
-        pytest.param([trees.bond(down="ens1f1np1", ups=0), trees.bond()], ["warning"], id="others are whole"),
-        pytest.param([trees.bond(slaves="ens1f0np0")] * 2, [], id="a bond of one"),
-        pytest.param([trees.bond(down="ens1f1np1"), trees.bond(slaves="ens1f0np0")], ["warning"], id="mixed"),
-        pytest.param([trees.bond(down="ens1f1np1")], ["info"], id="a run of one node"),
-    ],
-)
-def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(machines: list[Tree], expected: list[str]):
-    assert verdicts(recording(*machines)) == [("DD576", severity) for severity in expected]
-
-
-def test_a_slave_of_hostile_name_reaches_no_command():
-    name = "a;reboot"
-    finding = only(recording(trees.bond(down=name, slaves=f"ens1f0np0 {name}"), command="prolog"))
-
-    assert commands(finding) == ["cat /proc/net/bonding/bond0"]
-
-
-def test_infiniband_on_one_node_and_ethernet_on_the_other_do_not_meet():
-    finding = only(recording(trees.infiniband(), trees.roce(1)))
-
-    assert (finding.code, finding.severity) == ("DD575", Severity.ERROR)
-    assert finding.detail == "InfiniBand ports cannot connect to Ethernet ports."
 
 
 def test_hostile_names_reach_no_command():

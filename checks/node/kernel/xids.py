@@ -70,7 +70,8 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
             continue
         known = meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
-        what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
+        alone = "" if any(fault.note for fault in hits) else ", without an Xid"
+        what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}{alone}"
         if back:
             was, works = ("was", "works") if len(hits) == 1 else ("were", "work")
             what = f"{f'had Xid {code} ({known.meaning})' if code else f'{was} off the bus'} but {works} again"

@@ -39,7 +39,7 @@ SET_DEVICE = in_code(
     "Choose the rank's GPU before any other use of CUDA, also for model and batch:"
     " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
 )
-_ONE_RANK_A_GPU = remedy("Start at most one rank per visible GPU of the node", "torchrun --nproc-per-node=gpu …")
+_ONE_RANK_A_GPU = remedy("Start at most one rank per visible GPU of the node", "torchrun --nproc-per-node=gpu SCRIPT")
 _WITHOUT_P2P = remedy(
     "Test with NCCL_P2P_DISABLE=1 to see whether P2P is the cause (diagnosis, not a fix)",
     settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),

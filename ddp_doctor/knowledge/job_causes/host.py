@@ -259,7 +259,7 @@ CAUSES = {
             remedy(
                 "Raise the limit in the launcher of the ranks",
                 "ulimit -n 1048576",
-                "docker run --ulimit nofile=1048576 …",
+                "docker run --ulimit nofile=1048576 IMAGE",
                 container=("--ulimit=nofile=1048576",),
             ),
             in_code("Pass tensors by name: torch.multiprocessing.set_sharing_strategy('file_system')"),
