@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK, probe
-from ddp_doctor.engine.verdict import check_results
-from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError
-from ddp_doctor.model.choices import Backend, CheckStatus, Confidence, Severity, Status
+from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
+from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment
 from tests.nvml_stand_in.machine import BUSES, Machine, bare_machine, plug_eight
-from tests.readings import findings_of, of_nodes, of_ranks, plain_world, replayed
+from tests.readings import findings_of, of_nodes, plain_world, replayed
 
 GIB = 2**30
 
@@ -327,109 +325,17 @@ def test_the_driver_is_given_more_time_where_it_may_have_to_start_more_gpus(gpus
 # --- the rules alone ------------------------------------------------------------------------------------
 
 
-def gpu(index: int = 0, **values: Any) -> Gpu:
-    sound: dict[str, Any] = {
-        "uuid": f"GPU-{index:08x}",
-        "name": "NVIDIA A100-SXM4-80GB",
-        "bus_id": f"0000:{index:02x}:00.0",
-        "memory_total_bytes": 80 * GIB,
-        "memory_used_bytes": 4 << 20,
-        "compute_mode": "default",
-    }
-    return Gpu(index=index, **{**sound, **values})
-
-
-def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
-    indices = tuple(one.index for one in gpus)
-    return GpusFact(**{"gpus": gpus, "visible": indices, "used": indices, **values})
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"memory_used_bytes": GIB}, []),
-        ({"memory_used_bytes": GIB + 1}, [("DD305", "warning")]),
-        ({"memory_used_bytes": 300 << 20, "memory_total_bytes": 2 * GIB}, [("DD305", "warning")]),
-        ({"memory_used_bytes": 72 * GIB}, [("DD305", "error")]),
-        ({"memory_used_bytes": GIB + 1, "memory_used_counts_reserved": True}, []),  # driver's own, old call
-        ({"memory_used_bytes": 20 * GIB, "mig_enabled": True}, [("DD309", "info")]),
-        ({"memory_used_bytes": 20 * GIB, "name": "NVIDIA GH200 480GB"}, []),  # the page cache, says NVML
-        ({"memory_used_bytes": None}, []),
-        ({"memory_total_bytes": None}, []),
-    ],
-)
-def test_memory_in_use_is_graded(values: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert verdicts(recorded(fact_of(gpu(**values)))) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "in_container", "title", "command"),
-    [
-        ({}, False, "memory is in use by a process that the driver does not list", "--gpu-reset"),
-        ({}, True, "memory is in use by a process outside of this container", "# on the host"),
-        ({"unavailable": {"compute_processes": "NVMLError_NotSupported"}}, False, "by other processes", "fuser"),
-    ],
-)
-def test_memory_that_no_process_holds_is_left_over_outside_a_container_only(
-    values: dict[str, Any], in_container: bool, title: str, command: str
-) -> None:
-    fact = fact_of(gpu(memory_used_bytes=20 * GIB, **values), in_container=in_container)
-    (finding,) = judge(recorded(fact))
-    assert title in finding.title
-    assert (finding.code, finding.confidence) == ("DD305", Confidence.LIKELY)
-    assert any(command in one for one in finding.remedies[0].commands)
-    assert ("a killed job left it" in finding.detail) is (not in_container and not values)
-
-
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        (("gpu_idle",), []),
-        (("sw_power_cap", "applications_clocks_setting", "sync_boost", "display_clock_setting"), []),
-        (("hw_slowdown",), []),  # also raised while clocks change
-        (("sw_thermal_slowdown",), [("DD308", "info")]),
-        (("hw_power_brake_slowdown",), [("DD308", "warning")]),
-        (None, []),
-    ],
-)
-def test_only_slowdowns_by_heat_and_power_brake_count(
-    events: tuple[str, ...] | None, expected: list[tuple[str, str]]
-) -> None:
-    assert verdicts(recorded(fact_of(gpu(clock_events=events)))) == expected
-
-
 def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() -> None:
-    lost = fact_of(*(gpu(at, error="gpu_is_lost") for at in range(8)))
+    gpus = tuple(
+        Gpu(index=at, uuid=f"GPU-{at:08x}", bus_id=f"0000:{at:02x}:00.0", error="gpu_is_lost") for at in range(8)
+    )
+    lost = GpusFact(gpus=gpus, visible=tuple(range(8)), used=tuple(range(8)))
     finding = judge(recorded(*(lost for _ in range(64)), world=world(8, nodes=64)))[0]
     assert finding.title.startswith("512 GPUs on 64 nodes: ")
     assert len(finding.culprits) == 512
     assert finding.evidence[0].text.startswith("GPU 0 (GPU-00000000, 0000:00:00.0) on node0: ")
     assert finding.evidence[-1].text == "and 496 more GPUs, listed in the JSON report"
     assert len(finding.evidence) == 17
-
-
-A_SMALL_CARD = {"name": "NVIDIA T400"}
-
-
-def test_of_two_models_on_as_many_gpus_each_all_are_named() -> None:
-    finding = judge(recorded(fact_of(gpu(0)), fact_of(gpu(0, **A_SMALL_CARD)), world=world(1, nodes=2)))[0]
-    assert [one.node for one in finding.culprits] == ["node0", "node1"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "ranks", "expected"),
-    [
-        ((fact_of(gpu(0), gpu(1), gpu(2, **A_SMALL_CARD)),), 2, []),  # a card for the display
-        ((fact_of(gpu(0), gpu(1), gpu(2, **A_SMALL_CARD)),), 3, [("DD310", "warning")]),
-        ((fact_of(gpu(0)), fact_of(gpu(0, **A_SMALL_CARD))), 1, [("DD310", "warning")]),
-        ((fact_of(gpu(0)), fact_of(gpu(0))), 1, []),
-        ((fact_of(gpu(0, name=None)),), 1, []),
-    ],
-)
-def test_models_differ_only_where_ranks_cannot_avoid_it(
-    facts: tuple[GpusFact, ...], ranks: int, expected: list[tuple[str, str]]
-) -> None:
-    assert verdicts(recorded(*facts, world=world(ranks, nodes=len(facts)))) == expected
 
 
 def test_ranks_without_a_gpu_are_counted_where_the_missing_one_only_lacks_a_driver(node: Machine) -> None:
@@ -508,15 +414,6 @@ def test_amd_gpus_that_a_setting_hides_are_not_overlooked(bare: Machine, name: s
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 
-def test_required_gpus_are_missed_on_a_machine_without_any() -> None:
-    reading = Reading(check="gpus", status=Status.ABSENT, reason="no NVIDIA GPU")
-    recording = Recording(options=Options(require_gpus=2), readings=(reading,))
-    findings = judge(recording)
-    assert [(one.code, one.title) for one in findings] == [("DD303", "node rank 0: the job can use none of 2 GPUs")]
-    assert [result.status for result in check_results(recording, findings, (CHECK,))] == [CheckStatus.FOUND]
-    assert judge(Recording(readings=(reading,))) == []
-
-
 def test_required_gpus_count_those_the_job_is_shown(node: Machine) -> None:
     fact = look(node, CUDA_VISIBLE_DEVICES="0,1")
     assert verdicts(recorded(fact, require_gpus=2)) == []
@@ -527,14 +424,3 @@ def test_a_prolog_requires_gpus_of_the_node_and_not_of_the_part_that_its_job_is_
     of_two = look(node, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_GPUS="0,1")
     assert verdicts(recorded(of_two, require_gpus=8, command="prolog")) == []
     assert verdicts(recorded(of_two, require_gpus=9, command="prolog")) == [("DD303", "error")]
-
-
-@pytest.mark.parametrize(("backend", "severity"), [("nccl", "warning"), ("gloo", "error")])
-def test_only_ranks_over_nccl_prove_that_cuda_starts_with_two_driver_versions(backend: str, severity: str) -> None:
-    fact = GpusFact(
-        nvml_version="12.555.42.02", kernel_module="NVRM version: NVIDIA UNIX Kernel Module  550.90.07  Fri"
-    )
-    seen = recorded(fact, world=plain_world(1, 2, backend))
-    passed = AllReduceFact(ranks=2, tested=("int64 sum",), repeatable=True)
-    ran = seen.model_copy(update={"readings": (*seen.readings, *of_ranks("allreduce", [passed] * 2))})
-    assert [dict(verdicts(each))["DD322"] for each in (seen, ran)] == ["error", severity]

@@ -2,16 +2,12 @@
 
 import os
 import time
-from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.node.kernel import probe
-from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
-from ddp_doctor.facts.node.gpus import Gpu, GpusFact, PciGpu
-from ddp_doctor.facts.node.kernel import KernelFact
+from ddp_doctor.checks.node.kernel import afterwards, probe
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
@@ -91,25 +87,18 @@ def test_a_log_that_nobody_lets_us_read_has_a_reason():
     assert "journalctl: not installed" in (log.problem or "")
 
 
-# --- facts for tests/checks/test_kernel_after.py ---------------------------------------------------------
+# --- the probe after the ranks --------------------------------------------------------------------------
 
 
-def kernel(*lines: tuple[float, str], **fields: Any) -> KernelFact:
-    text = "\n".join(f"[{UPTIME_S - age_s:.6f}] {line}" for age_s, line in sorted(lines, reverse=True))
-    buses = ("0000:61:00.0", "0000:9d:00.0")
-    standard: dict[str, Any] = {
-        "gpus": tuple(PciGpu(bus_id=bus, driver="nvidia") for bus in buses),
-        "uptime_s": UPTIME_S,
-        "events": parse_kernel_log(text).events,
-        "bridges": {"0000:61:00.0": ("0000:5d:01.0",), "0000:17:00.0": ("0000:16:01.0",)},
-        "rdma_devices": {"0000:17:00.0": "mlx5_0"},
-    }
-    return KernelFact(**{**standard, **fields})
+def test_the_probe_after_the_ranks_reads_the_last_hour_of_the_log():
+    uptime: dict[str, str | OSError] = {**FILES, "/proc/uptime": "9000.00 1.00\n"}
+    lines = f"[  100.000000] {XID}79, lost\n[ 8000.000000] {XID}79, lost\n"
+    fact = afterwards.probe(FakeContext(files=uptime, links=LINKS, commands={"dmesg": lines}))
+    assert [(one.code, one.count) for one in fact.events] == [(79, 1)]
 
 
-def nvml(gpu: dict[str, Any] | None = None, **fields: Any) -> GpusFact:
-    """Two GPUs; ``gpu`` changes the first."""
-    well: dict[str, Any] = {"memory_used_bytes": 4 << 20, "ecc_volatile_uncorrected": 0}
-    first = Gpu(**{"index": 0, "bus_id": "0000:61:00.0", **well, **(gpu or {})})
-    second = Gpu(index=1, bus_id="0000:9d:00.0", **well)
-    return GpusFact(**{"gpus": (first, second), "used": (0, 1), "visible": (0, 1), **fields})
+def test_a_log_that_cannot_be_read_after_the_ranks_is_a_reason_and_no_fact():
+    with pytest.raises(Skip, match="cannot read the kernel log: dmesg"):
+        afterwards.probe(FakeContext(files=FILES, links=LINKS, commands={"dmesg": REFUSED}))
+    with pytest.raises(Absent):
+        afterwards.probe(FakeContext())

@@ -3,22 +3,14 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.node.pcie import CHECK, pcie_tree, probe
-from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
-from ddp_doctor.facts.node.gpus import Gpu, GpusFact
-from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
-from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.model.fact import Absent, Fact
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.checks.node.pcie import pcie_tree, probe
+from ddp_doctor.model.fact import Absent
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.parse.test_pci_config import ACS, config
-from tests.readings import collected, findings_of, replayed
 
 ROOT, UP = "0000:15:01.0", "0000:16:00.0"
 PORTS = ("0000:17:00.0", "0000:17:01.0", "0000:17:02.0")
@@ -144,99 +136,3 @@ def test_the_link_of_a_device_that_sleeps_is_not_known():
     }
     device = pcie_tree.read_device(FakeContext(files=files), "0000:01:00.0", "gpu", {})
     assert (device.width, device.width_max, device.speed_gt_per_s) == (None, None, None)
-
-
-# --- the rules ------------------------------------------------------------------------------------------
-
-
-def judge(*facts: Fact, nodes: int = 1) -> list[Finding]:
-    readings = tuple(collected(one.KIND.partition("/")[0], one) for one in facts)
-    world = World(nnodes=nodes, backend="nccl", nodes=(Node(hostname="node0"),))
-    return findings_of(CHECK, replayed(Recording(world=world, readings=readings)))
-
-
-def verdicts(*facts: Fact, nodes: int = 1) -> list[tuple[str, str]]:
-    return [(finding.code, finding.severity.value) for finding in judge(*facts, nodes=nodes)]
-
-
-def acs(fact: PcieFact, control: int | None, *buses: str) -> PcieFact:
-    """The same tree with another control register on some bridges."""
-    changed = tuple(
-        one.model_copy(update={"acs_control": control, "iommu": None}) if one.bus_id in buses else one
-        for one in fact.devices
-    )
-    return fact.model_copy(update={"devices": changed})
-
-
-@pytest.fixture
-def tree(machine: Machine) -> PcieFact:
-    return probe(machine.context())
-
-
-GPUS_BY_NVML = GpusFact(gpus=tuple(Gpu(index=index, bus_id=bus) for index, bus in enumerate(GPUS)), used=(0, 1))
-NVLINK = TopologyFact(**dict(parse_matrix("\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n")))
-
-
-def test_redirection_between_gpus_of_one_switch_names_exactly_its_ports(tree: PcieFact):
-    (finding,) = judge(tree, GPUS_BY_NVML)
-    assert (finding.code, finding.severity.value) == ("DD420", "warning")
-    assert finding.title.endswith(
-        "routes traffic between these devices through the CPU:"
-        " GPU 0 (0000:1b:00.0), GPU 1 (0000:1c:00.0) and mlx5_0 (0000:1d:00.0)"
-    )
-    assert finding.remedies[0].commands == tuple(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in PORTS)
-    assert f"sudo setpci -s {PORTS[0]} ECAP_ACS+0x6.w=001d" in finding.remedies[0].undo
-
-
-def test_gpus_with_nvlink_leave_the_nic_alone_to_suffer_and_only_between_nodes(tree: PcieFact):
-    assert verdicts(tree, GPUS_BY_NVML, NVLINK) == [("DD420", "info")]
-    assert verdicts(tree, GPUS_BY_NVML, NVLINK, nodes=2) == [("DD420", "warning")]
-
-
-def test_gpus_of_other_jobs_and_of_virtual_machines_do_not_count(tree: PcieFact):
-    without_nic = tree.model_copy(update={"devices": tuple(d for d in tree.devices if d.kind != "nic")})
-    assert verdicts(without_nic, GPUS_BY_NVML.model_copy(update={"used": (1,)})) == []
-    assert verdicts(without_nic.model_copy(update={"passed_through": GPUS[:1]})) == []
-
-
-def endpoint(bus: str, width: int, port_max: int = 16, **fields: Any) -> tuple[PcieDevice, PcieDevice]:
-    port = f"0000:00:{bus[5:7]}.0"
-    speed: dict[str, Any] = {"speed_gt_per_s": 16.0, "speed_max_gt_per_s": 16.0}
-    device: dict[str, Any] = {
-        "bus_id": bus,
-        "kind": "gpu",
-        "model": "10de:2204",
-        "above": (port,),
-        "width": width,
-        "width_max": 16,
-    }
-    return (
-        PcieDevice(**{**device, **speed, **fields}),
-        PcieDevice(bus_id=port, kind="bridge", width=width, width_max=port_max, **speed),
-    )
-
-
-def tree_of(*pairs: tuple[PcieDevice, PcieDevice]) -> PcieFact:
-    return PcieFact(devices=tuple(one for pair in pairs for one in pair))
-
-
-A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
-
-
-@pytest.mark.parametrize(
-    ("fact", "expected"),
-    [
-        (tree_of(endpoint(A, 8), endpoint(B, 16), endpoint(C, 16)), [("DD422", "warning")]),
-        (tree_of(endpoint(A, 8), endpoint(B, 16)), [("DD422", "warning")]),
-        (tree_of(endpoint(A, 8), endpoint(B, 8)), []),  # wired so
-        (tree_of(endpoint(A, 8), endpoint(B, 8), endpoint(C, 16)), []),  # and so are these two
-        (tree_of(endpoint(A, 8)), [("DD422", "info")]),
-        (tree_of(endpoint(A, 8, 8), endpoint(B, 16)), []),  # the slot has no more lanes
-        (tree_of(endpoint(A, 16, speed_gt_per_s=2.5), endpoint(B, 16)), []),  # idle
-        (tree_of(endpoint(A, 8, model="10de:1f82"), endpoint(B, 16)), [("DD422", "info")]),
-        (tree_of(endpoint(A, 16, kind="nic", speed_gt_per_s=8.0), endpoint(B, 16, kind="nic")), [("DD422", "warning")]),
-        (tree_of(endpoint(A, 8, speed_max_gt_per_s=None), endpoint(B, 16)), []),  # not all is told
-    ],
-)
-def test_a_narrow_link_is_judged_by_its_ends_and_its_peers(fact: PcieFact, expected: list[tuple[str, str]]):
-    assert verdicts(fact) == expected

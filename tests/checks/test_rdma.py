@@ -1,77 +1,33 @@
-"""The rdma check: machines made of /sys files, read by the real probe, and what each means for a job."""
+"""The rdma check: machines made of /sys files, read by the real probe; recordings show what each means for a job."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.node.rdma import CHECK, probe
+from ddp_doctor.checks.node.rdma import CHECK, afterwards, probe
 from ddp_doctor.engine.collect import read_check
 from ddp_doctor.facts.node.rdma import RdmaFact
-from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Absent, Reading
+from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees as trees
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
-from tests.readings import findings_of
-
-NEW = "2.27.5"
+from tests.readings import findings_of, plain_world
 
 
-def recording(
-    *machines: Tree | None,
-    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
-    nccl: str | None = NEW,
-    command: str = "run",
-    **world: Any,
-) -> Recording:
-    """A run of these machines, one per node; None has no RDMA device. ``env`` is of all nodes, or of each."""
-    envs = [env or {}] * len(machines) if env is None or isinstance(env, Mapping) else list(env)
-    shape: dict[str, Any] = {"nnodes": len(machines), "nproc_per_node": 8, "backend": "nccl", **world}
-    contexts = [
-        FakeContext(env=one, files=tree.files if tree else {}, links=tree.links if tree else {}, node=at)
-        for at, (tree, one) in enumerate(zip(machines, envs, strict=True))
-    ]
-    readings = [read_check(CHECK, context) for context in contexts]
-    if nccl:
-        software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl).recorded()
-        readings += [
-            Reading(check="software", status=Status.COLLECTED, node=at, fact=software) for at in range(len(machines))
-        ]
-    nodes = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(machines)))
-    size = shape["nnodes"] * shape["nproc_per_node"]
-    return Recording(
-        world=World(world_size=size, nodes=nodes, **shape) if command == "run" else None,
-        options=Options(command=command),
-        readings=tuple(readings),
-    )
-
-
-def findings(seen: Recording) -> list[Finding]:
-    assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), seen.readings
-    return findings_of(CHECK, seen)
-
-
-def only(seen: Recording) -> Finding:
-    (finding,) = findings(seen)
-    return finding
-
-
-def settings(finding: Finding) -> list[tuple[str, str, str | None]]:
-    return [(one.action, one.name, one.value) for remedy in finding.remedies for one in remedy.settings]
-
-
-def commands(finding: Finding) -> list[str]:
-    return [line for remedy in finding.remedies for line in remedy.commands]
+def findings(*machines: Tree, **env: str) -> list[Finding]:
+    """Those about a run of these machines, one per node."""
+    contexts = [FakeContext(env=env, files=tree.files, links=tree.links, node=at) for at, tree in enumerate(machines)]
+    readings = tuple(read_check(CHECK, context) for context in contexts)
+    assert [reading.status for reading in readings] == [Status.COLLECTED] * len(machines), readings
+    return findings_of(CHECK, Recording(world=plain_world(len(machines), 8, "nccl"), readings=readings))
 
 
 # --- the probe ------------------------------------------------------------------------------------------
@@ -177,6 +133,15 @@ def test_sixty_four_devices_with_full_tables_are_read_in_bounded_time(tmp_path: 
     assert time.process_time() - started < 10
 
 
+def test_after_the_ranks_states_and_counters_are_read_again_and_virtual_functions_left_out():
+    fact = afterwards.probe(trees.virtual_functions().context())
+
+    (port,) = fact.ports
+    assert (port.hca, port.number, port.state, port.counters["link_downed"]) == ("mlx5_0", 1, "ACTIVE", 1)
+    with pytest.raises(Absent):
+        afterwards.probe(FakeContext())
+
+
 # --- nodes together -------------------------------------------------------------------------------------
 
 
@@ -190,11 +155,13 @@ def test_hostile_names_reach_no_command():
         tree.netdev(f"eth{at}; reboot", mtu=1500 if at == 0 else 9000)
     tree.files[f"{trees.CLASS}/$(reboot)/ports/1/rate"] = "100 Gb/sec (1X NDR)\n"
 
-    found = findings(recording(tree, tree, env={"NCCL_IB_HCA": "mlx5_99"})) + findings(recording(tree, tree))
+    found = findings(tree, tree, NCCL_IB_HCA="mlx5_99") + findings(tree, tree)
 
     assert {one.code for one in found} >= {"DD562", "DD571"}
-    told = [line for one in found for line in commands(one)] + [
-        value or "" for one in found for _, _, value in settings(one)
+    remedies = [remedy for one in found for remedy in one.remedies]
+    told = [
+        *(line for one in remedies for line in one.commands),
+        *(f"{each.value}" for one in remedies for each in one.settings),
     ]
     assert not [line for line in told if "reboot" in line]
 
