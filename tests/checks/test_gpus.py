@@ -1,4 +1,4 @@
-"""The gpus check end to end: real child, real pynvml, a compiled NVML, a tree for /sys; then the rules."""
+"""The gpus check end to end: real child, real pynvml, a compiled NVML, a tree for /sys."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The roll call's rules: what keeps a node from the endpoint, who did not come, who fell silent."""
+"""The roll call: who is named for silent nodes, whoever reports them; recordings show the other rules."""
 
 from __future__ import annotations
 
@@ -29,15 +29,9 @@ def reading(fact: RollCallFact | SilenceFact, node: int = 0) -> Reading:
     return collected("roll_call", fact, node)
 
 
-# --- recorded situations --------------------------------------------------------------------------
-
-
 def test_nothing_is_left_for_the_probe_itself():
     with pytest.raises(Skip, match="did not take part in the node check-in"):
         probe(FakeContext())  # type: ignore[arg-type]  # it dials nobody
-
-
-# --- the way to the endpoint ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
