@@ -80,6 +80,13 @@ DISABLE_P2P = by_setting(
 )
 
 
+NVLINK_ONLY = by_setting(
+    "Limit P2P to NVLink (workaround)",
+    Setting(name="NCCL_P2P_LEVEL", value="NVL", why="GPUs without NVLink then copy through shared memory"),
+    cost="slower between GPUs without NVLink; the others keep it",
+)
+
+
 #: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
 SIMPLE_PROTOCOL = by_setting(
     "Repeat the check with only NCCL's Simple protocol",

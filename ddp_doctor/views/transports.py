@@ -169,14 +169,15 @@ def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNe
     kernel = kernels[0].gpudirect_rdma() if kernels else unknown
     ways: dict[str, dict[str, ToNetwork]] = {}
     for gpu in fact.gpus:
-        model = place.gpus[gpu].name if gpu in place.gpus else None
+        model = place.gpus[gpu].name if gpu in place.gpus else fact.models.get(gpu)
+        c2c = fact.is_on_c2c(gpu, model)
         for nic, name in fact.hcas().items():
             code = fact.links[gpu].get(nic)
             if code is None or (rdma is not None and name not in ports):
                 continue
             speed = ports[name].rate_gbit_per_s if name in ports else None
             rate = place.rate_to_nic(gpu, nic, code, speed / 8 if speed else None)
-            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
+            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel, c2c=c2c)
             ways.setdefault(gpu, {})[name] = ToNetwork(gpu, (name,), code, able, why, rate)
     return ways
 

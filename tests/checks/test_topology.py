@@ -216,12 +216,38 @@ def test_hostile_nic_name_never_reaches_a_setting_or_command():
     assert hca_lines(Recording(readings=(reading,))) == []
 
 
-def test_gpu_without_any_nvlink_among_linked_peers_is_an_info():
-    lines = sample("nvswitch-one-link-down.txt").replace("NV17", "SYS ").splitlines()
-    (reading,) = read_pasted("\n".join(lines))
-    (finding,) = judge(Recording(readings=(reading,)))
-    assert (finding.code, finding.severity) == ("DD403", Severity.INFO)
-    assert finding.title == "NVLinks are missing on this host: GPU3 has none, but the others have 18"
+LISTED = [f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-{number})" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("change", "above", "severity"),
+    [
+        (("", ""), [], Severity.WARNING),
+        (("", ""), LISTED, Severity.WARNING),
+        (("NV18", "NV12"), [], Severity.WARNING),
+        (("NV18", "NV4 "), [], Severity.INFO),  # a DGX Station's display card
+        (("", ""), [*LISTED[:3], "GPU 3: NVIDIA A2 (UUID: GPU-3)", *LISTED[4:]], Severity.INFO),
+    ],
+)
+def test_gpu_without_any_nvlink_is_a_warning_unless_it_may_be_a_display_card(
+    change: tuple[str, str], above: list[str], severity: Severity
+):
+    matrix = sample("nvswitch-one-link-down.txt").replace("NV17", "SYS ").replace(*change)
+    (reading,) = read_pasted("\n".join([*above, matrix]))
+    (finding,) = judge(Recording(options=Options(command="topology"), readings=(reading,)))
+    assert (finding.code, finding.severity) == ("DD403", severity)
+    assert "GPU3 has none" in finding.title
+    commands = finding.remedies[0].commands
+    assert commands[0] == "nvidia-smi -q -i 3 | grep -A3 -E 'MIG Mode|Fabric'"
+
+
+@pytest.mark.parametrize("links", ["NVML: Unable to retrieve NVLink information as all links are inActive", None])
+@pytest.mark.parametrize(("model", "codes"), [("NVIDIA H100 80GB HBM3", ["DD406"]), ("NVIDIA H100 NVL", [])])
+def test_pasted_link_states_show_a_gpu_without_nvlink(model: str, codes: list[str], links: str | None):
+    up = "\n".join(f"\t Link {number}: 26.562 GB/s" for number in range(4))
+    states = [links or up.replace("26.562 GB/s", "<inactive>") if gpu == 3 else up for gpu in range(8)]
+    text = "\n".join(f"GPU {gpu}: {model} (UUID: GPU-{gpu})\n{state}" for gpu, state in enumerate(states))
+    assert [finding.code for finding in judge(Recording(readings=read_pasted(text)))] == codes
 
 
 # --- pasted text ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.knowledge.topology.nccl_paths import Node, Pair, bridged, choose, near
+from ddp_doctor.knowledge.topology.nccl_paths import Node, Pair, bridged, choose, gpudirect, near
 
 INTEL = {"gpus": 8, "cpu_vendor": "GenuineIntel"}
 AMD_PAIR = {"gpus": 2, "cpu_vendor": "AuthenticAMD"}
@@ -105,3 +105,26 @@ def test_near_means_within_pxb_of_both():
     assert near([["SYS", "PIX"], ["PXB"]])
     assert not near([["SYS", "PIX"], ["NODE"]])
     assert not near([[], []])
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "code", "c2c", "expected"),
+    [
+        ((2, 27), {}, "NODE", True, True),
+        ((2, 27), {}, "PHB", True, True),
+        ((2, 27), {}, "PHB", False, False),
+        ((2, 27), {}, "SYS", True, False),
+        ((2, 27), {"NCCL_NET_GDR_C2C": "0"}, "PHB", True, False),
+        ((2, 27), {"NCCL_NET_GDR_LEVEL": "PXB"}, "PHB", True, False),
+        ((2, 27), {"NCCL_NET_GDR_LEVEL": "PHB"}, "PHB", True, True),
+        ((2, 26), {}, "PHB", True, False),
+        ((2, 26), {"NCCL_NET_GDR_C2C": "1"}, "PHB", True, True),
+        ((), {}, "PHB", True, None),
+        ((), {}, "PIX", True, True),
+    ],
+)
+def test_nics_behind_the_cpu_reach_gpus_on_c2c_since_nccl_2_27(
+    version: tuple[int, ...], settings: dict[str, str], code: str, c2c: bool, expected: bool | None
+):
+    node = Node(gpus=4, cpu_vendor="ARM", version=version, settings=settings)
+    assert gpudirect(node, code, "NVIDIA GB200", kernel=(True, "dma-buf"), c2c=c2c)[0] is expected

@@ -35,7 +35,9 @@ def test_a_dump_is_a_matrix_of_nvlink_and_pcie() -> None:
     assert [matrix.links[gpu]["NIC0"] for gpu in matrix.gpus] == ["PIX", "PXB", "SYS", "SYS"]
     assert matrix.links["NIC0"]["GPU1"] == "PXB"
     assert (matrix.cpu_affinity["GPU0"], matrix.numa_affinity["GPU3"]) == ("0-31,64-95", "1")
-    assert (matrix.cpu_vendor, matrix.warnings) == ("GenuineIntel", ())
+    assert (matrix.cpu_vendor, matrix.warnings, matrix.c2c_gpus) == ("GenuineIntel", (), ())
+    on_c2c = '<gpu dev="1" sm="90" rank="1" gdr="1"><c2c bw="44712" count="10"/>'
+    assert read(DUMP.replace('<gpu dev="1" sm="90" rank="1" gdr="1">', on_c2c)).c2c_gpus == ("GPU1",)
 
 
 def test_the_devices_of_a_dump_stand_in_the_tree() -> None:

@@ -100,6 +100,15 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         ("  X    = Self\n  SYS  = Connection", "only the legend"),
         ("=== ROCm System Management Interface ===\n GPU0 GPU1\nGPU0 0 72\nGPU1 72 0", "rocm-smi"),
         ('<system version="1">', "topology file of NCCL"),
+        ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a1b)", "nvidia-smi -L; run nvidia-smi topo -m"),
+        ("=====NVSMI LOG=====\nAttached GPUs : 1", "nvidia-smi -q; run nvidia-smi topo -m"),
+        ("CA 'mlx5_1'\n\tCA type: MT4125\n\tPort 1:\n\t\tState: Down", "ibstat (mlx5_1 is Down)"),
+        ("CA 'mlx5_1'\n\tCA type: MT4125\n\tPort 1:\n\t\tState: Active", "ibstat (no port is down)"),
+        ("hca_id:\tmlx5_7\n\t\tport:\t1\n\t\t\tstate:\t\tPORT_DOWN (1)", "ibv_devinfo (mlx5_7 is DOWN)"),
+        ("Infiniband device 'ib0' port 1 status:\n\tstate:\t 1: DOWN\n", "ibstatus (ib0 is DOWN)"),
+        ("link mlx5_0/1 state ACTIVE physical_state LINK_UP", "rdma link (no port is down)"),
+        ("link mlx5_0/1 state DOWN physical_state DISABLED", "rdma link (mlx5_0 is DOWN)"),
+        ("mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Down)", "ibdev2netdev (mlx5_1 is Down)"),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, says: str):

@@ -17,17 +17,19 @@ a warning below. Errors from before the first look say little: the counters run 
 loaded, maybe months ago.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of, look_at_nvlinks
-from ddp_doctor.facts.node.topology import Nvlink, TopologyFact
+from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, NvlinksFact, TopologyFact
+from ddp_doctor.knowledge.gpu.nvml import is_on_a_board
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
@@ -117,32 +119,34 @@ class Down:
         return self.witnesses >= _SURE_WITNESSES
 
 
-def links_down(fact: TopologyFact) -> tuple[Down, ...]:
-    """The GPUs short of links to NVSwitch, judged by peers of the same model.
+def links_down(nvlinks: Iterable[GpuNvlinks]) -> tuple[Down, ...]:
+    """Return the GPUs on one board that have fewer links up than peers of the same model.
 
-    Only there do all links of all GPUs lead to one place. Bridges take 4, 8 or 12 of a board's 18 links by
-    design, and none where there is no bridge; a mesh has its own pattern. The matrix judges those (DD403).
+    Their links lead to NVSwitch, or the model has no bridges. Bridges take 4, 8 or 12 of a board's 18 links by
+    design, and none where there is no bridge. The matrix judges those (DD403).
     """
     down: list[Down] = []
-    for peers in grouped((gpu.name, gpu) for gpu in fact.nvlinks).values():
-        if set().union(*(gpu.remotes() for gpu in peers)) != {"switch"}:
+    for model, peers in grouped((gpu.name, gpu) for gpu in nvlinks).items():
+        remotes = set().union(*(gpu.remotes() for gpu in peers))
+        pasted = remotes == {None} and is_on_a_board(model)
+        if remotes != {"switch"} and not pasted:
             continue
         expected = max(gpu.active() for gpu in peers)
         witnesses = sum(gpu.active() == expected for gpu in peers)
         if witnesses > len(peers) - witnesses or witnesses >= _SURE_WITNESSES or len(peers) == 2:
-            short = (gpu for gpu in peers if gpu.active() < expected and gpu.inactive())
+            short = (gpu for gpu in peers if gpu.active() < expected and (gpu.inactive() or pasted))
             down += [Down(gpu.gpu, gpu.active(), gpu.inactive(), expected, witnesses) for gpu in short]
     return tuple(down)
 
 
-@rule("DD406", "nvlinks-down", Consequence.COST, TopologyFact)
+@rule("DD406", "nvlinks-down", Consequence.COST)
 def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     """NVLinks of a GPU behind NVSwitch are down.
 
     Finds: A GPU whose links lead to NVSwitch and are inactive in part, or all of them, where other GPUs of the same
         model have them up. With fewer than three such peers it is an info. The driver's state of each link says so
-        (NVML), not the matrix. GPUs with bridges, which leave links unused by design, and GPUs in MIG mode are not
-        judged.
+        (NVML or ``nvidia-smi nvlink -s``), not the matrix. GPUs with bridges, which leave links unused by design, and
+        GPUs in MIG mode are not checked.
     Why: NVSwitch spreads all traffic over all links, and an all-reduce goes at the pace of the slowest GPU: with 16 of
         18 links every GPU of the node loses a ninth. Without any link NCCL goes over PCIe, or fails.
     Remedy: Look at the links' errors and at Xid 74 in the kernel log, and at the fabric manager's log; reset all GPUs
@@ -150,7 +154,12 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     See: NVML API reference, nvmlDeviceGetNvLinkState
         NVIDIA Fabric Manager User Guide, NVLink failures
     """
-    by_down = by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None)
+    matrices = recording.facts(TopologyFact)
+    known = {node.node for node in matrices}
+    alone = [node for node in recording.facts(NvlinksFact) if node.node not in known]
+    states: list[tuple[FactAt[Any], Sequence[GpuNvlinks]]] = [(node, node.fact.nvlinks) for node in matrices]
+    states += [(node, node.fact.gpus) for node in alone]
+    by_down = grouped((links_down(nvlinks), node) for node, nvlinks in states)
     parts = {
         (tuple(gpu for gpu in down if gpu.sure is sure), sure): group
         for down, group in by_down.items()
@@ -166,14 +175,14 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
             f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(has)}, but the others have {expected}",
             (
                 Evidence(
-                    text=f"{gpu.gpu}: inactive links {', '.join(map(str, gpu.inactive))}",
+                    text=f"{gpu.gpu}: inactive links {', '.join(map(str, gpu.inactive)) or 'all'}",
                     value=gpu.active,
                     expected=gpu.expected,
                     expected_from=f"{gpu.witnesses} GPUs of the same model on this host",
                 )
                 for gpu in down
             ),
-            look_at_nvlinks(tuple(names)),
+            look_at_nvlinks(tuple(names), none=not all(gpu.active for gpu in down)),
             confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
             detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
             severity=asked_for(recording, Severity.WARNING if sure else Severity.INFO),
@@ -246,7 +255,9 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
     """A GPU has fewer NVLinks than its peers.
 
     Finds: Among GPUs that are wired alike (all behind NVSwitch, or bridged in pairs), one that the matrix gives a
-        smaller NV number than the others. A GPU with none at all is an info only: it may be a display card.
+        smaller NV number than the others. A GPU with none at all is an info if it may be a display card: it is of
+        another model, or the model is unknown and the others have fewer than 6 links or are not on a board of 4, 8 or
+        16 GPUs.
     Why: Every step of an all-reduce waits for the slowest link, so all GPUs lose what one of them lacks. A link that is
         down is often the first sign of a failing one.
     Remedy: Look at the links' state and errors, and at Xid 74 in the kernel log; reset the GPU, reseat the bridge, or
@@ -255,6 +266,7 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
         nvidia-smi nvlink -s and -e
     """
     for shorts, group in by_cause(recording.facts(TopologyFact), _shortfalls).items():
+        harmless = _may_be_display_card(group[0].fact)
         for short in shorts:
             names = " and ".join(short.gpus)
             have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
@@ -264,15 +276,36 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
                 f"NVLinks are missing on {where}: {names} {have}, but the others have {short.expected}",
                 Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers),
-                look_at_nvlinks(short.gpus),
+                look_at_nvlinks(short.gpus, none=not short.links),
                 confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
                 detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
-                severity=None if short.links else Severity.INFO,
+                severity=Severity.INFO if harmless and not short.links else None,
             )
 
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     pairs = {(gpu, peer): link_codes.nvlinks(code) for gpu, peer, code in fact.gpu_pairs()}
-    reported = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
+    reported = {down.gpu for down in links_down(fact.nvlinks)}  # DD406 says it, and which links
     left_out = reported.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
+
+
+def without_nvlinks(fact: TopologyFact) -> set[str]:
+    """Return the GPUs without any NVLink whose peers have some: a fault to repair, or a display card."""
+    shorts = {gpu for short in _shortfalls(fact) or () if not short.links for gpu in short.gpus}
+    return shorts | {down.gpu for down in links_down(fact.nvlinks) if not down.active} | set(fact.mig_gpus)
+
+
+#: NVSwitch and HGX boards: 6 links per GPU (V100 behind NVSwitch, four H100) to 18. A DGX Station has 4, and a
+#: display card without any (NVIDIA DGX Station A100 User Guide).
+_LEAST_ON_A_BOARD = 6
+_GPUS_OF_A_BOARD = (4, 8, 16)
+
+
+def _may_be_display_card(fact: TopologyFact) -> bool:
+    """Return True if GPUs without NVLink may be no part of the board that the other GPUs are on."""
+    models = {fact.models.get(gpu) for gpu in fact.gpus}
+    if None not in models:
+        return len(models) > 1
+    links = max(link_codes.nvlinks(code) for _, _, code in fact.gpu_pairs())
+    return links < _LEAST_ON_A_BOARD or len(fact.gpus) not in _GPUS_OF_A_BOARD

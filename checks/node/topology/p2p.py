@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import p2p_status
+from ddp_doctor.checks.node.topology.nvlinks import without_nvlinks
 from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of, name_hca, use_hca
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
@@ -19,7 +20,7 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import exact_repairs
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
+from ddp_doctor.remedies.nccl import DISABLE_P2P, NVLINK_ONLY, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.views.failed_trials import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.network import rdma_of
 from ddp_doctor.views.reproducers import between
@@ -142,9 +143,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
             (culprit(recording, node.node, pair) for node in group for pair in pairs),
             f"NCCL may copy directly between GPUs of different CPU sockets on {where} (P2P over SYS): {names}",
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
-            DISABLE_P2P.model_copy(
-                update={"summary": ("Disable P2P if the job hangs, to route traffic through host memory (workaround)")}
-            ),
+            _without_pcie(fact, "Disable P2P if the job hangs, to route traffic through host memory (workaround)"),
             *([UNSET_LEVEL] if _default_p2p_limit(fact) != "SYS" else []),
             *([] if "NCCL_IB_HCA" in fact.nccl_settings else _candidate_hca(recording, group[0])),
             detail=f"On some machines, such a job hangs in its first all-reduce. Why P2P may reach that far: {why}.",
@@ -172,6 +171,13 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
         if pairs and limit == "SYS" and not off:
             groups.setdefault((pairs, why, fact.candidate_hcas()), []).append(node)
     return groups
+
+
+def _without_pcie(fact: TopologyFact, summary: str) -> Remedy:
+    """Turn P2P off, or only P2P without NVLink if some GPUs have NVLink."""
+    if any(link_codes.nvlinks(code) for _, _, code in fact.gpu_pairs()):
+        return NVLINK_ONLY.model_copy(update={"summary": summary.replace("P2P", "P2P without NVLink", 1)})
+    return DISABLE_P2P.model_copy(update={"summary": summary})
 
 
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
@@ -270,7 +276,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
             NOBODY,
             f"NCCL uses untested direct copies (P2P) over PCIe on {hosts_of(recording, group)}: {shown}",
             (_unproved_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-            DISABLE_P2P.model_copy(update={"summary": "Disable P2P if a job hangs, to see whether P2P is the cause"}),
+            _without_pcie(group[0].fact, "Disable P2P if a job hangs, to see whether P2P is the cause"),
             REPAIR_PATH.model_copy(update={"summary": "Repair the path (ACS or the IOMMU) if that helps"}),
             detail="No fault was seen, and most such machines work. On some, P2P over PCIe"
             " is offered but does not work, and the first all-reduce hangs. Libraries"
@@ -289,7 +295,10 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
+    faulty = without_nvlinks(fact)  # DD403 or DD406 tells what to repair
     for gpu, peer, code in fact.gpu_pairs():
+        if {gpu, peer} & faulty:
+            continue
         near = link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
         few = len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS and not link_codes.crosses_sockets(code)
         if bridged[gpu] != bridged[peer] and (near or on_amd or few) and (gpu, peer) not in refused:

@@ -4,6 +4,7 @@ One text may hold several outputs, of several kinds and of several hosts, with a
 kind has its reader; all of them read the whole text, and what they found is put in the order of the text.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +23,8 @@ from ddp_doctor.parse.text import plain_lines
 _KEPT_CHARACTERS = 200_000
 #: Of a kind in one text: more hosts than this are no paste, and their findings would drown everything.
 _MOST_OUTPUTS = 1024
+#: A GPU's model in ``nvidia-smi -L`` and torch's collect_env.
+_MODEL = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): ((?:NVIDIA|Tesla) [ -'*-~]{1,79}?) *(?:\(UUID: ?[^)\n]{1,60}\)|$)")
 _NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing is concluded from it"
 
 
@@ -66,6 +69,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     except TopologyError as error:
         return (_refused(error, raw),)
     lines = plain_lines(text)
+    models = _gpu_models(lines)
     found: list[Found] = []
     refused: list[TopologyError] = []
     for reader in READERS:
@@ -80,11 +84,23 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     hosts = list(_hosts(found))
     readings = []
     for table, host in zip(found, hosts, strict=True):
-        fact = _with_tables(table, host, found, hosts).recorded()
+        fact = _with_tables(table, host, found, hosts)
+        if isinstance(fact, TopologyFact) and hosts[-1] == 0:
+            fact = fact.model_copy(update={"models": models})
         status = Status.FAILED if table.unsure else Status.COLLECTED
-        readings.append(Reading(check="topology", status=status, node=host, fact=fact, reason=table.unsure))
+        readings.append(Reading(check="topology", status=status, node=host, fact=fact.recorded(), reason=table.unsure))
     readings += [_refused(error) for error in refused]
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
+
+
+def _gpu_models(lines: Iterable[str]) -> dict[str, str]:
+    """Return the model of each GPU; nothing if the text gives one GPU two models."""
+    models = dict[str, str]()
+    for line in lines:
+        named = _MODEL.search(line[:500])
+        if named and models.setdefault(f"GPU{named[1]}", named[2]) != named[2]:
+            return {}
+    return models
 
 
 def _taken_and_first_refused(reader: Reader, lines: Sequence[str]) -> tuple[list[Found], TopologyError | None]:

@@ -174,11 +174,13 @@ def name_hca(candidate: Remedy) -> Remedy:
     return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 
 
-def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
-    """Find out which link is down, and why."""
+def look_at_nvlinks(gpus: tuple[str, ...], *, none: bool = False) -> Remedy:
+    """Find out which link is down, and why; MIG mode and the fabric come first if a GPU has ``none``."""
     numbers = [gpu.removeprefix("GPU") for gpu in gpus]
+    first = "Check MIG mode, the fabric state and the links of" if none else "Look at the links of"
     return by_administrator(
-        f"Look at the links of {' and '.join(gpus)}; reset or reseat what is down",
+        f"{first} {' and '.join(gpus)}; reset or reseat what is down",
+        *([f"nvidia-smi -q -i {','.join(numbers)} | grep -A3 -E 'MIG Mode|Fabric'"] if none else []),
         *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
         *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
         "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",

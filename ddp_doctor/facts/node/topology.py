@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED, link_code
 from ddp_doctor.model.base import Frozen
@@ -152,6 +153,8 @@ class TopologyFact(TopologyMatrix, Fact):
     p2p: dict[str, Pairs] = Field(default_factory=dict)
     nvlinks: tuple[GpuNvlinks, ...] = ()
     mig_gpus: tuple[str, ...] = ()  # in MIG mode, which takes NVLink out of use
+    c2c_gpus: tuple[str, ...] = ()  # attached to their CPU by C2C, as NCCL's file tells
+    models: dict[str, str] = Field(default_factory=dict)  # as other output in the same text names the GPUs
     near_cpus: dict[str, str] = Field(default_factory=dict)  # all CPUs of a GPU's NUMA node: "0-31,64-95"
     allowed_cpus: str | None = None  # those that the doctor, and so the job, may run on
     job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment names them
@@ -159,6 +162,11 @@ class TopologyFact(TopologyMatrix, Fact):
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
         """Each pair of GPUs and its code; none where NVLink may join any of them."""
         return super().gpu_pairs() if self.nvlink_told else iter(())
+
+    def is_on_c2c(self, gpu: str, model: str | None) -> bool:
+        """Return True if the GPU is attached to its CPU by C2C, so that its memory is a NUMA node of its own."""
+        is_grace = any(name in (model or "") for name in OS_MANAGED_MEMORY)
+        return is_grace or gpu in self.c2c_gpus or (self.gpu_numa_id.get(gpu) or "").isdecimal()
 
     def p2p_limit(self, log: NcclTransportFact) -> tuple[str, str]:
         """How far NCCL lets GPUs talk directly here, and what says so."""

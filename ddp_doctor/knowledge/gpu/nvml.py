@@ -1,5 +1,6 @@
 """What NVML's values mean for a training job."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,16 @@ CUDA_VARIABLES = (
 #: ended, and its own under memory pressure, so "used" without a process means nothing
 #: (NVML API reference, nvmlDeviceGetMemoryInfo).
 OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
+
+#: Models that come on a board with NVSwitch or a full NVLink mesh, never with bridges: SXM modules, and those whose
+#: names without a form mean one ("NVIDIA H200", but "NVIDIA H200 NVL").
+_ON_A_BOARD = re.compile(r"(?!.*(?:PCIe|NVL\b)).*\b(?:SXM\d?|HBM3e?|H20|H200|H800|G?B[23]00)\b")
+
+
+def is_on_a_board(model: str | None) -> bool:
+    """Return True if the model has NVLinks without a bridge, so that a GPU without any is at fault."""
+    return _ON_A_BOARD.match(model or "") is not None
+
 
 #: How the process of CUDA's Multi-Process Service begins that holds a GPU in its clients' name ("comm" is cut at 15).
 MPS_SERVER = "nvidia-cuda-mps"

@@ -23,7 +23,9 @@ WITHOUT_GPUDIRECT = ("GeForce", "TITAN")
 
 #: How far GPUDirect RDMA goes.
 GDR_LEVEL = "NCCL_NET_GDR_LEVEL"
-#: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU.
+#: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU (src/graph/paths.cc: 0 in 2.26.2
+#: to 2.26.6, 1 in 2.27.3 and newer; the path from GPU to NIC is then P2C, nearer than PHB).
+GDR_C2C = "NCCL_NET_GDR_C2C"
 GDR_C2C_SINCE = (2, 27)
 
 #: On one planted machine 2.21.5, 2.27.5 and 2.32.3 took the network between the sockets of a node, and 2.30.7 shared
@@ -114,14 +116,24 @@ def _p2p(node: Node, pair: Pair) -> Choice:
     return Choice("P2P", f"P2P goes up to {limit} ({says}){unasked}", sure)
 
 
-def gpudirect(node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]) -> tuple[bool | None, str]:
-    """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it is not known.
+def gpudirect(
+    node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str], c2c: bool = False
+) -> tuple[bool | None, str]:
+    """Return if NCCL lets a NIC read and write a GPU's memory itself, and why; None if unknown.
 
-    By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.
+    By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr). ``kernel`` tells if module or dma-buf are there,
+    ``c2c`` if the GPU is attached to the CPU by C2C.
     """
     level = node.settings.get(GDR_LEVEL)
     limit = link_codes.p2p_level(level) if level else None
     says = f"{GDR_LEVEL}={level} is set" if limit else "NCCL's own limit"
+    if c2c and link_codes.link_code(code).nccl_path == "PHB" and limit in {None, "P2C"}:
+        wanted = node.settings.get(GDR_C2C, "").strip()
+        if wanted == "0" or (not wanted and node.version and node.version < GDR_C2C_SINCE):
+            return False, f"{GDR_C2C}=0 is set" if wanted else "NCCL before 2.27 does not use C2C for it"
+        if not (wanted or node.version):
+            return None if kernel[0] is not False else False, "over C2C since NCCL 2.27, host memory before"
+        return kernel[0], f"over C2C and the CPU; {kernel[1]}"
     if not link_codes.allowed(code, limit or link_codes.DEFAULT_P2P_LIMIT):
         return False, f"GPUDirect RDMA goes up to {limit or link_codes.DEFAULT_P2P_LIMIT} ({says})"
     if model is not None and any(word in model for word in WITHOUT_GPUDIRECT):

@@ -168,6 +168,7 @@ class _Gpu:
     dev: int | None
     links: dict[str, int]
     amd: bool
+    c2c: bool = False
 
 
 @dataclass
@@ -259,6 +260,7 @@ class _Host:
             cpu_vendor=vendor if re.fullmatch(r"[A-Za-z ]{1,20}", vendor) else None,
             source="nccl-xml",
             pci=(*columns, *self.nets),
+            c2c_gpus=tuple(gpu.device.name for gpu in gpus if gpu.c2c),
             # Not told of GPUs without what NCCL found out about them.
             nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
         )
@@ -317,7 +319,8 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
         links[target] = links.get(target, 0) + int(count)
     dev = own.get("dev")
     is_amd = next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
-    return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
+    c2c = next(own.named("c2c"), None) is not None
+    return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd, c2c)
 
 
 def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:

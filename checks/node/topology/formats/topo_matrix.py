@@ -27,7 +27,7 @@ so the parser takes only what looks like a device name; it reports the rest and 
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.node.topology.formats.cpus import cpu_ranges
 from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Unclear, read_tails
@@ -35,7 +35,16 @@ from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE, GPU, Block
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 from ddp_doctor.parse.text import plain_lines
+from ddp_doctor.wording.nodes import first_names
 
+_PORTS_ONLY = "{}, which has no paths; run nvidia-smi topo -m, and `ddp-doctor run --only rdma` there for the ports"
+#: A network device in the outputs of ibstat, ibv_devinfo, ibstatus, rdma link and ibdev2netdev, and a port's state.
+_PORT = re.compile(
+    r"^\s*(?:CA '|hca_id:\s*|Infiniband device '|(?:[0-9/]+: )?link )?(?P<device>[a-z][a-z0-9_-]{1,30})\b"
+    r"(?='$|'\s+port|$|/[0-9]+ state| port [0-9]+ ==>)"
+)
+_STATE = re.compile(r"\bstate:?\s+(?:[0-9]: |PORT_)?([A-Za-z]+)|\((Up|Down)\)\s*$", re.IGNORECASE)
+_UP = ("ACTIVE", "UP", "LINKUP", "LINK_UP")
 #: Pieces of text that are no topology matrix, and what they mean: the first that occurs explains the input.
 INSTEAD_OF_A_MATRIX: dict[str, str] = {
     "couldn't communicate with the NVIDIA driver": "nvidia-smi could not reach the NVIDIA driver on that host:"
@@ -50,11 +59,20 @@ INSTEAD_OF_A_MATRIX: dict[str, str] = {
     "Insufficient Permissions": "the user was not allowed to ask nvidia-smi there",
     "nvidia-smi: command not found": "nvidia-smi is not installed on that host",
     "nvidia-smi: not found": "nvidia-smi is not installed on that host",
-    "ROCm System Management Interface": "this is the output of rocm-smi; AMD GPUs are not understood",
+    "ROCm System Management Interface": "this is rocm-smi; AMD GPUs are not supported yet, measure with rccl-tests",
     "<system version=": "this is a topology file of NCCL, not the output of nvidia-smi topo -m",
     "= Status Ok": "this is the output of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links",
     "Link 0:": "this looks like nvidia-smi nvlink; run nvidia-smi topo -m for the links",
     "| NVIDIA-SMI ": "this is plain nvidia-smi; run nvidia-smi topo -m for the links",
+    "NVSMI LOG": "this is nvidia-smi -q; run nvidia-smi topo -m for the links, and `ddp-doctor run` there for the GPUs",
+    "(UUID: GPU-": "this is a list of GPUs, as of nvidia-smi -L; run nvidia-smi topo -m for the links",
+    "CA type:": "this is ibstat" + _PORTS_ONLY,
+    "hca_id:": "this is ibv_devinfo" + _PORTS_ONLY,
+    "Infiniband device '": "this is ibstatus" + _PORTS_ONLY,
+    " physical_state ": "this is rdma link" + _PORTS_ONLY,
+    " ==> ": "this is ibdev2netdev" + _PORTS_ONLY,
+    "LINK TYPE TABLE": "this is amd-smi; AMD GPUs are not supported yet, measure with rccl-tests",
+    "Machine (": "this is the output of lstopo; run nvidia-smi topo -m for the links",
     "\\tGPU0\\t": "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that",
 }
 _LEGENDS = ("NIC Legend:", "= Self")
@@ -169,13 +187,25 @@ def refuse_binary(text: str) -> None:
         raise TopologyError("the text has NUL bytes; save it as UTF-8 instead of UTF-16")
 
 
+def _ports_down(lines: Iterable[str]) -> list[str]:
+    """Return the network devices with a port that is not active, each with its state: "mlx5_1 is Down"."""
+    device, found = "", dict[str, str]()
+    for line in lines:
+        device = named["device"] if (named := _PORT.match(line[:500])) else device
+        state = _STATE.search(line[:500])
+        if device and state and (state[1] or state[2]).upper() not in _UP:
+            found.setdefault(device, state[1] or state[2])
+    return [f"{device} is {state}" for device, state in found.items()]
+
+
 def why_none(text: str) -> str:
     """Why there is nothing to read in a text."""
     if not text.strip("\ufeff \t\r\n"):
         return "the input is empty"
     for words, meaning in INSTEAD_OF_A_MATRIX.items():
         if words in text:
-            return meaning
+            down = first_names(_ports_down(text.splitlines()), 8) or "no port is down"
+            return meaning.format(f" ({down})")
     if _NAMES_IN_A_ROW.search(text):
         return "the names of GPUs stand in a row here, but not as nvidia-smi topo -m prints them"
     if any(legend in text for legend in _LEGENDS):
