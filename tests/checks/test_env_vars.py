@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import CHECK, probe
 from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.interface_choice import Choice
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
@@ -48,6 +50,11 @@ def findings(*environments: Mapping[str, str], backend: str = "gloo") -> list[Fi
     return findings_of(CHECK, recording(*environments, backend=backend))
 
 
+def judged(*facts: EnvVars, backend: str) -> list[Finding]:
+    world = plain_world(len(facts), 2, backend)
+    return findings_of(CHECK, Recording(world=world, readings=of_nodes("env_vars", facts)))
+
+
 def only(env: Mapping[str, str], backend: str = "gloo") -> Finding:
     (finding,) = findings(env, backend=backend)
     return finding
@@ -77,6 +84,43 @@ def test_this_machine_has_nothing_above_info():
     fact = probe(LiveContext(dict(os.environ), time.monotonic() + 60))
     assert isinstance(fact, EnvVars)
     assert [f.title for f in findings(fact.variables) if f.severity.at_least(Severity.WARNING)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "severity"),
+    [
+        ("NCCL_TOPO_FILE", "nccl", Severity.WARNING),
+        ("NCCL_GRAPH_FILE", "nccl", Severity.ERROR),
+        ("NCCL_GRAPH_FILE", "gloo", Severity.INFO),
+    ],
+)
+def test_file_that_nccl_cannot_read_is_reported(name: str, backend: str, severity: Severity):
+    missing = probe(FakeContext(env={name: "/etc/topo.xml"}))
+    there = probe(FakeContext(env={name: "/etc/topo.xml"}, files={"/etc/topo.xml": "<system/>"}))
+    found = {one.code: one.severity for one in judged(missing, backend=backend)}
+    assert found["DD109"] is severity
+    assert "DD109" not in {one.code for one in judged(there, backend=backend)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "boots", "severity"),
+    [
+        (("a", "a"), ("b0", "b1"), Severity.ERROR),
+        (("a", "a"), (), Severity.WARNING),
+        (("a", "a"), ("b0", "b0"), None),  # containers of one machine
+        (("a", "b"), ("b0", "b1"), None),
+    ],
+)
+def test_host_id_of_several_machines_is_an_error(
+    ids: tuple[str, ...], boots: tuple[str, ...], severity: Severity | None
+):
+    none = Choice()
+    hosts = [InterfacesFact(gloo=none, nccl=none, host_id=f"{boot} net:[1]") for boot in boots]
+    one = recording(*({"NCCL_HOSTID": value} for value in ids), backend="nccl")
+    both = one.model_copy(update={"readings": (*one.readings, *of_nodes("interfaces", hosts))})
+    assert [found.severity for found in findings_of(CHECK, both) if found.code == "DD129"] == [severity][
+        : severity is not None
+    ]
 
 
 NAMES = st.one_of(

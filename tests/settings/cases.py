@@ -74,7 +74,8 @@ class Case:
         return machine
 
     def _recording(self) -> Recording:
-        facts: list[tuple[str, Fact]] = [("env_vars", probe(FakeContext(env=dict(self.settings))))]
+        files = {path: "" for name, path in self.settings if name.endswith("_FILE")}
+        facts: list[tuple[str, Fact]] = [("env_vars", probe(FakeContext(env=dict(self.settings), files=files)))]
         if self.nccl:
             facts.append(("software", Software(python="3.11.7", machine="x86_64", nccl_loaded=self.nccl)))
         if self.conf:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.node.env_vars.hosts import is_shared_host_id
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, rule_of_nodes, setting_draft
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
@@ -133,7 +134,7 @@ def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
         return
     differ = differing(node.recording)
     for name, effect in _effects_of_kind(node, "unsafe"):
-        if name in differ or not _risks(node, name):
+        if name in differ or not _risks(node, name) or is_shared_host_id(node.recording, name):
             continue
         unknown = name == "NCCL_PROTO" and node.hardware.ll128 is None and node.hardware.gpus is not None
         unread = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))

@@ -210,8 +210,8 @@ class InForce:
 
     def key(self) -> object:
         """Equal for nodes that get the same findings."""
-        pairs = [frozenset(some.items()) for some in (self.values, self.places, self.unread)]
         fact = self.seen.fact
+        pairs = [frozenset(some.items()) for some in (self.values, self.places, self.unread, fact.unreadable)]
         return *pairs, fact.launcher, fact.in_kubernetes, fact.is_written, self.installed, self.hardware
 
 

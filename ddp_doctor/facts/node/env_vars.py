@@ -18,6 +18,7 @@ class EnvVars(Fact):
     withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
     launcher: Launcher | None = None  # whose worker this process is
     in_kubernetes: bool = False
+    unreadable: dict[str, str] = Field(default_factory=dict)  # names with the path of a file, and why it cannot be read
     is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over
 
 
