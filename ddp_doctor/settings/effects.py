@@ -138,10 +138,18 @@ def scope(name: str) -> Scope:
 
 
 def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:
-    """Whether a network plug-in whose settings are there needs this one as well."""
-    if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
-        return True
+    """Return True if a network plug-in whose settings are there needs this one as well."""
     return name in _PROFILE and any(variable.startswith(_NEEDED_BY_PLUGINS) for variable in env)
+
+
+def said_for_plugin(name: str, env: Mapping[str, str]) -> str | None:
+    """Return the sentence that takes the place of the usual one next to a network plug-in, or None."""
+    if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
+        return (
+            "Older releases of AWS's plug-in need the Simple protocol on EFA. Newer ones choose it themselves where it"
+            " is needed, and the setting then only takes the faster protocols away."
+        )
+    return None
 
 
 def has_the_efa_plugin(env: Mapping[str, str]) -> bool:

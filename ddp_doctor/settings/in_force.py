@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Overruled, Report, SettingInForce
-from ddp_doctor.settings.names import is_of_rccl, is_recorded
+from ddp_doctor.settings.names import is_of_rccl, is_recorded, meant_by_timeout
 from ddp_doctor.settings.nccl_conf import files_read
 from ddp_doctor.settings.releases import Installed, default_at, default_in_words, status_at
 from ddp_doctor.settings.table import never_read, variables
@@ -177,6 +177,8 @@ def _known_of_variable(name: str, here: Installed) -> dict[str, str | None]:
     known, never = variables().get(name), never_read().get(name)
     if never is not None:
         return {"status": "read by nothing", "meaning": f"Meant is {never.meant}."}
+    if meant := meant_by_timeout(name):
+        return {"status": "unknown", "meaning": f"Meant is {meant}."}
     if known is None:
         return {"status": "unknown"}
     at = here.of(known)

@@ -215,8 +215,9 @@ def _does_not_go_with(settings: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _deciding() -> tuple[tuple[str, str], ...]:
     """A value for which each row's conditions hold, of the settings that decide about others."""
+    decisive = [row for row in silencers() if not row.needed and row.about != "plugin"]
     conditions = [
-        *(named for row in silencers() if not row.needed for named in row.when if named[0] == row.name),
+        *(named for row in decisive for named in row.when if named[0] == row.name),
         *(named for row in _conflict_rows() if all(about.example for _, about in row.when) for named in row.when),
     ]
     examples = [(name, condition.example or "") for name, condition in conditions]

@@ -30,12 +30,34 @@ SHORTEST_MISSPELLED_WORD = 4
 #: Last words that say in what a value is given; they are forgotten easily, and add no other meaning.
 UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
+#: Words of names that people invent for the timeout of a process group; one of the first kind makes it one.
+_OF_A_GROUP = {"DDP", "DIST", "DISTRIBUTED", "PG", "C10D", "COLLECTIVE", "NCCL", "GLOO", "FSDP", "RDZV", "RENDEZVOUS"}
+_BESIDE = {"TORCH", "ELASTIC", "TORCHRUN", "PYTORCH", "PROCESS", "GROUP", "COMM", "INIT", "DEFAULT", "JOIN", "STORE"}
+_UNITS_OF_TIME = {"S", "SEC", "SECS", "SECOND", "SECONDS", "MS", "MSEC", "MIN", "MINS", "MINUTES", "HOURS"}
+_RENDEZVOUS = {"RDZV", "RENDEZVOUS", "JOIN", "TORCHELASTIC", "ELASTIC"}
+
+
+def meant_by_timeout(name: str) -> str | None:
+    """Return what a name with TIMEOUT suggests if no known program reads it, or None."""
+    words = set(name.upper().split("_"))
+    if "TIMEOUT" not in words or name in variables() or name in never_read():
+        return None
+    rest = words - _UNITS_OF_TIME - {"TIMEOUT"}
+    invented = bool(rest) and rest <= _OF_A_GROUP | _BESIDE and (rest & _OF_A_GROUP or {"PROCESS", "GROUP"} <= rest)
+    if not (invented or is_unknown(name)) or nearest(name):
+        return None
+    if words & _RENDEZVOUS:
+        return "the rendezvous timeout, which torchrun --rdzv-conf join_timeout=... sets"
+    return never_read()["NCCL_TIMEOUT"].meant
+
 
 def is_recorded(name: str) -> bool:
     """Whether the doctor records this variable's value. NCCL's prefix is recognized in lower case too."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return False
-    return name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_")
+    if name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_"):
+        return True
+    return meant_by_timeout(name) is not None
 
 
 def is_unknown(name: str) -> bool:

@@ -94,7 +94,7 @@ class Silencer:
     why: str
     source: str
     mild: bool = False  # nobody is likely to wait for their effect
-    about: Literal["", "rdma"] = ""  # rdma: they are about InfiniBand and RoCE
+    about: Literal["", "rdma", "plugin"] = ""  # rdma: they are about InfiniBand and RoCE; plugin: a plug-in stays
     needed: bool = False  # the others wait for a setting that is not there
 
 

@@ -314,3 +314,24 @@ def test_signs_that_write_into_files_without_end_are_read_in_time_that_grows_wit
     read_setting_text(f"export NCCL_DEBUG=INFO\n{junk}")
 
     assert time.process_time() - started < 5.0  # 0.3 s on an idle machine; once it was minutes
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("$((512 * 1024))", "524288"),
+        ('"$((1<<19))"', "524288"),
+        ("$(((2+2)*3))", "12"),
+        ("$((-7 / 2))", "-3"),
+        ("$((2**10))x", "1024x"),
+        ("$((N * 2))", None),
+        ("$((1 / 0))", None),
+        ("$((1 << 70))", None),
+        ("$((9**99))", None),
+        ("$((010))", None),
+        ("$((5 -))", None),
+    ],
+)
+def test_arithmetic_of_numbers_is_a_constant(written: str, value: str | None):
+    ((word,),) = commands(f"A={written}")
+    assert (word.text, word.depends_on is None) == (f"A={value}" if value else f"A={written}", value is not None)

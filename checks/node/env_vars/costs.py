@@ -15,6 +15,7 @@ from ddp_doctor.settings.effects import (
     is_a_choice,
     is_needed_by_a_plugin,
     logs_each_call,
+    said_for_plugin,
     scope,
 )
 from ddp_doctor.settings.interactions import PROTOCOLS, conflicts, ib_is_off, left, newer_names, silenced
@@ -94,7 +95,8 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
             node.listed([name]),
             effect.source,
             without.model_copy(update={"cost": cost}),
-            detail=f"{effect.why} If it was set to avoid a fault, that fault still exists.",
+            detail=said_for_plugin(name, node.values)
+            or f"{effect.why} If it was set to avoid a fault, that fault still exists.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})

@@ -10,7 +10,7 @@ from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
 from ddp_doctor.settings.effects import effects, out_of_range
 from ddp_doctor.settings.interactions import disagreeing
-from ddp_doctor.settings.names import is_unknown, nearest
+from ddp_doctor.settings.names import is_unknown, meant_by_timeout, nearest
 from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
 from ddp_doctor.settings.table import Variable, never_read, variables
 from ddp_doctor.settings.values import effective, misread
@@ -57,7 +57,8 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
 def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
     """A variable that is passed on from script to script although no release ever read it.
 
-    Finds: Names such as NCCL_TIMEOUT, and names that nobody knows, which a plug-in may read.
+    Finds: Names such as NCCL_TIMEOUT, DDP_TIMEOUT or TORCH_DIST_INIT_TIMEOUT, and names that nobody knows, which a
+        plug-in may read.
     Why: The setting has no effect, and somebody may rely on it.
     Remedy: Unset it, and set what was meant.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -74,7 +75,22 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
                 detail=f"The name suggests {never.meant}.",
             )
     unknown = {name: value for name, value in node.env.items() if name not in never_read() and is_unknown(name)}
-    strange = {name: value for name, value in unknown.items() if not name.startswith("PET_") and not nearest(name)}
+    timeouts = {name: meant for name in node.env if (meant := meant_by_timeout(name))}
+    for name, meant in timeouts.items():
+        yield setting_draft(
+            (name,),
+            f"{name} has no effect: no known program reads it",
+            shown(name, node.env[name]),
+            f"not among the variables of {RELEASES}",
+            unset({name: node.env[name]}, "no known program reads it"),
+            detail=f"The name suggests {meant}. Only a plug-in or your own code could read it.",
+            confidence=Confidence.LIKELY,
+        )
+    strange = {
+        name: value
+        for name, value in unknown.items()
+        if not name.startswith("PET_") and name not in timeouts and not nearest(name)
+    }
     if strange:
         are = "is not a known variable" if len(strange) == 1 else "are not known variables"
         yield setting_draft(

@@ -82,17 +82,20 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
     Finds: NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
-        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Silent where another rule says that the stronger
-        setting is to go.
+        NCCL_SOCKET_NTHREADS and NCCL_IB_* beside AWS's plug-in, NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Silent where
+        another rule says that the stronger setting is to go.
     Why: Somebody relies on one of the two, and NCCL says nothing.
     Remedy: Decide which is meant, and unset the other.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = settings_told(node.recording)
+    told = set[str]()
     for row, idle_names in silenced(node.values):
-        names = tuple(name for name in idle_names if misread(name, node.values[name], node.nccl) is None)
+        idle = (name for name in idle_names if name not in told)
+        names = tuple(name for name in idle if misread(name, node.values[name], node.nccl) is None)
         if row.name in reported or not names:
             continue
+        told.update(names)
         pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
         verb = "has" if len(names) == 1 else "have"
         lacking = row.needed and not node.values.get(row.name)
@@ -104,7 +107,7 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
             pairs,
             row.source,
             node.without(names, "no effect"),
-            *([] if row.needed else [node.without([row.name], "disables the other settings")]),
+            *([] if row.needed or row.about == "plugin" else [node.without([row.name], "disables the other settings")]),
             detail=row.why,
         )
 

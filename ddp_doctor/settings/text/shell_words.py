@@ -4,8 +4,8 @@ r"""Lines of shell as commands and words, and which commands run only sometimes;
         python train.py 'x y'   # comment
 
 gives the commands ``export A=1 B=two words`` and ``srun --export=ALL,C=3 python train.py x y``. A word that holds
-an expansion stays as it is written and says what it depends on: ``eth$N`` depends on ``$N``. A quote that is
-not closed counts for nothing: the rest of the line is read as if it were not there.
+an expansion stays as it is written and says what it depends on: ``eth$N`` depends on ``$N``. ``$((512 * 1024))``
+is 524288. A quote that is not closed counts for nothing: the rest of the line is read as if it were not there.
 
 Which commands of a script run only sometimes: those in a branch, a loop, a function, or after && and ||.
 
@@ -19,8 +19,10 @@ Of words that only look like these (a text in a here-document) a command seems t
 then the report holds less about it.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.node.env_vars import Path
@@ -66,6 +68,7 @@ def commands(text: str) -> Iterator[list[Word]]:
 
 def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
     """Each command, maybe of no words, with the signs that end it: ``;``, ``&&``, ``)``, a new line."""
+    text = _ARITHMETIC.sub(_calculated, text)
     command: list[Word] = []
     parts: list[str] = []  # of the word that is being read, which begins in line ``first``
     line, first, depends_on = 0, 0, None
@@ -90,6 +93,45 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
         command.append(Word("".join(parts), first, depends_on))
     if command:
         yield command, "\n"
+
+
+_ARITHMETIC = re.compile(r"\$\(\(((?:[ \t+*/%()<>-]|0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}){1,40})\)\)")
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: abs(left) // abs(right) * (1 if left * right >= 0 else -1),
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.Pow: operator.pow,
+}
+#: bash calculates with 64 bits.
+_BITS = 63
+
+
+def _calculated(found: re.Match[str]) -> str:
+    """The value of an arithmetic expansion of numbers, else the expansion."""
+    try:
+        return str(_value(ast.parse(found[1].strip(), mode="eval").body))
+    except (SyntaxError, ArithmeticError, ValueError, RecursionError):
+        return found[0]
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        result = node.value
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        result = -_value(node.operand)
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.LShift | ast.RShift | ast.Pow) and not 0 <= right <= _BITS:
+            raise ValueError(node.op)
+        result = _OPERATORS[type(node.op)](left, right)
+    else:
+        raise ValueError(node)
+    if abs(result) >> _BITS:
+        raise ValueError(result)
+    return result
 
 
 def _meaning_and_expansion(kind: str, raw: str) -> tuple[str, str | None]:
