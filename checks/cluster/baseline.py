@@ -162,24 +162,35 @@ def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
     """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
 
     Finds: Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
-        the settings of NCCL, torch and gloo, that are known of both and are not the same. Settings that name what a
-        host has, such as NCCL_SOCKET_IFNAME, are left out. What is only known of one is listed, and is no difference.
+        the settings of NCCL, torch and gloo, that are known of both and are not the same. ``compare`` of two runs also
+        lists the findings that only one of them has, and all other variables that `ddp-doctor env` knows; next to a
+        baseline, settings that name what a host has, such as NCCL_SOCKET_IFNAME, are left out. What is only known of
+        one is listed, and is no difference.
     Why: A job that became slower mostly did so because something was changed. Equal speed says that the change did no
         harm in what was measured, and nothing of the rest.
     Remedy: Where the speed changed too, change them back one by one, and measure each time.
     See: docs/how-to/watch-a-fleet.md
     """
     fact = recording.first(RunDifferencesFact)
-    if fact is None or not fact.differ:
+    if fact is None or not (fact.differ or fact.only_before or fact.only_now):
         return
+    names = [counted(len(some), f"{kind} finding") for some, kind in _kinds_of_findings(fact) if some]
+    names += [each.name for each in fact.differ]
     yield proved(
         NOBODY,
-        f"Differs from {fact.file}: {name_list([each.name for each in fact.differ])}",
+        f"Differs from {fact.file}: {name_list(names)}",
         [
-            Evidence(text=f"{each.name}: {each.before or 'not set'} before, {each.now or 'not set'} now")
-            for each in fact.differ
+            *(
+                Evidence(text=f"{each.name}: {each.before or 'not set'} before, {each.now or 'not set'} now")
+                for each in fact.differ
+            ),
+            *(Evidence(text=f"{kind} finding: {line}") for some, kind in _kinds_of_findings(fact) for line in some),
         ],
     )
+
+
+def _kinds_of_findings(fact: RunDifferencesFact) -> tuple[tuple[tuple[str, ...], str], ...]:
+    return (fact.only_now, "new"), (fact.only_before, "earlier")
 
 
 @rule("DD832", "traced-step-changed", Consequence.SLOWER, TracesFact)

@@ -69,6 +69,8 @@ def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
     """What ``run`` is asked for, with what the files hold that it names. Raises UsageError."""
     _require_sense(typed, is_reproducer_written=is_reproducer_written)
     collectives, floors, only = _collectives(typed.collective), _floors(typed.min_busbw), names(typed.only)
+    if only and (collectives or floors):
+        only = tuple(dict.fromkeys((*only, COLLECTIVES)))
     with as_usage_error():
         sizes = options.sizes(typed.sizes)
     all_of_them = typed.level is Level.THOROUGH or COLLECTIVES in only

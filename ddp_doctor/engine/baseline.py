@@ -122,7 +122,8 @@ def hardware(world: World | None, traits: Sequence[Mapping[str, str]]) -> dict[s
 class MeasuredRun(NamedTuple):
     """What is kept of a report to compare it with others.
 
-    ``settings_known``: whether a variable that is not among the traits was not set.
+    ``settings_known``: whether a variable that is not among the traits was not set. ``settings`` are the variables in
+    which nodes may differ, None if unknown; ``findings`` have a line for each code.
     """
 
     verdict: Verdict
@@ -133,6 +134,8 @@ class MeasuredRun(NamedTuple):
     figures: tuple[Figure, ...]
     traits: Mapping[str, str]
     settings_known: bool
+    settings: Mapping[str, str] | None = None
+    findings: Mapping[str, str] = {}
 
 
 def measured_run(report: Report) -> MeasuredRun:
@@ -161,6 +164,17 @@ def measured_run(report: Report) -> MeasuredRun:
         tuple(figures(report.world, report.measurements)),
         {name: value for name, value in {**on, **known}.items() if value},
         any(check.id == ENV_VARS and check.status in _SEEN for check in report.checks),
+        _all_alike([node.settings for node in report.nodes if node.settings is not None]),
+        {found.code: f"{found.code} ({found.severity.value}) {found.title}" for found in reversed(report.findings)},
+    )
+
+
+def _all_alike(nodes: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
+    """Return the settings that all nodes have in common, or None without nodes."""
+    return (
+        {name: value for name, value in nodes[0].items() if all(node.get(name) == value for node in nodes)}
+        if nodes
+        else None
     )
 
 
@@ -269,7 +283,7 @@ def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tu
         preflight = None if isinstance(earlier, Baseline) else _preflight(run, earlier)
         fact = BaselineFact(file=file, runs=baseline.runs if baseline else 1, compared=beside, preflight=preflight)
         speed = fact.collected(BASELINE)
-    if not differences.differ and not differences.left_out:
+    if not (differences.differ or differences.only_before or differences.only_now or differences.left_out):
         return (speed,)
     return speed, differences.collected(BASELINE)
 
@@ -311,6 +325,17 @@ def _differences(
             differ.append(TraitDiffers(name=name, before=then, now=now))
         else:
             (only_before if now is None else only_now).append(name)
+    gone, new = tuple[str, ...](), tuple[str, ...]()
+    if isinstance(earlier, MeasuredRun):
+        if run.settings is not None and earlier.settings is not None:
+            differ += [
+                TraitDiffers(name=name, before=earlier.settings.get(name), now=run.settings.get(name))
+                for name in sorted({*run.settings, *earlier.settings})
+                if run.settings.get(name) != earlier.settings.get(name)
+            ]
+        if run.traits.get(_MEASURED_BY) == earlier.traits.get(_MEASURED_BY) == _OURS:
+            gone = tuple(line for code, line in earlier.findings.items() if code not in run.findings)
+            new = tuple(line for code, line in run.findings.items() if code not in earlier.findings)
     values = baseline.baseline if baseline else ()
     mine = {(figure.name, figure.labels) for figure in run.figures}
     theirs = {(value.name, frozenset(value.labels.items())) for value in values}
@@ -324,4 +349,4 @@ def _differences(
         )
         if listed
     ]
-    return RunDifferencesFact(file=file, differ=tuple(differ), left_out=tuple(left_out))
+    return RunDifferencesFact(file=file, differ=tuple(differ), only_before=gone, only_now=new, left_out=tuple(left_out))

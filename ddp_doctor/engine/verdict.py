@@ -18,7 +18,7 @@ from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
-from ddp_doctor.views.node_traits import node_traits
+from ddp_doctor.views.node_traits import node_traits, other_settings
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.findings import counted, short_count
@@ -150,7 +150,7 @@ def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: V
             return Verdict.UNSURE
         return Verdict.DEGRADED if rank in warned else Verdict.HEALTHY
 
-    traits = node_traits(recording)
+    traits, settings = node_traits(recording), other_settings(recording)
     return tuple(
         NodeVerdict(
             node_rank=rank,
@@ -158,6 +158,7 @@ def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: V
             verdict=verdict_of(rank),
             findings=tuple(dict.fromkeys(by_node[rank])),
             traits=traits.get(rank, {}),
+            settings=settings.get(rank),
         )
         for rank in ranks
     )

@@ -248,6 +248,8 @@ class RunDifferencesFact(Fact):
 
     file: str  # of the other, as it was named
     differ: tuple[TraitDiffers, ...] = ()
+    only_before: tuple[str, ...] = ()  # findings: "DD617 (error) The gloo process group cannot start"
+    only_now: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # sentences
 
 

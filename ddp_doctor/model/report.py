@@ -51,6 +51,7 @@ class NodeVerdict(Frozen):
     findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
     #: Its hardware, versions of software and settings of the job, as far as they were seen: torch, GPUs, NCCL_ALGO …
     traits: dict[str, str] = Field(default_factory=dict)
+    settings: dict[str, str] | None = None  # the other variables of NCCL, torch and the libraries below; None: unknown
 
 
 class Report(Frozen):

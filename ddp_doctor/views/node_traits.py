@@ -15,6 +15,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.settings.agreement import is_compared, is_of_a_host
+from ddp_doctor.settings.table import variables
 
 
 def _port_rates(fact: RdmaFact) -> str | None:
@@ -54,6 +55,24 @@ HARDWARE = ("GPUs", "RDMA ports", "interfaces", "CPUs")
 def is_setting(trait: str) -> bool:
     """Whether this is the name of a variable: one that is not there is not set."""
     return trait.isupper() and trait not in VERSIONS
+
+
+#: Variables of a launcher differ from run to run by design.
+_OF_EACH_RUN = ("torchrun", "launcher")
+
+
+@once_a_recording
+def other_settings(recording: Recording) -> dict[int, dict[str, str]]:
+    """The known variables of each node that are no trait, because nodes may differ in them."""
+    traits = node_traits(recording)
+    return {
+        env.node: {
+            name: value
+            for name, value in sorted(env.fact.variables.items())
+            if name in variables() and variables()[name].owner not in _OF_EACH_RUN and name not in traits[env.node]
+        }
+        for env in recording.facts(EnvVars)
+    }
 
 
 @once_a_recording

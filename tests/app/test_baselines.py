@@ -100,6 +100,18 @@ def test_what_differs_from_the_run_before_is_said_where_nothing_is_slower(baseli
         assert report.summary.endswith(f" Differs from {earlier}: {next(iter(traits))}.")
 
 
+def test_two_runs_differ_in_every_known_variable_and_in_findings(tmp_path):
+    for name, recording in (("a", "env_vars/ordinary-settings"), ("b", "env_vars/launch-blocking")):
+        (tmp_path / name).write_text(judged(recording).report.model_dump_json())
+
+    [finding] = compare(str(tmp_path / "a"), str(tmp_path / "b")).report.findings
+
+    lines = [each.text for each in finding.evidence]
+    assert "CUDA_LAUNCH_BLOCKING: not set before, 1 now" in lines
+    assert any(line.startswith("new finding: DD123 (warning) Debugging setting is still active") for line in lines)
+    assert finding.title.startswith(f"Differs from {tmp_path / 'a'}: 1 new finding")
+
+
 def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
     """A run with --only has not looked at all; a baseline of an older release tells the hardware alone."""
     run = made("n", 20, traits={"NCCL_ALGO": "Tree"})
@@ -165,6 +177,8 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
         "kind": "run-differences/1",
         "file": fast,
         "differ": [{"name": "measured by", "before": "nccl-tests", "now": "NCCL Inspector"}],
+        "only_before": [],
+        "only_now": [],
         "left_out": [
             f"measured only in {fast}: all-reduce over 2 ranks (16 MiB)",
             f"known only of {fast}: NCCL and GPUs",

@@ -171,3 +171,12 @@ def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
 )
 def test_options_of_the_head_are_typed_on_all_nodes(options, words):
     assert "|".join(typed(options)).endswith(words)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"collective": ["gather"]}, {"min_busbw": ["gather:1M=1GB/s"]}, {"collective": ["gather"], "only": None}]
+)
+def test_collective_options_select_their_check(asked: dict[str, Any]):
+    typed = RunOptions(**{"only": ["p2p"], **asked})
+    only = given.of_run(typed, is_reproducer_written=False).only
+    assert only == (("p2p", "collectives") if typed.only else ())

@@ -113,10 +113,6 @@ V1 = b'{"schema_version": "1.0", "run_id": "x", '
             "unknown collective 'allgather' in --collective; did you mean 'all_gather' or 'gather'?",
         ),
         (
-            "run --collective gather --only p2p",
-            "--collective has no effect without the check collectives; add collectives to --only",
-        ),
-        (
             "run --min-busbw gather:1M=1GB/s --skip collectives",
             "--min-busbw has no effect without the check collectives; remove collectives from --skip",
         ),
