@@ -48,7 +48,7 @@ FITS = (
     " model, 3 memory unknown or estimate incomplete, 130 interrupted."
 )
 TRACED = (
-    "Exit codes: 0 no rank or setting costs over 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"
+    "Exit codes: 0 no certain bottleneck above 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"
     " trace, 3 unsure, 130 interrupted."
 )
 LIVE = "Exit codes: 0 making progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."

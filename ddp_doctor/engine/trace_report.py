@@ -1,10 +1,12 @@
 """The report on traces: where the time of each step goes, and what would make it faster."""
 
+from collections.abc import Sequence
 from statistics import median
 
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.trace import WARNING_SHARE
 from ddp_doctor.model.choices import Status
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report, StepParts, TracedRank, TracedStep, TracedWindow, TraceReport
 from ddp_doctor.views.trace.advice import advice
@@ -49,8 +51,15 @@ def _seconds(taken: Parts) -> dict[str, float]:
     return {name: round(value / 1e6, 9) for name, value in taken._asdict().items()}
 
 
-def healthy(recording: Recording) -> str:
-    """Return the verdict of traces in which no rank is late and no setting costs much."""
+#: The rules about ranks that delay the others, of which information says that it may be noise.
+_LATE_RANKS = tuple(f"DDT10{number}" for number in range(1, 8))
+
+
+def healthy(recording: Recording, findings: Sequence[Finding]) -> str:
+    """Return the verdict of traces in which no rank certainly delays the others and no setting costs much."""
+    delays = next((found.title for found in findings if found.code in _LATE_RANKS), None)
+    if delays:
+        return f"No certain bottleneck ({scope(recording)}): {delays[0].lower()}{delays[1:]}"
     avoidable = "avoidable " if exposed(recording) else ""
     return f"No {avoidable}bottleneck above {WARNING_SHARE:.0%} ({scope(recording)})"
 

@@ -321,7 +321,7 @@ def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, tuple[
     if command is Command.TRACE:
         from ddp_doctor.engine import trace_report  # no other command has to wait for it
 
-        return trace_report.healthy(recording), trace_report.exposed(recording)
+        return trace_report.healthy(recording, diagnosis.findings), trace_report.exposed(recording)
     if command is Command.FIT:
         from ddp_doctor.views.fit import advice, asked, to_take
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.app.outcome import judge
 from ddp_doctor.checks.ddp.trace import communication, late_rank
 from ddp_doctor.facts.trace import Gap, TraceFact, TraceStep
 from ddp_doctor.model.choices import Confidence, Severity
@@ -95,7 +96,8 @@ def test_one_gap_that_a_scheduler_may_make_is_no_pause():
         gap = Gap(begin_us=step.begin_us, end_us=step.begin_us + 40_000.0)
         return {"compute_us": 20_000.0, "op_us": 20_000.0, "host_us": 40_000.0, "gap": gap}
 
-    assert named(with_steps(job([EVEN[:4], [20_000.0, 20_000.0, 60_000.0, 20_000.0]]), 1, short)) == []
+    ranks = job([EVEN[:4], [20_000.0, 20_000.0, 60_000.0, 20_000.0]])
+    assert named(with_steps(ranks, 1, short)) == [("late-rank", None)]
 
 
 def test_kernels_of_a_gpu_that_take_longer_are_a_slow_gpu():
@@ -112,6 +114,65 @@ def test_a_gpu_that_idles_for_an_unknown_reason_is_a_warning_that_blames_nobody(
     ranks = with_steps(job([EVEN, SLOW], device="gpu"), 1, lambda _: {"compute_us": 20_000.0, "host_us": 40_000.0})
 
     assert (named(ranks), found(ranks)[0].severity) == ([("late-rank", None)], Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("computing", "title"),
+    [
+        ([[20e3] * 5, [24e3] * 5], "Rank 1 delays steps by 4 ms (15%)"),
+        ([[20e3] * 5, [20e3, 50e3, 20e3, 20e3, 20e3]], "Rank 1 delays steps by 6 ms (21%)"),
+        ([[20e3, 29e3] * 3, [29e3, 20e3] * 3], "Ranks 0, 1 delay steps in turn, by 9 ms (29%) together"),
+        ([[20e3, 22e3] * 3, [22e3, 20e3] * 3], None),
+        ([[20e3] * 5, [21e3] * 5], None),
+    ],
+)
+def test_what_costs_a_tenth_of_the_step_is_information_with_its_numbers(
+    computing: list[list[float]], title: str | None
+):
+    ranks = with_steps(job(computing), 1, lambda step: {"op_us": 20_000.0})
+    one = found(ranks)
+
+    assert [(finding.severity, finding.culprits, finding.title.startswith(title or "")) for finding in one] == [
+        (Severity.INFO, (), True)
+    ] * (title is not None)
+    verdict = judge(recording(ranks)).report
+    assert verdict.exit_code == 0
+    assert verdict.summary.startswith("No certain bottleneck" if title else "No ")
+    assert (title is None) == ("bottleneck above 10%" in verdict.summary)
+
+
+@pytest.mark.parametrize(
+    ("inside", "named"),
+    [
+        (("train.py(41): log", "<built-in function sleep>"), "Move train.py(41): log (sleep)"),
+        (
+            ("train.py(9): main", "train.py(41): read", "/usr/lib/python3.11/pathlib.py(1050): read_text"),
+            "train.py(41): read",
+        ),
+        (("<built-in function collect>",), "gc.freeze()"),
+        ((), "gc.freeze()"),
+    ],
+)
+def test_fix_of_a_pause_names_the_line_that_a_stack_shows(inside: tuple[str, ...], named: str):
+    def pausing(step: TraceStep) -> dict[str, Any]:
+        gap = idle(step)["gap"].model_copy(update={"inside": inside})
+        return {**idle(step), "gap": gap}
+
+    [finding] = found(with_steps(job([EVEN, SLOW]), 1, pausing))
+    assert finding.code == "DDT106"
+    assert [named in remedy.summary for remedy in finding.remedies] == [True]
+
+
+def test_short_gaps_of_a_cpu_are_no_pause_in_few_steps():
+    computing = [20e3, 20e3, 55e3, 20e3, 55e3, 20e3]
+    ranks = job([[20e3] * 6, computing])
+
+    def short(step: TraceStep) -> dict[str, Any]:
+        gap = Gap(begin_us=step.begin_us, end_us=step.begin_us + 35_000.0)
+        changed = {"compute_us": 20_000.0, "op_us": 20_000.0, "host_us": 35_000.0, "gap": gap}
+        return changed if step.compute_us > 50e3 else {}
+
+    assert named(with_steps(ranks, 1, short)) == [("late-rank", None)]
 
 
 def test_without_sizes_the_same_operators_may_have_more_to_do():

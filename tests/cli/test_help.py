@@ -39,7 +39,7 @@ def test_help_cuts_no_word_and_no_summary_at_any_width(width):
             assert " ".join((parameter.help or "").split()) in words
             assert parameter.param_type_name == "argument" or {*parameter.opts} <= {*re.split("[ ,]+", words)}
         assert re.search(
-            r"Exit codes: (0 (healthy|done|no failure|making progress|fits|no rank or setting costs over 10%)"
+            r"Exit codes: (0 (healthy|done|no failure|making progress|fits|no certain bottleneck above 10%)"
             r"|the exit code or signal of CMD)",
             " ".join(examples.split()),
         )

@@ -1,6 +1,7 @@
 """DDT101 to DDT107: which rank the others wait for, and why."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import inf, prod
 from statistics import mean, median
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.knowledge.severity import of_lost_share
-from ddp_doctor.model.choices import Confidence, Consequence
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -17,6 +18,7 @@ from ddp_doctor.remedies.kinds import by_trace, in_code
 from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
+from ddp_doctor.wording.ranks import capital, rank_list
 from ddp_doctor.wording.traces import ms, rank_of
 
 #: Functions and annotations that save a checkpoint.
@@ -56,6 +58,7 @@ class Cause(NamedTuple):
     evidence: Evidence | None = None
     confidence: Confidence = Confidence.LIKELY
     blames: bool = True  # whether the rank is to blame for it
+    fix: Remedy | None = None  # in place of the usual ones
 
 
 class Suspect:
@@ -118,6 +121,34 @@ def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Caus
     return tuple(found)
 
 
+class Jitter(NamedTuple):
+    """What ranks cost each other in turn, none of them enough to stand out."""
+
+    ranks: tuple[int, ...]  # places in the window, the most costly first
+    share: float  # of all steps together: what the last rank of each step costs
+    lost_us: float  # per step
+
+
+@once_a_recording
+def lesser(recording: Recording, window: Window) -> Late | Jitter | None:
+    """Return the rank, or the ranks in turn, that cost the others a tenth of the step but are not warned about."""
+    if _waited_for(recording, window) or not window.late or window.late[0].share <= 0:
+        return None
+    first = window.late[0]
+    steps = sum(first.lost_us.values()) / first.share
+    last = {step: max(window.late, key=lambda one: one.lost_us[step]) for step in first.lost_us}
+    lost = sum(one.lost_us[step] for step, one in last.items())
+    others = max((one.share for one in window.late[1:]), default=0.0)
+    if first.share >= numbers.LATE_SHARE and others < numbers.LATE_SHARE:
+        return first
+    if lost / steps < numbers.JITTER_SHARE:
+        return None
+    counts = Counter(
+        one.place for step, one in last.items() if one.lost_us[step] >= numbers.LATE_SHARE * lost / len(last)
+    )
+    return Jitter(tuple(place for place, _ in counts.most_common()), lost / steps, lost / len(last))
+
+
 def _often(late: Late) -> bool:
     return len(late.steps) >= len(late.lost_us) / 2
 
@@ -170,11 +201,36 @@ def _saves(suspect: Suspect) -> Cause | None:
 
 def _pauses(suspect: Suspect) -> Cause | None:
     idle, gap = suspect.explains(suspect.idle), suspect.compare(suspect.gap)
-    gaps = [step.gap_us for step in suspect.fact.steps if step.gap_us >= numbers.PAUSE_US]
-    if idle is None or sum(gaps) < numbers.PAUSES_US or gap.more < numbers.PAUSE_OF_IDLE * idle.more:
+    gaps = [step for step in suspect.fact.steps if step.gap_us >= numbers.PAUSE_US]
+    together, longest = sum(step.gap_us for step in gaps), max((step.gap_us for step in gaps), default=0.0)
+    if idle is None or together < numbers.PAUSES_US or gap.more < numbers.PAUSE_OF_IDLE * idle.more:
         return None
-    said = f"it pauses for up to {ms(max(gaps))} in {len(gaps)} of {len(suspect.fact.steps)} steps"
-    return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
+    by_chance = longest < numbers.PAUSES_US and 2 * len(gaps) < len(suspect.fact.steps)
+    if by_chance and not suspect.on_gpu:  # a busy processor takes turns
+        return None
+    said = f"it pauses for up to {ms(longest)} in {len(gaps)} of {len(suspect.fact.steps)} steps"
+    line = _line(max(gaps, key=lambda step: step.gap_us))
+    fix = (
+        in_code(f"Move {line} out of the step or into a thread, or call it on all ranks at the same time")
+        if line
+        else None
+    )
+    return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"), fix=fix)
+
+
+#: Frames of Python in a trace, such as "train.py(41): log", but not those of libraries.
+_OWN_FRAME = re.compile(
+    r"(?!.*(?:site-packages|dist-packages|lib/python|\btorch/|<frozen|multiprocessing/))\S.*\.py\(\d+\): "
+)
+_BUILT_IN = re.compile(r"<built-in (?:function|method) (\S+?)(?: of .*)?>")
+
+
+def _line(step: TraceStep) -> str:
+    """The line of the job's own code in which nothing ran, where a stack shows it: "train.py(41): log (sleep)"."""
+    inside = step.gap.inside if step.gap else ()
+    own = next((frame for frame in reversed(inside) if _OWN_FRAME.match(frame)), "")
+    called = _BUILT_IN.search(inside[-1]) if own else None
+    return f"{own} ({called[1]})" if called else own
 
 
 def _longest(fact: TraceFact) -> str:
@@ -240,11 +296,43 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
             (Culprit(kind="rank", rank=fact.rank, node=fact.host or None),) if cause.blames else NOBODY,
             f"Rank {fact.rank} delays {steps}{window.where} by {ms(lost)} ({late.share:.0%}): {cause.said}",
             [waited, *([cause.evidence] if cause.evidence else [])],
-            *remedies,
+            *([cause.fix] if cause.fix else remedies),
             confidence=cause.confidence,
             detail="" if window.is_whole else "Only the ranks with a trace were compared.",
-            severity=of_lost_share(late.share) if cause.blames else None,
+            severity=of_lost_share(late.share) if cause.blames else _unexplained(fact, late),
         )
+
+
+def _unexplained(fact: TraceFact, late: Late) -> Severity | None:
+    """Information on CPUs unless it is so in every step: other programs on a processor look the same."""
+    by_chance = fact.device == "cpu" and len(late.steps) < len(late.lost_us)
+    return Severity.INFO if by_chance else None
+
+
+def _lesser_draft(window: Window, found: Late | Jitter) -> Draft:
+    if isinstance(found, Late):
+        fact, cause = window.ranks[found.place], _slower(Suspect(window, found))
+        lost = sum(found.lost_us.values()) / len(found.lost_us)
+        title = f"Rank {fact.rank} delays steps{window.where} by {ms(lost)} ({found.share:.0%}): {cause.said}"
+        evidence, remedies = cause.evidence, _AGAINST.get(cause.code, (_MORE_STEPS,))
+    else:
+        lost, evidence, remedies = found.lost_us, None, (_MORE_STEPS,)
+        ranks = rank_list([window.ranks[place].rank or 0 for place in found.ranks])
+        title = f"{capital(ranks)} delay steps{window.where} in turn, by {ms(lost)} ({found.share:.0%}) together"
+    waited = Evidence(
+        text=f"other ranks idle, per step (from the lengths of {len(window.met.meetings)} collectives)",
+        value=lost / 1e6,
+        unit="s",
+    )
+    return finding(
+        NOBODY,
+        title,
+        [waited, *([evidence] if evidence else [])],
+        *remedies,
+        confidence=Confidence.POSSIBLE,
+        detail="Healthy ranks on a busy machine differ as much, so no rank is blamed.",
+        severity=Severity.INFO,
+    )
 
 
 _SEE_GPU = by_trace(
@@ -281,6 +369,7 @@ _NO_PAUSES = in_code(
 )
 _MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, with_stack=True)")
 _LESS_HOST = in_code("Reduce Python between operators on all ranks: torch.compile or CUDA graphs")
+_AGAINST = {"DDT101": (_SAME_WORK, _SEE_GPU), "DDT105": (_SEE_HOST, _LESS_HOST)}
 
 
 @rule("DDT101", "slow-compute", Consequence.SLOWER, TraceFact)
@@ -374,9 +463,14 @@ def late_rank(recording: Recording) -> Iterator[Draft]:
     """A rank that the others wait for, of which the trace does not tell why.
 
     Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
-        what they lose by any other; but in nothing that a trace shows is it longer than they.
+        what they lose by any other; but in nothing that a trace shows is it longer than they. Information for ranks on
+        CPUs unless it is so in every step, for a rank that costs a tenth of the step without standing out, and for
+        ranks that cost 15% in turn.
     Why: It may be something that a trace has no row for, or chance: a trace has few steps.
     Remedy: A trace of more steps, with stacks.
     See: docs/explanation/traces.md
     """
-    return _findings(recording, "DDT107", _MORE_STEPS)
+    yield from _findings(recording, "DDT107", _MORE_STEPS)
+    for window in windows(recording):
+        if less := lesser(recording, window):
+            yield _lesser_draft(window, less)
