@@ -25,7 +25,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator, remedy
-from ddp_doctor.views.trace.compared import changes, efficiency
+from ddp_doctor.views.trace.compared import changes, efficiency, other_gpus
 from ddp_doctor.wording.findings import NOBODY, Who, counted, likely, possible, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.preflight import reached, share
@@ -206,7 +206,7 @@ def traced_step_changed(recording: Recording) -> Iterator[Draft]:
     See: docs/how-to/compare-traces.md
     """
     fact = recording.first(TracesFact)
-    if fact is None or fact.before.ranks != fact.now.ranks:
+    if fact is None or fact.before.ranks != fact.now.ranks or other_gpus(fact):
         return
     step = changes(fact)[0]
     longer = step.more / step.before
@@ -232,7 +232,7 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
     See: docs/how-to/compare-traces.md
     """
     fact = recording.first(TracesFact)
-    if fact is None or fact.before.ranks == fact.now.ranks:
+    if fact is None or fact.before.ranks == fact.now.ranks or other_gpus(fact):
         return
     few, many = sorted((fact.before.ranks, fact.now.ranks))
     share = efficiency(fact)
@@ -242,6 +242,35 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
         f" efficiency {share:.0%}): {_changed(fact, 1 if fact.now.ranks == many else -1)}",
         _severity(fact, 1 / share - 1),
         "" if fact.before.samples and fact.now.samples else "Assumes the same batch on every rank in both.",
+    )
+
+
+@rule("DD834", "traces-of-other-gpus", Consequence.KNOWN, TracesFact)
+def traces_of_other_gpus(recording: Recording) -> Iterator[Draft]:
+    """Traces that were recorded on other GPUs than those they are compared with.
+
+    Finds: Two traces whose ranks ran on other models of GPUs, or one on GPUs and one on CPUs. Then no step is called
+        slower and no scaling efficiency is computed; the table still shows both.
+    Why: The difference between the machines hides what changed in the job.
+    Remedy: Compare traces of the same model of GPU.
+    See: docs/how-to/compare-traces.md
+    """
+    fact = recording.first(TracesFact)
+    if fact is None or not other_gpus(fact):
+        return
+    now, before = (name_list(side.gpus) or "CPUs" for side in (fact.now, fact.before))
+    step = changes(fact)[0]
+    yield proved(
+        NOBODY,
+        f"The traces are of different GPUs: {before} in {fact.before.file!r}, {now} in {fact.now.file!r}",
+        Evidence(
+            text=f"step of {counted(fact.now.ranks, 'rank')} on {now}",
+            value=step.now / 1e6,
+            unit="s",
+            expected=step.before / 1e6,
+            expected_from=f"{counted(fact.before.ranks, 'rank')} on {before}",
+        ),
+        detail="So neither a slowdown nor a scaling efficiency follows from them.",
     )
 
 
@@ -296,7 +325,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         for name, value in (("before", each.before), ("now", each.now), ("noise", each.noise)):
             labels: dict[str, str | int | float] = {"part": each.part, "of": name}
             yield Measurement(name="traced_step", value=value / 1e6, unit="s", labels=labels)
-    if fact.before.ranks != fact.now.ranks:
+    if fact.before.ranks != fact.now.ranks and not other_gpus(fact):
         yield Measurement(name="scaling_efficiency", value=efficiency(fact), unit="")
 
 
@@ -306,7 +335,7 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(BaselineFact, RunDifferencesFact, TracesFact),
-    rules=(slower_than_its_baseline, not_as_in_its_baseline, traced_step_changed, more_ranks),
+    rules=(slower_than_its_baseline, not_as_in_its_baseline, traced_step_changed, more_ranks, traces_of_other_gpus),
     needs_baseline=True,
     measurements=measurements,
 )

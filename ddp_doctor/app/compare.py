@@ -6,10 +6,11 @@ from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.cluster import TracedSide, TracesFact
 from ddp_doctor.model.check import BASELINE
-from ddp_doctor.model.choices import Command
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.given import is_folder
+from ddp_doctor.views.trace.compared import other_gpus
 
 #: Keys that stand at the beginning of a profiler's trace, and in no file of the doctor's own.
 _OF_TRACE = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
@@ -27,7 +28,10 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
             " give two traces or two reports"
         )
     fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
-    return judge(blank(Options(command=Command.COMPARE), readings=(fact.collected(BASELINE),)))
+    reading = fact.collected(BASELINE)
+    if other_gpus(fact):
+        reading = reading.model_copy(update={"status": Status.FAILED, "reason": "the traces are of different GPUs"})
+    return judge(blank(Options(command=Command.COMPARE), readings=(reading,)))
 
 
 def _is_trace(path: str) -> bool:

@@ -279,6 +279,10 @@ class TracedPart(Frozen):
     mad_us: float  # the median distance of a step's from that
 
 
+#: The model of a GPU whose trace does not tell it.
+UNKNOWN_GPU = "a GPU"
+
+
 class TracedSide(Frozen):
     """What the traces of a job come to, for a comparison with another's."""
 

@@ -8,8 +8,10 @@ import pytest
 
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.app.compare import beside
+from ddp_doctor.app.outcome import judge
 from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import fleet
 from ddp_doctor.views.trace.compared import changes, efficiency
 from tests.recordings import load
@@ -161,3 +163,21 @@ def test_a_recording_of_two_jobs_on_a_gpu_names_both():
 
     assert shown is not None
     assert "before: 1 rank, 4 steps, 256 samples per rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "different"),
+    [
+        (("NVIDIA A100",), ("NVIDIA H100",), True),
+        ((), ("NVIDIA H100",), True),
+        (("NVIDIA H100",), ("NVIDIA H100",), False),
+        (("a GPU",), ("NVIDIA H100",), False),
+        ((), (), False),
+    ],
+)
+def test_traces_of_other_gpus_get_no_scaling_efficiency(before: tuple[str, ...], now: tuple[str, ...], different: bool):
+    fact = TracesFact(before=side(100.0, gpus=before), now=side(300.0, ranks=4, gpus=now))
+    recording = Recording(options=Options(command="compare"), readings=(fact.collected("baseline"),))
+    report = judge(recording).report
+    assert [finding.code for finding in report.findings] == ["DD834" if different else "DD833"]
+    assert any(each.name == "scaling_efficiency" for each in report.measurements) is not different

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ddp_doctor.facts.cluster import TracesFact
+from ddp_doctor.facts.cluster import UNKNOWN_GPU, TracesFact
 from ddp_doctor.knowledge.trace import CHANGED_MADS, CHANGED_SHARE
 
 #: The parts of a step; "exposed" stands for waiting and transfer where one side cannot tell them apart.
@@ -61,3 +61,9 @@ def efficiency(fact: TracesFact) -> float:
     step = changes(fact)[0]
     fewer, more = (step.before, step.now) if fact.now.ranks > fact.before.ranks else (step.now, step.before)
     return fewer / more
+
+
+def other_gpus(fact: TracesFact) -> bool:
+    """Return True if the two traces are known to be of different GPUs, or one of CPUs."""
+    unknown = UNKNOWN_GPU in (*fact.before.gpus, *fact.now.gpus)
+    return fact.before.gpus != fact.now.gpus and not (unknown and fact.before.gpus and fact.now.gpus)

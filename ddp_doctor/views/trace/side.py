@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from ddp_doctor.facts.cluster import TracedPart, TracedSide
+from ddp_doctor.facts.cluster import UNKNOWN_GPU, TracedPart, TracedSide
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.trace.parts import Parts, parts
@@ -30,7 +30,7 @@ def side(recording: Recording, file: str) -> TracedSide | None:
         ranks=ranks,
         steps=len(steps),
         samples=fmean(each for each in samples if each) if all(samples) else None,
-        gpus=tuple(sorted({fact.gpu or "a GPU" for fact in window.ranks if fact.device == "gpu"})),
+        gpus=tuple(sorted({fact.gpu or UNKNOWN_GPU for fact in window.ranks if fact.device == "gpu"})),
         problem=problem(recording) if ranks > 1 else "",
         parts={name: _part(values) for name, values in taken.items()},
     )
