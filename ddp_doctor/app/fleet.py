@@ -105,7 +105,20 @@ class Fleet:
         for finding in report.findings:
             if finding.severity in _SEVERITIES:
                 self.findings[finding.fingerprint] = finding
-        self.runs.append(_Run(at, report.run_id, report.started_at, report.nodes, measured_run(report)))
+        nodes = tuple(_with_reason(node, report.findings) for node in report.nodes)
+        self.runs.append(_Run(at, report.run_id, report.started_at, nodes, measured_run(report)))
+
+
+_REASONS = {Verdict.UNHEALTHY: Severity.ERROR, Verdict.DEGRADED: Severity.WARNING}
+
+
+def _with_reason(node: NodeVerdict, findings: Sequence[Finding]) -> NodeVerdict:
+    """Add what its run found of no node, such as a setting, if nothing of its own explains the node's verdict."""
+    because = [found.fingerprint for found in findings if found.severity is _REASONS.get(node.verdict)]
+    if not because or set(because) & set(node.findings):
+        return node
+    of_none = {found.fingerprint for found in findings if not any(each.node for each in found.culprits)}
+    return node.model_copy(update={"findings": (*(each for each in because if each in of_none), *node.findings)})
 
 
 def _narrower_command(file: JsonFile) -> str | None:

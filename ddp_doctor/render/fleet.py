@@ -11,8 +11,8 @@ from dataclasses import replace
 from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact, TracedSide, TracesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import WORST_FIRST, Verdict
-from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
+from ddp_doctor.model.choices import WORST_FIRST, Severity, Verdict
+from ddp_doctor.model.fleet import CommonFinding, Difference, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, one_line
@@ -43,7 +43,7 @@ def parts(report: FleetReport, *, each: bool) -> Iterator[Table]:
         ),
         (
             "Nodes that need attention",
-            _nodes(report.nodes, each=each),
+            _nodes(report, each=each),
             ("node", "verdict", "runs", "unhealthy", "newest", ""),
         ),
         (
@@ -69,13 +69,18 @@ def _table(rows: Rows, titles: tuple[str, ...], caption: str, notes: tuple[str, 
     return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles], caption, notes)
 
 
-def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
-    shown = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
+def _nodes(report: FleetReport, *, each: bool) -> Rows:
+    codes = {found.fingerprint: found.code for found in report.findings if found.severity is Severity.ERROR}
+    shown = [
+        node for node in report.nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping
+    ]
     shown.sort(key=lambda node: (WORST_FIRST.index(node.verdict), not node.lemon, -node.unhealthy_runs))
     rows = []
     for node in shown:
         seen, counts = node.seen_at.replace("T", " ")[:16], (f"{node.runs}", f"{node.unhealthy_runs}")
-        remarks = "repeatedly unhealthy" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
+        reasons = name_list([*dict.fromkeys(codes[found] for found in node.findings if found in codes)])
+        changes = f"{node.changes} changes" if node.flapping else ""
+        remarks = reasons, "repeatedly unhealthy" if node.lemon else "", changes
         rows.append((node.hostname, node.verdict.value, *counts, seen, ", ".join(filter(None, remarks))))
     return rows
 

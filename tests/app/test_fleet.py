@@ -81,6 +81,18 @@ def test_the_newest_run_of_each_node_decides(tmp_path):
     assert read(str(tmp_path / "b-1.json"), str(tmp_path / "b-2.json")).exit_code == 3
 
 
+@pytest.mark.parametrize("culprit", [{"kind": "setting", "name": "GLOO_SOCKET_IFNAME"}, None])
+def test_unhealthy_node_has_its_reason_even_if_a_setting_is_at_fault(tmp_path, culprit):
+    report = made("c", 1, "unhealthy")
+    report["nodes"][0]["findings"] = []
+    report["findings"][0]["culprits"] = [culprit] if culprit else []
+    found = fleet(tmp_path, made("a", 1), report)
+
+    assert [(each.code, each.nodes) for each in found.common] == [("DD304", ("c",))]
+    shown = "\n".join(line for part in parts_in_lines(found, 120, each=False) for line in part)
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith(" c ")] == ["DD304"]
+
+
 def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
     alike = [made(f"n{number}", 1) for number in range(6)]
     odd = made("old", 1, traits={"driver": "550.1"}), made("tree", 1, traits={"NCCL_ALGO": "Tree"})
