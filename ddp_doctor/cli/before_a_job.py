@@ -65,6 +65,7 @@ def fit(
     measure: Annotated[
         bool, option(ESTIMATE, None, "Run three steps with each strategy that fits.", "--measure")
     ] = False,
+    budget: Annotated[float, option(ESTIMATE, "SECONDS", "Time budget for --measure.", min=1.0)] = 60.0,
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
@@ -82,6 +83,7 @@ def fit(
         fail_on=fail_on,
         backend=Backend.AUTO if measure else Backend.GLOO,
         model=model,
+        budget_s=budget,
         fit=asked,
     )
     return fit(options, nproc_per_node, outputs)

@@ -11,7 +11,7 @@ from ddp_doctor.facts.cluster import BaselineFact, TracesFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
+from ddp_doctor.model.check import BASELINE, FIT_MEASURED, GPUS, STRAGGLERS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict, exit_code
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -233,8 +233,9 @@ def _status(
 ) -> tuple[CheckStatus, str | None]:
     """The worst reading decides: one rank that timed out is not made good by its peers."""
     by_status = grouped((reading.status, reading) for reading in readings)
+    finished = {reading.part for reading in by_status.get(Status.COLLECTED, ()) if reading.check == FIT_MEASURED}
     for bad, becomes in _BAD.items():
-        if bad in by_status:
+        if bad in by_status and not finished:  # a strategy that was measured is an answer without the others
             return becomes, _reason(recording, by_status[bad], readings)
     if left_out in (NOT_SELECTED, SKIPPED_BY_NAME):  # it looked only for what decides the world
         return CheckStatus.FOUND if found else CheckStatus.SKIPPED, None if found else left_out

@@ -13,12 +13,17 @@ from collections.abc import Iterator
 
 from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.knowledge.ddp.strategies import RESERVE
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import FIT_MEASURED
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import FitEstimate, FitReport
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.fit import size
+from ddp_doctor.views.fit import NO_TIME, size
+from ddp_doctor.wording.nodes import name_list
 
 _TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\nper step", "batch\nup to")
 #: Samples, beyond which the number tells nothing more.
@@ -32,6 +37,9 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
     if fact is None:
         return
     batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
+    if fact.tokens is not None:
+        given = recording.options.fit is not None and recording.options.fit.seq is not None
+        batch += f" with {fact.tokens:,} tokens{' (--seq)' if given else ' (assumed; set --seq)'}"
     against = f"{size(report.memory_bytes)} ({report.memory_of})" if report.memory_bytes else "an unknown memory size"
     caption = (
         f"{one_line(fact.model)} on {fact.ranks} rank{'s' if fact.ranks > 1 else ''},"
@@ -40,7 +48,18 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
     measured = any(each.measured_bytes is not None for each in report.estimates)
     rows = [(*_row(each, report.memory_bytes), *(_measured(each) if measured else ())) for each in report.estimates]
     titles = (*_TITLES, *(("measured\npeak", "measured\nstep") if measured else ()))
-    yield Table(titles, rows, range(2, len(titles)), caption, tuple(_notes(fact, report)))
+    yield Table(titles, rows, range(2, len(titles)), caption, (*_notes(fact, report), *_not_measured(recording)))
+
+
+def _not_measured(recording: Recording) -> Iterator[str]:
+    """Yield the strategies of which the time was up, with the reason."""
+    late = [each for each in recording.of_check(FIT_MEASURED) if not each.rank and _is_late(each)]
+    for why, parts in grouped((each.reason or "", each.part) for each in late).items():
+        yield f"not measured: {name_list(parts)}: {one_line(why)}"
+
+
+def _is_late(reading: Reading) -> bool:
+    return reading.status is Status.TIMED_OUT or (reading.reason or "").startswith(NO_TIME)
 
 
 def _row(each: FitEstimate, memory_bytes: int | None) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ from ddp_doctor.views.gpus import gpus_of_the_job
 #: The parts of an estimate, in the order in which they are shown.
 PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
 
+#: How the reason of a strategy begins for which --budget left no time to measure it.
+NO_TIME = "not enough time left"
+
 
 @dataclass(frozen=True)
 class Memory:

@@ -143,12 +143,28 @@ def test_a_model_of_transformers_needs_no_weights():
         sequence=64,
     )
 
-    assert (fact.batch, fact.left_out) == (2, ())
+    assert (fact.batch, fact.tokens, fact.left_out) == (2, 64, ())
     assert (fact.units, fact.optimizer) == ("5 LlamaDecoderLayer", "AdamW (none was given)")
     assert {row.strategy for row in fact.estimates} == set(BY_NAME)
     assert all(row.sample_bytes > 0 for row in fact.estimates)
     assert _row(fact, "zero3-offload").host_bytes > 0
     assert _row(fact, "zero3-offload").parameters == 8  # a buffer of two numbers, which is not offloaded
+
+
+@NEEDS_TRANSFORMERS
+@pytest.mark.parametrize(
+    ("name", "asked", "tokens"),
+    [
+        ("gpt2,n_embd=8,n_head=2,n_layer=1", None, 1024),
+        ("gpt2,n_embd=8,n_head=2,n_layer=1,n_positions=32", None, 32),
+        ("gpt2,n_embd=8,n_head=2,n_layer=1", 16, 16),
+        ("llama,hidden_size=8,num_attention_heads=2,num_hidden_layers=1,max_position_embeddings=4096", None, 2048),
+        ("bloom,hidden_size=8,n_head=2,n_layer=1", None, 2048),
+    ],
+)
+def test_assumed_length_of_a_sample_is_at_most_that_of_the_model(name: str, asked: int | None, tokens: int):
+    batch = subject.of(f"hf:{name}", 1, asked).given
+    assert subject.tokens_of(batch) == tokens
 
 
 def test_bfloat16_takes_half():

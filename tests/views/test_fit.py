@@ -6,9 +6,12 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.facts.ddp.fit import FitMeasuredFact
-from ddp_doctor.model.choices import Verdict
+from ddp_doctor.model.choices import Status, Verdict
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import FitOptions
 from ddp_doctor.model.report import FitReport
-from ddp_doctor.views.fit import size
+from ddp_doctor.render import fit_table
+from ddp_doctor.views.fit import NO_TIME, size
 from tests.fit_facts import GIB, recording
 
 
@@ -169,3 +172,31 @@ def test_sizes_have_the_unit_that_is_read_at_a_glance():
         "1.5 GiB",
         "1234 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(Status.TIMED_OUT, "the ranks were stopped"), (Status.SKIPPED, f"{NO_TIME}; --budget 120")]
+)
+def test_finished_measurements_answer_without_the_others(status: Status, why: str):
+    done = FitMeasuredFact(strategy="ddp", checkpointing=False, peak_bytes=GIB, steps_s=(1.0,))
+    taken = recording(memory=200 * GIB, measured=[done], measure=True)
+    late = Reading(check="fit_measured", status=status, rank=0, part="zero1", reason=why)
+    whole = taken.model_copy(update={"readings": (*taken.readings, late)})
+    report = app.judge(whole).report
+    assert isinstance(report, FitReport)
+    assert (report.verdict, report.summary.startswith("Fits: DDP")) == (Verdict.HEALTHY, True)
+    [table] = fit_table.tables(report, whole)
+    assert table.notes[-1] == f"not measured: zero1: {why}"
+    alone = app.judge(taken.model_copy(update={"readings": (*taken.readings[:1], late)})).report
+    assert alone.verdict is Verdict.UNSURE
+
+
+def test_caption_gives_the_tokens_of_a_sample():
+    assumed = recording(memory=GIB, tokens=1024)
+    given = assumed.model_copy(
+        update={"options": assumed.options.model_copy(update={"fit": FitOptions(memory_bytes=GIB, seq=512)})}
+    )
+    for taken, said in ((assumed, "1,024 tokens (assumed; set --seq)"), (given, "1,024 tokens (--seq)")):
+        report = app.judge(taken).report
+        assert isinstance(report, FitReport)
+        assert said in next(iter(fit_table.tables(report, taken))).caption

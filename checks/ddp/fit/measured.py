@@ -9,6 +9,8 @@ An estimate that a few steps contradict is worth nothing; one that they confirm 
 """
 
 import gc
+from functools import cache
+from time import monotonic
 
 from ddp_doctor.checks.ddp.fit import estimated
 from ddp_doctor.facts.ddp.fit import FitMeasuredFact
@@ -20,10 +22,16 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing.all_reduces import memory_free
-from ddp_doctor.probing.fit.measure import STEPS, peak_bytes, run_steps
-from ddp_doctor.views.fit import size
+from ddp_doctor.probing.fit.measure import peak_bytes, run_steps
+from ddp_doctor.views.fit import NO_TIME, size
 
 _CHECKPOINTING = "+checkpointing"
+
+
+@cache
+def _began() -> float:
+    """When this process measured its first strategy."""
+    return monotonic()
 
 
 def parts(options: Options) -> tuple[str, ...]:
@@ -44,6 +52,7 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
     with ctx.step("compare_memory", ctx.part):
         needs = ctx.exchange(f"{ctx.part} needs", str(round(each.peak_bytes * (1 + RESERVE)) if each else ""))[0]
         room = min(map(int, ctx.exchange(f"{ctx.part} has", str(own_room))))
+        left_s = min(map(float, ctx.exchange(f"{ctx.part} time", str(ctx.budget_s - (monotonic() - _began())))))
     if not needs or (BY_NAME[strategy].offloads and ctx.device == "cpu"):
         raise Skip(
             "CPU offload requires ranks on GPUs"
@@ -52,20 +61,27 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
         )
     if int(needs) > room:
         raise Skip(f"does not fit: the estimate is {size(int(needs))}, but only {size(room)} are available")
+    every = parts(ctx.options)
+    most_s = left_s / (len(every) - every.index(ctx.part))
+    if left_s <= 0:
+        raise Skip(f"{NO_TIME}; --budget {2 * ctx.budget_s:g} gives it more")
     steps_s: list[float] = []
+    out_of_memory = False
     gc.collect()
     try:
-        peak = peak_bytes(ctx.device, lambda: run_steps(ctx, strategy, steps_s, checkpointing=bool(checkpointing)))
+        peak = peak_bytes(
+            ctx.device, lambda: run_steps(ctx, strategy, steps_s, checkpointing=bool(checkpointing), most_s=most_s)
+        )
     except Exception as error:
         if "OutOfMemoryError" not in type(error).__name__:
             raise Skip(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-        peak = 0
+        peak, out_of_memory = 0, True
     return FitMeasuredFact(
         strategy=strategy,
         checkpointing=bool(checkpointing),
         peak_bytes=peak,
         steps_s=tuple(steps_s),
-        out_of_memory=len(steps_s) < STEPS,
+        out_of_memory=out_of_memory,
     )
 
 

@@ -69,6 +69,7 @@ class _Estimates:
         estimates = tuple(self._estimates())
         return {
             "batch": self.subject.samples or None,
+            "tokens": subject.tokens_of(self.subject.given) if is_configuration(self.fact.model) else None,
             "optimizer": f"{self.optimizer}{'' if loaded.optimizer else ' (none was given)'}",
             "units": "" if loaded.units else ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
             "largest": name,

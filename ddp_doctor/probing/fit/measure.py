@@ -2,6 +2,7 @@
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -81,12 +82,16 @@ def _spans(events: Sequence[dict[str, Any]], name: str) -> list[tuple[float, flo
     return sorted((event["ts"], event["ts"] + event["dur"]) for event in named)
 
 
-def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpointing: bool) -> None:
+def run_steps(
+    ctx: RankContext, strategy: str, steps_s: list[float], *, checkpointing: bool, most_s: float = inf
+) -> None:
     """Make the model anew, wrap it and make steps; the seconds of each go to ``steps_s``. All ranks call it together.
 
-    Raises what the user's code and torch raise.
+    After ``most_s`` no further step begins. Raises what the user's code and torch raise.
     """
     import torch
+
+    started = ctx.clock()
 
     options = ctx.options.fit or FitOptions()
     loaded = subject.factory_of(ctx.model, options.batch, options.seq)()
@@ -113,3 +118,7 @@ def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpoi
             optimizer.zero_grad()
             finish(ctx.device)
             steps_s.append(ctx.clock() - began)
+            if number < STEPS and most_s < inf:
+                late = ctx.clock() - started + steps_s[-1] > most_s
+                if "late" in ctx.exchange(f"{ctx.part} after step {number}", "late" if late else ""):
+                    return

@@ -25,7 +25,7 @@ from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, 
 
 #: A factory that needs real tensors may take so much, the process included (judgment).
 MOST_BYTES = 16 << 30
-#: What a model of transformers is given where --batch and --seq are not.
+#: What a model of transformers is given where --batch and --seq are not, if it has as many positions.
 BATCH, SEQUENCE = 1, 2048
 
 
@@ -121,13 +121,38 @@ def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[
     def factory() -> Loaded:
         return Loaded(AutoModelForCausalLM.from_config(config).train(), make_batch)
 
+    tokens = sequence or min(SEQUENCE, _positions(config) or SEQUENCE)
+
     def make_batch(_: int) -> dict[str, Any]:
         import torch
 
-        ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
+        ids = torch.zeros((batch or BATCH, tokens), dtype=torch.int64)
         return {"input_ids": ids, "labels": ids}
 
     return factory
+
+
+#: What configurations call the most tokens of a sample; the first is what transformers maps the others of most to.
+_MOST_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
+
+
+def _positions(config: Any) -> int | None:
+    """The most tokens that the model takes, as far as its configuration tells."""
+    found = (getattr(config.get_text_config(), name, None) for name in _MOST_POSITIONS)
+    return next((number for number in found if isinstance(number, int) and number > 0), None)
+
+
+def tokens_of(given: Any) -> int | None:
+    """The tokens of each sample of a batch that ``hf:NAME`` was given."""
+    ids = given.get("input_ids") if isinstance(given, dict) else None
+    return int(ids.shape[1]) if ids is not None and ids.dim() == 2 else None
 
 
 def _config(spec: str) -> Any:
