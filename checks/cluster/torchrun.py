@@ -24,8 +24,8 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import DOCS
-from ddp_doctor.wording.findings import NOBODY, likely
-from ddp_doctor.wording.ranks import rank_at
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import rank_at, rank_culprit
 
 #: How long the rendezvous waits for a node by default.
 JOIN_TIMEOUT_S = 600
@@ -49,6 +49,12 @@ EXPORTED = (
 SLOW_START_S = 60.0
 #: How torchrun words a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
 _OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
+#: The summary of torch.distributed.elastic.multiprocessing.errors: the first failure, of a rank that a signal ended.
+_FIRST_KILLED = re.compile(
+    r"Root Cause.{1,300}?\s+rank\s+: (?P<rank>\d{1,6}) \(local_rank: \d{1,4}\)"
+    r"\s+exitcode\s+: -(?P<code>\d{1,3}) \(pid: \d{1,10}\)\s+\((?P<signal>SIG[A-Z0-9]{2,9})\)",
+    re.DOTALL,
+)
 
 
 def probe(ctx: RankContext) -> TorchrunFact:
@@ -73,14 +79,28 @@ def probe(ctx: RankContext) -> TorchrunFact:
 def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 
-    Finds: The launcher itself fails: none of its ranks wrote a word.
+    Finds: The launcher itself fails: none of its ranks wrote a word. If torchrun's output says that a signal killed one
+        of them first, that rank is reported.
     Why: The job will not start under torchrun on this node.
     Remedy: torchrun's own output, which stands in the finding.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
         silent = trial.launcher == "torchrun" and not any(rank.began for rank in trial.evidence)
-        if silent and trial.outcome in ("stuck", "broken"):
+        killed = _FIRST_KILLED.search(trial.notes[1]) if silent and trial.notes[1:] else None
+        if killed and trial.outcome in ("stuck", "broken"):
+            rank, signal = int(killed["rank"]), killed["signal"]
+            yield proved(
+                (rank_culprit(recording, rank),) if recording.nnodes == 1 else NOBODY,
+                f"Rank {rank} was killed by {signal} right after torchrun started it",
+                Evidence(text=f"torchrun's first failure: rank {rank}, exit code -{killed['code']} ({signal})"),
+                remedy(
+                    "Find out what sent the signal: the out-of-memory killer, a time limit or an administrator",
+                    "sudo dmesg -T | grep -i 'killed process'",
+                ),
+                detail="Then torchrun ended the other ranks. None had run its first line.",
+            )
+        elif silent and trial.outcome in ("stuck", "broken"):
             last = [line for line in (trial.notes[1] if trial.notes[1:] else "").splitlines() if line.strip()]
             yield likely(
                 NOBODY,

@@ -122,3 +122,19 @@ def test_ranks_have_the_signals_that_torchrun_tells_and_only_those_that_it_ended
     told = started.with_exit_codes((*ended, elsewhere, alive))
 
     assert [rank.exit_code for rank in told] == [-15, -9, 0, 0, None]
+
+
+def test_rank_that_is_killed_before_its_first_line_ends_first(tmp_path):
+    specs: Any = [SimpleNamespace(rank=rank, local_rank=rank) for rank in (0, 1)]
+    started: Any = launch.Launch(tmp_path, (), {})
+    started._specs = specs
+    started.workers = [SimpleNamespace(pid=16745), SimpleNamespace(pid=None)]
+    (tmp_path / "torchrun.out").write_text(TOLD)
+    ended = [
+        RankEvidence(rank=0, pid=16745, exit_code=0, exited_at=2.0),
+        RankEvidence(rank=1, exit_code=1, exited_at=3.0),
+    ]
+
+    told = started.with_exit_codes(ended)
+
+    assert [(rank.pid, rank.exit_code, rank.exited_at) for rank in told] == [(16745, -15, 2.0), (16747, -9, 1.9)]

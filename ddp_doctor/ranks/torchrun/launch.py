@@ -34,6 +34,12 @@ _SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInter
 #: ``failed (exitcode: -9) local_rank: 1 (pid: 4711)``, and in the summary ``exitcode  : -9 (pid: 4711)`` (the same file
 #: and multiprocessing/errors/__init__.py).
 _TOLD = re.compile(r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)")
+#: The first failure, upon which torchrun ends the other ranks (the same file).
+_FIRST = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"
+)
+#: torchrun's --monitor_interval: so much later it ends the others (torch 2.13 distributed/run.py).
+_LOOKS_EVERY_S = 0.1
 
 
 @dataclass
@@ -143,12 +149,30 @@ class Launch:
         """The ranks with the codes that torchrun tells of its own: nobody else learns how they ended."""
         exit_codes = {int(found["pid"]): int(found["code"]) for found in _TOLD.finditer(self._last_output())}
         mine = {worker.pid for worker in self.workers}
+        evidence = self._with_first(evidence)
         return tuple(
             rank.model_copy(update={"exit_code": exit_codes[rank.pid]})
             if rank.exited_at is not None and rank.pid in mine and rank.pid in exit_codes
             else rank
             for rank in evidence
         )
+
+    def _with_first(self, evidence: Sequence[RankEvidence]) -> Sequence[RankEvidence]:
+        """Let a rank that ended before its first line be the first to end, if torchrun says so."""
+        first = _FIRST.search(self._last_output())
+        gone = [rank.exited_at for rank in evidence if rank.exited_at is not None]
+        ranks = [spec.rank for spec in self._specs if first and spec.local_rank == int(first["local_rank"])]
+        if not first or not gone or not ranks:
+            return evidence
+        told = {
+            "pid": int(first["pid"]),
+            "exit_code": int(first["code"]),
+            "exited_at": max(min(gone) - _LOOKS_EVERY_S, 0.0),
+        }
+        return [
+            rank.model_copy(update=told) if rank.rank in ranks and not rank.pid and rank.exited_at is not None else rank
+            for rank in evidence
+        ]
 
     def _last_output(self) -> str:
         return self._output.read_text(errors="replace")[-4000:]
