@@ -75,7 +75,12 @@ def probe(ctx: RankContext) -> TorchrunFact:
     )
 
 
-@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Consequence.FAILS, explained_by=("DD211", "DD223", "DD240"))
+@rule(
+    "DD501",
+    "torchrun-does-not-bring-all-ranks-up",
+    Consequence.FAILS,
+    explained_by=("DD211", "DD223", "DD240", "DD603"),
+)
 def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from ddp_doctor.app.outcome import judge
 from ddp_doctor.checks.cluster.torchrun import CHECK
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import TrialRecord
 from tests.readings import findings_of, plain_world
+from tests.recordings import load
 
 FIRST = """Failures:
 [1]:
@@ -46,3 +48,17 @@ def test_rank_killed_before_its_first_line_is_reported_as_killed(output: str, ti
     found = [finding for finding in findings_of(CHECK, recording) if finding.code == "DD501"]
     assert [finding.title.startswith(title) for finding in found] == [True]
     assert [culprit.rank for culprit in found[0].culprits] == ([0] if "killed" in title else [])
+
+
+def test_torch_that_cannot_be_imported_is_one_finding():
+    broken = load("process_group/torch-import-raises")
+    failed = TrialRecord(
+        trial="torchrun",
+        checks=("torchrun",),
+        ranks=(0, 1),
+        launcher="torchrun",
+        outcome="broken",
+        notes=("torchrun ended with exit code 1", "ImportError: libtorch_cpu.so: cannot open shared object file"),
+    )
+    report = judge(broken.model_copy(update={"trials": (*broken.trials, failed)})).report
+    assert [finding.code for finding in report.findings] == ["DD603"]
