@@ -249,8 +249,8 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
 def traces_of_other_gpus(recording: Recording) -> Iterator[Draft]:
     """Traces that were recorded on other GPUs than those they are compared with.
 
-    Finds: Two traces whose ranks ran on other models of GPUs, or one on GPUs and one on CPUs. Then no step is called
-        slower and no scaling efficiency is computed; the table still shows both.
+    Finds: Two traces whose ranks ran on different models of GPUs, or a trace of GPUs and a trace of CPUs. No step is
+        then called slower, and no scaling efficiency is computed. The table still shows both.
     Why: The difference between the machines hides what changed in the job.
     Remedy: Compare traces of the same model of GPU.
     See: docs/how-to/compare-traces.md

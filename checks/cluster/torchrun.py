@@ -49,7 +49,7 @@ EXPORTED = (
 SLOW_START_S = 60.0
 #: How torchrun words a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
 _OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
-#: The summary of torch.distributed.elastic.multiprocessing.errors: the first failure, of a rank that a signal ended.
+#: The first failure in the summary of torch.distributed.elastic.multiprocessing.errors, if a signal ended that rank.
 _FIRST_KILLED = re.compile(
     r"Root Cause.{1,300}?\s+rank\s+: (?P<rank>\d{1,6}) \(local_rank: \d{1,4}\)"
     r"\s+exitcode\s+: -(?P<code>\d{1,3}) \(pid: \d{1,10}\)\s+\((?P<signal>SIG[A-Z0-9]{2,9})\)",

@@ -113,7 +113,7 @@ _REASONS = {Verdict.UNHEALTHY: Severity.ERROR, Verdict.DEGRADED: Severity.WARNIN
 
 
 def _with_reason(node: NodeVerdict, findings: Sequence[Finding]) -> NodeVerdict:
-    """Add what its run found of no node, such as a setting, if nothing of its own explains the node's verdict."""
+    """Add the run's findings without a node, such as a setting, if no finding of the node explains its verdict."""
     because = [found.fingerprint for found in findings if found.severity is _REASONS.get(node.verdict)]
     if not because or set(because) & set(node.findings):
         return node

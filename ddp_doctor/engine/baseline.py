@@ -170,7 +170,7 @@ def measured_run(report: Report) -> MeasuredRun:
 
 
 def _all_alike(nodes: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """Return the settings that all nodes have in common, or None without nodes."""
+    """Return the settings that all nodes share, or None if there are no nodes."""
     return (
         {name: value for name, value in nodes[0].items() if all(node.get(name) == value for node in nodes)}
         if nodes

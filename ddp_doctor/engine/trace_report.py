@@ -51,12 +51,12 @@ def _seconds(taken: Parts) -> dict[str, float]:
     return {name: round(value / 1e6, 9) for name, value in taken._asdict().items()}
 
 
-#: The rules about ranks that delay the others, of which information says that it may be noise.
+#: The rules about ranks that delay the others; their information findings may be noise.
 _LATE_RANKS = tuple(f"DDT10{number}" for number in range(1, 8))
 
 
 def healthy(recording: Recording, findings: Sequence[Finding]) -> str:
-    """Return the verdict of traces in which no rank certainly delays the others and no setting costs much."""
+    """Return the verdict of traces if no rank certainly delays the others and no setting costs much."""
     delays = next((found.title for found in findings if found.code in _LATE_RANKS), None)
     if delays:
         return f"No certain bottleneck ({scope(recording)}): {delays[0].lower()}{delays[1:]}"

@@ -15,7 +15,7 @@ FIRST_NCCL_S = 60.0
 USER_MODEL_S = 60.0
 #: An estimate of a model's memory: 20 s of processor time for 7 billion parameters, on a machine that may be busy.
 FIT_S = 120.0
-#: A step of a model under one strategy, after which the time of the check decides; a hang is judged by STILL_S.
+#: A step of a model under one strategy. The check itself stops after its time; STILL_S detects a hang.
 FIT_STEPS_S = 120.0
 #: … and where no rank does anything for this long, it is judged at once (ranks/idle_ranks.py): no rank computes,
 #: compiles, reads or writes, so nothing more will come. A hang is to be named within 20 s.

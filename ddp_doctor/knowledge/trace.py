@@ -2,7 +2,7 @@
 
 #: A rank is late if the others lose so much of the step by it. Healthy ranks have lost 0 to 10 %, each now and then.
 LATE_SHARE = 0.10
-#: Ranks that are late in turn are worth a line from here on: healthy ones on two busy cores have come to 0.10 to 0.13.
+#: Minimum share to report ranks that are late in turn. Healthy ranks on two busy cores reached 0.10 to 0.13.
 JITTER_SHARE = 0.15
 #: So much of what the others lose has to be found in what the late rank did longer than they, or its cause is not told:
 #: planted causes explain 0.6 to 1.1 of it.

@@ -52,7 +52,7 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
 
 
 def _not_measured(recording: Recording) -> Iterator[str]:
-    """Yield the strategies of which the time was up, with the reason."""
+    """Yield the strategies that ran out of time, with the reason."""
     late = [each for each in recording.of_check(FIT_MEASURED) if not each.rank and _is_late(each)]
     for why, parts in grouped((each.reason or "", each.part) for each in late).items():
         yield f"not measured: {name_list(parts)}: {one_line(why)}"

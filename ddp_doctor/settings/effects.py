@@ -138,7 +138,7 @@ def scope(name: str) -> Scope:
 
 
 def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:
-    """Return True if a network plug-in whose settings are there needs this one as well."""
+    """Return True if a network plug-in in use needs this setting."""
     return name in _PROFILE and any(variable.startswith(_NEEDED_BY_PLUGINS) for variable in env)
 
 
@@ -146,8 +146,8 @@ def said_for_plugin(name: str, env: Mapping[str, str]) -> str | None:
     """Return the sentence that takes the place of the usual one next to a network plug-in, or None."""
     if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
         return (
-            "Older releases of AWS's plug-in need the Simple protocol on EFA. Newer ones choose it themselves where it"
-            " is needed, and the setting then only takes the faster protocols away."
+            "Older releases of AWS's plug-in need the Simple protocol on EFA. Newer ones choose it themselves if it is"
+            " needed, and the setting then only disables the faster protocols."
         )
     return None
 

@@ -30,7 +30,7 @@ SHORTEST_MISSPELLED_WORD = 4
 #: Last words that say in what a value is given; they are forgotten easily, and add no other meaning.
 UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
-#: Words of names that people invent for the timeout of a process group; one of the first kind makes it one.
+#: Words of invented names for the timeout of a process group. A name needs at least one word of the first set.
 _OF_A_GROUP = {"DDP", "DIST", "DISTRIBUTED", "PG", "C10D", "COLLECTIVE", "NCCL", "GLOO", "FSDP", "RDZV", "RENDEZVOUS"}
 _BESIDE = {"TORCH", "ELASTIC", "TORCHRUN", "PYTORCH", "PROCESS", "GROUP", "COMM", "INIT", "DEFAULT", "JOIN", "STORE"}
 _UNITS_OF_TIME = {"S", "SEC", "SECS", "SECOND", "SECONDS", "MS", "MSEC", "MIN", "MINS", "MINUTES", "HOURS"}

@@ -19,7 +19,7 @@ from ddp_doctor.views.gpus import gpus_of_the_job
 #: The parts of an estimate, in the order in which they are shown.
 PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
 
-#: How the reason of a strategy begins for which --budget left no time to measure it.
+#: The start of the reason if --budget leaves no time to measure a strategy.
 NO_TIME = "not enough time left"
 
 

@@ -63,7 +63,7 @@ _OF_EACH_RUN = ("torchrun", "launcher")
 
 @once_a_recording
 def other_settings(recording: Recording) -> dict[int, dict[str, str]]:
-    """The known variables of each node that are no trait, because nodes may differ in them."""
+    """Return the known variables of each node in which nodes may differ. They are not traits."""
     traits = node_traits(recording)
     return {
         env.node: {

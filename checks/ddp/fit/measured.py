@@ -30,7 +30,7 @@ _CHECKPOINTING = "+checkpointing"
 
 @cache
 def _began() -> float:
-    """When this process measured its first strategy."""
+    """Return the time at which this process measured its first strategy."""
     return monotonic()
 
 

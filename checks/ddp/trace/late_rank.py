@@ -122,10 +122,10 @@ def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Caus
 
 
 class Jitter(NamedTuple):
-    """What ranks cost each other in turn, none of them enough to stand out."""
+    """Ranks that delay each other in turn without standing out."""
 
     ranks: tuple[int, ...]  # places in the window, the most costly first
-    share: float  # of all steps together: what the last rank of each step costs
+    share: float  # of all steps together, lost to the last rank of each step
     lost_us: float  # per step
 
 
@@ -218,7 +218,7 @@ def _pauses(suspect: Suspect) -> Cause | None:
     return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"), fix=fix)
 
 
-#: Frames of Python in a trace, such as "train.py(41): log", but not those of libraries.
+#: Python frames of the job in a trace, such as "train.py(41): log", without library frames.
 _OWN_FRAME = re.compile(
     r"(?!.*(?:site-packages|dist-packages|lib/python|\btorch/|<frozen|multiprocessing/))\S.*\.py\(\d+\): "
 )
@@ -226,7 +226,7 @@ _BUILT_IN = re.compile(r"<built-in (?:function|method) (\S+?)(?: of .*)?>")
 
 
 def _line(step: TraceStep) -> str:
-    """The line of the job's own code in which nothing ran, where a stack shows it: "train.py(41): log (sleep)"."""
+    """Return the line that paused, such as "train.py(41): log (sleep)", or "" if no stack shows it."""
     inside = step.gap.inside if step.gap else ()
     own = next((frame for frame in reversed(inside) if _OWN_FRAME.match(frame)), "")
     called = _BUILT_IN.search(inside[-1]) if own else None
@@ -304,7 +304,7 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
 
 
 def _unexplained(fact: TraceFact, late: Late) -> Severity | None:
-    """Information on CPUs unless it is so in every step: other programs on a processor look the same."""
+    """Return information for CPU ranks that are not late in every step: other programs look the same."""
     by_chance = fact.device == "cpu" and len(late.steps) < len(late.lost_us)
     return Severity.INFO if by_chance else None
 

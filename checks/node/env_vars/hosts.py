@@ -1,4 +1,4 @@
-"""DD109, DD129: settings whose value must fit the host: a file that is not there, one identity on several hosts."""
+"""DD109, DD129: settings whose value must fit the host: a file that is missing, one identity on several hosts."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from ddp_doctor.remedies.kinds import unset
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import hosts
 
-#: Files that NCCL reads if these name them, and what it does without one (NCCL 2.30.7 src/graph/xml.cc,
+#: Variables that name a file for NCCL, and the effect if the file is missing (NCCL 2.30.7 src/graph/xml.cc,
 #: ncclTopoGetXmlFromFile and ncclTopoGetXmlGraphFromFile).
 FILES = {
     "NCCL_TOPO_FILE": "NCCL ignores it and detects the topology itself; only NCCL_DEBUG=INFO shows this.",
@@ -52,7 +52,7 @@ def setting_names_unreadable_file(node: InForce) -> Iterator[Draft]:
 
 @rule("DD129", "host-id-shared-by-nodes", Consequence.FAILS, EnvVars)
 def host_id_shared_by_nodes(recording: Recording) -> Iterator[Draft]:
-    """Several nodes have the same NCCL_HOSTID, so NCCL takes them for one host.
+    """Several nodes have the same NCCL_HOSTID, so NCCL treats them as one host.
 
     Finds: The same NCCL_HOSTID on nodes that did not boot the same kernel, or a job script for at least two nodes that
         sets a fixed value. A warning if it is unknown whether the nodes are one machine, information if the job does
@@ -86,7 +86,7 @@ def _shared(recording: Recording, value: str, who: str, where: str, *, sure: boo
     of_nccl = recording.world is None or recording.on_nccl
     return setting_draft(
         (_HOST_ID,),
-        f"{shown(_HOST_ID, value)} is the same on {who}, so NCCL takes them for one host",
+        f"{shown(_HOST_ID, value)} is the same on {who}, so NCCL treats them as one host",
         f"{shown(_HOST_ID, value)}; {where}",
         "NCCL src/misc/utils.cc, getHostHashOnce",
         unset({_HOST_ID: value}, "NCCL then identifies each host by host name and boot id"),

@@ -123,7 +123,7 @@ def links_down(nvlinks: Iterable[GpuNvlinks]) -> tuple[Down, ...]:
     """Return the GPUs on one board that have fewer links up than peers of the same model.
 
     Their links lead to NVSwitch, or the model has no bridges. Bridges take 4, 8 or 12 of a board's 18 links by
-    design, and none where there is no bridge. The matrix judges those (DD403).
+    design. GPUs without a bridge have none. DD403 checks them by the matrix.
     """
     down: list[Down] = []
     for model, peers in grouped((gpu.name, gpu) for gpu in nvlinks).items():
@@ -285,7 +285,7 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     pairs = {(gpu, peer): link_codes.nvlinks(code) for gpu, peer, code in fact.gpu_pairs()}
-    reported = {down.gpu for down in links_down(fact.nvlinks)}  # DD406 says it, and which links
+    reported = {down.gpu for down in links_down(fact.nvlinks)}  # DD406 reports it with the links
     left_out = reported.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
 
@@ -303,7 +303,7 @@ _GPUS_OF_A_BOARD = (4, 8, 16)
 
 
 def _may_be_display_card(fact: TopologyFact) -> bool:
-    """Return True if GPUs without NVLink may be no part of the board that the other GPUs are on."""
+    """Return True if GPUs without NVLink may be outside the board of the other GPUs."""
     models = {fact.models.get(gpu) for gpu in fact.gpus}
     if None not in models:
         return len(models) > 1

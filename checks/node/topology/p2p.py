@@ -295,7 +295,7 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
-    faulty = without_nvlinks(fact)  # DD403 or DD406 tells what to repair
+    faulty = without_nvlinks(fact)  # DD403 or DD406 reports the repair
     for gpu, peer, code in fact.gpu_pairs():
         if {gpu, peer} & faulty:
             continue

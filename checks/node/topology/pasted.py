@@ -94,7 +94,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
 
 
 def _gpu_models(lines: Iterable[str]) -> dict[str, str]:
-    """Return the model of each GPU; nothing if the text gives one GPU two models."""
+    """Return the model of each GPU; empty if the text gives a GPU two models."""
     models = dict[str, str]()
     for line in lines:
         named = _MODEL.search(line[:500])

@@ -49,7 +49,7 @@ class FitFact(Fact):
     precision: Precision
     ranks: int
     batch: int | None = None  # samples of a rank's batch; None where there is no batch of tensors
-    tokens: int | None = None  # of each sample, of a model of transformers
+    tokens: int | None = None  # per sample, for models of transformers
     trouble: Trouble | None = None  # how the user's code failed
     optimizer: str = ""  # its class: "AdamW (none was given)"
     units: str = ""  # that are sharded, where the factory names none: "24 Block"

@@ -164,7 +164,7 @@ class TopologyFact(TopologyMatrix, Fact):
         return super().gpu_pairs() if self.nvlink_told else iter(())
 
     def is_on_c2c(self, gpu: str, model: str | None) -> bool:
-        """Return True if the GPU is attached to its CPU by C2C, so that its memory is a NUMA node of its own."""
+        """Return True if the GPU is attached to its CPU by C2C. Its memory is then a separate NUMA node."""
         is_grace = any(name in (model or "") for name in OS_MANAGED_MEMORY)
         return is_grace or gpu in self.c2c_gpus or (self.gpu_numa_id.get(gpu) or "").isdecimal()
 

@@ -29,13 +29,13 @@ CUDA_VARIABLES = (
 #: (NVML API reference, nvmlDeviceGetMemoryInfo).
 OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
 
-#: Models that come on a board with NVSwitch or a full NVLink mesh, never with bridges: SXM modules, and those whose
-#: names without a form mean one ("NVIDIA H200", but "NVIDIA H200 NVL").
+#: Models on a board with NVSwitch or a full NVLink mesh, never with bridges: SXM modules, also under names without a
+#: form factor ("NVIDIA H200", but not "NVIDIA H200 NVL").
 _ON_A_BOARD = re.compile(r"(?!.*(?:PCIe|NVL\b)).*\b(?:SXM\d?|HBM3e?|H20|H200|H800|G?B[23]00)\b")
 
 
 def is_on_a_board(model: str | None) -> bool:
-    """Return True if the model has NVLinks without a bridge, so that a GPU without any is at fault."""
+    """Return True if the model has NVLinks without a bridge. A GPU without any is then at fault."""
     return _ON_A_BOARD.match(model or "") is not None
 
 

@@ -121,8 +121,8 @@ def gpudirect(
 ) -> tuple[bool | None, str]:
     """Return if NCCL lets a NIC read and write a GPU's memory itself, and why; None if unknown.
 
-    By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr). ``kernel`` tells if module or dma-buf are there,
-    ``c2c`` if the GPU is attached to the CPU by C2C.
+    The default limit is PXB (src/graph/paths.cc, ncclTopoCheckGdr). ``kernel`` is the answer for the kernel module or
+    dma-buf. ``c2c``: the GPU is attached to the CPU by C2C.
     """
     level = node.settings.get(GDR_LEVEL)
     limit = link_codes.p2p_level(level) if level else None

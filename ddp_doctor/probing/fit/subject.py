@@ -25,7 +25,7 @@ from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, 
 
 #: A factory that needs real tensors may take so much, the process included (judgment).
 MOST_BYTES = 16 << 30
-#: What a model of transformers is given where --batch and --seq are not, if it has as many positions.
+#: The defaults of --batch and --seq for a model of transformers that has as many positions.
 BATCH, SEQUENCE = 1, 2048
 
 
@@ -132,7 +132,7 @@ def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[
     return factory
 
 
-#: What configurations call the most tokens of a sample; the first is what transformers maps the others of most to.
+#: Names of the maximum number of tokens in configurations; transformers maps most of them to the first.
 _MOST_POSITIONS = (
     "max_position_embeddings",
     "n_positions",
@@ -144,13 +144,13 @@ _MOST_POSITIONS = (
 
 
 def _positions(config: Any) -> int | None:
-    """The most tokens that the model takes, as far as its configuration tells."""
+    """Return the maximum number of tokens of the configuration, or None if unknown."""
     found = (getattr(config.get_text_config(), name, None) for name in _MOST_POSITIONS)
     return next((number for number in found if isinstance(number, int) and number > 0), None)
 
 
 def tokens_of(given: Any) -> int | None:
-    """The tokens of each sample of a batch that ``hf:NAME`` was given."""
+    """Return the tokens per sample of a batch for ``hf:NAME``."""
     ids = given.get("input_ids") if isinstance(given, dict) else None
     return int(ids.shape[1]) if ids is not None and ids.dim() == 2 else None
 

@@ -158,7 +158,7 @@ class Launch:
         )
 
     def _with_first(self, evidence: Sequence[RankEvidence]) -> Sequence[RankEvidence]:
-        """Let a rank that ended before its first line be the first to end, if torchrun says so."""
+        """Give a rank that ended before its first line the time and exit code of torchrun's first failure."""
         first = _FIRST.search(self._last_output())
         gone = [rank.exited_at for rank in evidence if rank.exited_at is not None]
         ranks = [spec.rank for spec in self._specs if first and spec.local_rank == int(first["local_rank"])]

@@ -110,7 +110,7 @@ _BITS = 63
 
 
 def _calculated(found: re.Match[str]) -> str:
-    """The value of an arithmetic expansion of numbers, else the expansion."""
+    """Return the value of an arithmetic expansion of numbers, or the expansion unchanged."""
     try:
         return str(_value(ast.parse(found[1].strip(), mode="eval").body))
     except (SyntaxError, ArithmeticError, ValueError, RecursionError):
