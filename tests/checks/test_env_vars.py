@@ -118,7 +118,7 @@ def test_host_id_of_several_machines_is_an_error(
     hosts = [InterfacesFact(gloo=none, nccl=none, host_id=f"{boot} net:[1]") for boot in boots]
     one = recording(*({"NCCL_HOSTID": value} for value in ids), backend="nccl")
     both = one.model_copy(update={"readings": (*one.readings, *of_nodes("interfaces", hosts))})
-    assert [found.severity for found in findings_of(CHECK, both) if found.code == "DD129"] == [severity][
+    assert [found.severity for found in findings_of(CHECK, both) if found.code == "DD134"] == [severity][
         : severity is not None
     ]
 

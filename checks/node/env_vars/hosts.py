@@ -1,4 +1,4 @@
-"""DD109, DD129: settings whose value must fit the host: a file that is missing, one identity on several hosts."""
+"""DD109, DD134: settings whose value must fit the host: a file that is missing, one identity on several hosts."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def setting_names_unreadable_file(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD129", "host-id-shared-by-nodes", Consequence.FAILS, EnvVars)
+@rule("DD134", "host-id-shared-by-nodes", Consequence.FAILS, EnvVars)
 def host_id_shared_by_nodes(recording: Recording) -> Iterator[Draft]:
     """Several nodes have the same NCCL_HOSTID, so NCCL treats them as one host.
 
@@ -78,7 +78,7 @@ def host_id_shared_by_nodes(recording: Recording) -> Iterator[Draft]:
 
 
 def is_shared_host_id(recording: Recording, name: str) -> bool:
-    """Return True if the variable is NCCL_HOSTID and DD129 reports it."""
+    """Return True if the variable is NCCL_HOSTID and DD134 reports it."""
     return name == _HOST_ID and any(True for _ in host_id_shared_by_nodes.function(recording))
 
 
