@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.cluster.connectivity import probe
+from ddp_doctor.checks.cluster.connectivity import CHECK, probe
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer
+from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, oserror
+from tests.readings import finding_of, findings_of
+from tests.recordings import load
 from tests.waiting import LIMIT_S
 
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
@@ -93,3 +97,33 @@ class Deaf(RealContext):
 
 def replace_way(way: OtherWay, **changes: str) -> OtherWay:
     return way.model_copy(update=changes)
+
+
+FASTER = (("control", 12e6), ("treatment", 2e8), ("control", 11e6), ("treatment", 3e8))
+SLOWER = (("control", 12e6), ("treatment", 1e6), ("control", 11e6), ("treatment", 2e6))
+
+
+@pytest.mark.parametrize(
+    ("tried", "is_told"),
+    [
+        (FASTER, True),
+        ((("control", None), ("treatment", 2e8)), True),
+        (SLOWER, False),
+        ((("control", 12e6), ("treatment", None)), False),
+        ((), True),
+    ],
+)
+def test_a_network_that_was_no_faster_in_its_trial_is_not_reported(tried: Any, is_told: bool):
+    recording = load("connectivity/slower-network-by-rate-1")
+    first = finding_of(CHECK, recording)
+    assert first.reproduced_by is not None
+    attempts = tuple(
+        Attempt(arm=arm, outcome="hung" if rate is None else "passed", bytes_per_s=rate) for arm, rate in tried
+    )
+    experiment = Experiment(
+        code="DD538", settings=first.remedies[0].settings, reproducer=first.reproduced_by, attempts=attempts
+    )
+
+    tried_out = recording.model_copy(update={"experiments": (experiment,)})
+
+    assert [one.severity for one in findings_of(CHECK, tried_out)] == [Severity.ERROR] * is_told

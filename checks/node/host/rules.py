@@ -83,7 +83,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         yield shortage_draft(
             recording,
             short,
-            f"{ranks} ranks share {has:g} CPUs on {{who}}",
+            f"{ranks} ranks share {has:g} {'CPU' if has == 1 else 'CPUs'} on {{who}}",
             Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one per rank"),
             remedy(
                 f"Request at least {2 * ranks} CPUs on the node (--cpus-per-task in SLURM,"
