@@ -8,7 +8,7 @@ from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.checks import checks_of, read_pasted
 from ddp_doctor.engine.collect import collect, with_node_facts
 from ddp_doctor.engine.plan import Plan, make_plan
-from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText, Unchecked
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, Status, Where
@@ -83,9 +83,19 @@ def read_settings(text: str, options: Options = _ENV) -> Outcome:
     try:
         found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
         readings = [fact.collected("env_vars") for fact in (_as_environment(found), found)]
+        if found.unchecked:
+            readings.append(_unchecked(found.unchecked))
     except NoSettings as why:
         readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"the input {why}")]
     return judge_settings(blank(options, readings=tuple(readings)))
+
+
+def _unchecked(lines: tuple[Unchecked, ...]) -> Reading:
+    """What stands in the way of a verdict: lines that start ranks and were not understood."""
+    first, *others = lines
+    more = f", and {len(others)} more" if others else ""
+    reason = f"the launch line was not checked: line {first.line}, `{first.quote}` ({first.reason}){more}"
+    return Reading(check="env_vars", status=Status.FAILED, reason=reason)
 
 
 def _as_environment(found: SettingText) -> EnvVars:

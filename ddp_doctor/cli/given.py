@@ -34,7 +34,11 @@ _LARGEST_TOPOLOGY_BYTES = 4 * 1024 * 1024
 def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
     """The text of a file that the user names, ``-`` for stdin, also of one in UTF-16. Raises UsageError."""
     with as_usage_error(CannotRead):
-        content = read_given(path, most_bytes=most_bytes)
+        return decoded_text(read_given(path, most_bytes=most_bytes))
+
+
+def decoded_text(content: bytes) -> str:
+    """The text of a file in UTF-8 or UTF-16."""
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8", errors="replace")
 

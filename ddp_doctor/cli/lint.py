@@ -1,25 +1,30 @@
 """``ddp-doctor lint``: files in, report out. Files are taken as they are, folders walked, ``-`` is what comes on stdin.
 
+Job scripts and manifests that are named are read as ``env --from`` does; of a folder only ``*.py``.
+
 It does not import launchers and checks, which takes longer than linting a hundred files.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import require_kind, rule_codes
+from ddp_doctor.cli.given import decoded_text, require_kind, rule_codes
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.lint.linting import MOST_BYTES, chosen, lint_bytes
 from ddp_doctor.lint.render import text
-from ddp_doctor.lint.report import Linted, Unread, lint_report
+from ddp_doctor.lint.report import Linted, LintFinding, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, UsageError
 from ddp_doctor.model.error_text import quoted
-from ddp_doctor.parse.file_kinds import PYTHON
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.rule import Described
+from ddp_doctor.parse.file_kinds import PYTHON, is_launch
 from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
@@ -29,6 +34,7 @@ from ddp_doctor.sources.given import CannotRead, is_folder, read_given
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
 #: What ``python -m venv`` and virtualenv leave in a folder.
 _ENVIRONMENT = "pyvenv.cfg"
+_IN_LINE = re.compile(r"\bline (\d+)")
 
 
 def lint(
@@ -42,16 +48,24 @@ def lint(
 ) -> int:
     """Judge the files; the exit code. Raises UsageError."""
     started_at = datetime.now(timezone.utc)
-    rules = chosen(RULES, rule_codes(select, RULES), rule_codes(ignore, RULES))
-    if not rules:
-        raise UsageError("--select and --ignore exclude every rule; select more rules or ignore fewer")
     paths = list(_script_paths(given))
     if not paths:
         raise UsageError(f"found no Python file in {', '.join(map(quoted, given))}")
+    launches = {path: found for path in paths if (found := _launch_text(path)) is not None}
+    known = _rules_of_launches() if launches else ()
+    codes = rule_codes(select, (*RULES, *known)), rule_codes(ignore, (*RULES, *known))
+    rules, of_launches = chosen(RULES, *codes), chosen(known, *codes)
+    if not (rules or of_launches):
+        raise UsageError("--select and --ignore exclude every rule; select more rules or ignore fewer")
+    kept = {rule.code for rule in of_launches}
     with no_garbage_collection():  # of a hundred trees
-        linted = [_lint_file(path, rules) for path in paths]
+        linted = [
+            _lint_launch(path, launches[path], kept) if path in launches else _lint_file(path, rules) for path in paths
+        ]
     report = lint_report(linted, fail_on, started_at)
-    problems = outputs.write(LintResults(report, rules, [_shown_path(path) for path in paths], fail_on))
+    problems = outputs.write(
+        LintResults(report, [*rules, *of_launches], [_shown_path(path) for path in paths], fail_on)
+    )
     if outputs.form is OutputFormat.FULL:
         text.show(report, console(outputs.words_to), quiet=quiet)
     else:
@@ -79,6 +93,53 @@ def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
     if not path.endswith(".py"):
         require_kind(shown, data.decode("utf-8", errors="replace"), "a Python script", PYTHON)
     return lint_bytes(shown, data, rules)
+
+
+def _launch_text(path: str) -> str | None:
+    """The text of a job script, a manifest or a launcher's configuration; None of any other file."""
+    if path == "-" or path.endswith(".py"):
+        return None
+    try:
+        data = _read(path)
+    except (OSError, CannotRead, ValueError):
+        return None
+    decoded = decoded_text(data)
+    return decoded if len(data) <= MOST_BYTES and is_launch(decoded, path) else None
+
+
+def _rules_of_launches() -> tuple[Described, ...]:
+    from ddp_doctor.engine.diagnose import all_rules  # takes longer than linting
+
+    return tuple(rule for rule in all_rules() if rule.code.startswith("DD1"))
+
+
+def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
+    """What ``env --from`` finds in a file, each finding in its line."""
+    from ddp_doctor.app.inspection import read_settings
+    from ddp_doctor.facts.node.env_vars import SettingText
+
+    shown = _shown_path(path)
+    outcome = read_settings(content)
+    found = outcome.recording.first(SettingText)
+    if found is None:
+        return Linted(unread=Unread(path=shown, line=1, reason=outcome.recording.readings[0].reason or ""))
+    lines = {written.name: written.line for written in found.written}
+    findings = []
+    for finding in outcome.report.findings:
+        if finding.code in kept:
+            names = [lines[culprit.name] for culprit in finding.culprits if culprit.name in lines]
+            at = _IN_LINE.search("\n".join(evidence.text for evidence in finding.evidence))
+            line = int(at[1]) if at else names[0] if names else 1
+            place = Culprit(kind="file", name=f"{shown}:{line}")
+            where = {"path": shown, "line": line, "column": 1, "end_line": line, "end_column": 1}
+            findings.append(LintFinding(**dict(finding) | {"culprits": (*finding.culprits, place)} | where))
+    findings.sort(key=lambda finding: (finding.line, finding.code))
+    unread = None
+    if found.unchecked:
+        first = found.unchecked[0]
+        reason = f"the launch line was not checked: `{first.quote}` ({first.reason})"
+        unread = Unread(path=shown, line=first.line, reason=reason)
+    return Linted(tuple(findings), unread=unread)
 
 
 def _read(path: str) -> bytes:

@@ -18,10 +18,10 @@ from ddp_doctor.model.error_text import expected, quoted
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
-    from ddp_doctor.lint.rule import LintRule
     from ddp_doctor.model.choices import FailOn
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
+    from ddp_doctor.model.rule import Described
 
 
 class Results(NamedTuple):
@@ -36,7 +36,7 @@ class LintResults(NamedTuple):
     """The results of ``lint``."""
 
     report: "LintReport"
-    rules: "Sequence[LintRule]"  # that were applied
+    rules: "Sequence[Described]"  # that were applied
     paths: Sequence[str]  # of all files, also those without a finding
     fail_on: "FailOn"
 

@@ -382,7 +382,7 @@ def _why_unsure(
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
     asked = asked or (None if stuck else _unknown_fit(recording))
-    if certain := reason if OWN_PROCESS in reason else asked:
+    if certain := reason if OWN_PROCESS in reason or recording.command is Command.ENV else asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)

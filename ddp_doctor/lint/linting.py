@@ -19,14 +19,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from typing import TypeVar
 
 from ddp_doctor.lint.report import Linted, LintFinding, Unread
 from ddp_doctor.lint.rule import LintRule, Spot
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.lint.script import Script
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
+from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.text import as_utf8
+
+AnyRule = TypeVar("AnyRule", bound=Described)
 
 _CODES = r"(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?"
 _LINE = re.compile(rf"#[^#]*?\bnoqa\b{_CODES}", re.IGNORECASE)
@@ -235,7 +239,7 @@ def _column(lines: Sequence[str], line: int, offset: int) -> int:
     return len(text.encode("utf-8", "replace")[:offset].decode("utf-8", "replace")) + 1
 
 
-def chosen(rules: Iterable[LintRule], select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
+def chosen(rules: Iterable[AnyRule], select: Sequence[str], ignore: Sequence[str]) -> list[AnyRule]:
     """The rules whose codes begin with one of ``select`` (all where it is empty) and with none of ``ignore``."""
     kept = [rule for rule in rules if not select or rule.code.startswith(tuple(select))]
     return [rule for rule in kept if not (ignore and rule.code.startswith(tuple(ignore)))]

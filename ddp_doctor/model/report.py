@@ -114,6 +114,15 @@ class SettingInForce(Frozen):
     note: str | None = None  # why the value is not judged
 
 
+class UnreadLine(Frozen):
+    """A line of a script or manifest that was not read, and why."""
+
+    line: int  # from 1
+    text: str  # without credentials
+    reason: str  # why it was not read
+    is_launch: bool = False  # it starts ranks, or may, so that the verdict is unsure
+
+
 class EnvReport(Report):
     """What ``env --json`` writes: the envelope, and the settings in force."""
 
@@ -123,6 +132,7 @@ class EnvReport(Report):
         None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
     )
     settings: tuple[SettingInForce, ...] = ()  # the variables that are set, by name
+    unread_lines: tuple[UnreadLine, ...] = ()  # lines of the text that were not read
 
 
 class CauseLine(Frozen):

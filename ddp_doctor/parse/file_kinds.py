@@ -24,6 +24,10 @@ _KINDS = (
     ({"runs", "version", "$schema"}, "a report in SARIF"),
     ({"cells", "nbformat"}, "a Jupyter notebook"),
 )
+#: What ``lint`` reads by the rules about launches: by the file's name, or by a line of it.
+_LAUNCH_NAMES = (".sh", ".bash", ".sbatch", ".slurm", ".job", ".yaml", ".yml", ".env")
+_LAUNCH_LINES = re.compile(r"^(?:#SBATCH\b|apiVersion:|num_machines:|FROM \S)", re.MULTILINE)
+_DEEPSPEED = re.compile(r'"(?:train_batch_size|train_micro_batch_size_per_gpu|zero_optimization)"\s*:')
 _LINE_END = re.compile(r"[\r\n]")
 _PYTHON = re.compile(r"#!.*\bpython")
 _SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
@@ -42,6 +46,15 @@ def file_kind(text: str) -> str | None:
         return json_kind(json_value(text)) or JSON
     except ValueError:
         return None
+
+
+def is_launch(text: str, name: str) -> bool:
+    """Return True if a file starts or configures a job: a job script, a manifest, a launcher's configuration."""
+    if name.endswith(".py") or file_kind(text) == PYTHON:
+        return False
+    if text.lstrip().startswith("{"):
+        return _DEEPSPEED.search(text) is not None
+    return name.endswith(_LAUNCH_NAMES) or file_kind(text) == SHELL or _LAUNCH_LINES.search(text) is not None
 
 
 def json_kind(data: Json) -> str | None:

@@ -32,14 +32,27 @@ _STATUS = {
 }
 
 
+#: More lines are only counted.
+_MOST_UNREAD = 10
+
+
 def show(report: EnvReport, out: Console) -> None:
     """Print the table; nothing if nothing could be read."""
     if not report.checks or all(check.status.value == "skipped" for check in report.checks):
         return
-    if not report.settings:
-        out.print("No relevant variable of NCCL, torch, gloo or torchrun is set.")
-        return
     width = width_of(out)
+    if report.settings:
+        _show_table(report, out, width)
+    else:
+        out.print("No relevant variable of NCCL, torch, gloo or torchrun is set.")
+    for line in report.unread_lines[:_MOST_UNREAD]:
+        text = f"Not read: line {line.line}: {one_line(line.text)} ({line.reason})"
+        out.print(folded(text, width, hang=2), style="yellow" if line.is_launch else "dim")
+    if len(report.unread_lines) > _MOST_UNREAD:
+        out.print(f"Not read: {len(report.unread_lines) - _MOST_UNREAD} more lines", style="dim")
+
+
+def _show_table(report: EnvReport, out: Console, width: int | None) -> None:
     out.print(folded(f"Defaults and meanings apply to {versions(report)}.", width), style="dim")
     cells = []
     for row in report.settings:

@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import EnvReport, Overruled, Report, SettingInForce
+from ddp_doctor.model.report import EnvReport, Overruled, Report, SettingInForce, UnreadLine
 from ddp_doctor.settings.names import is_of_rccl, is_recorded, meant_by_timeout
 from ddp_doctor.settings.nccl_conf import files_read
 from ddp_doctor.settings.releases import Installed, default_at, default_in_words, status_at
@@ -34,6 +34,11 @@ def with_settings(report: Report, recording: Recording) -> EnvReport:
     if software is not None:
         of_env |= {"torch": software.torch_version, "rocm": software.torch_hip}
         of_env["nccl"] = None if software.torch_hip else software.nccl_loaded
+    if (text := recording.first(SettingText)) is not None:
+        of_env["unread_lines"] = tuple(
+            UnreadLine(line=each.line, text=each.quote, reason=each.reason, is_launch=each in text.unchecked)
+            for each in sorted((*text.unchecked, *text.unread), key=lambda each: each.line)
+        )
     return EnvReport(**dict(report) | of_env)
 
 

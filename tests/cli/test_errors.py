@@ -370,11 +370,6 @@ def test_wrong_request_is_one_sentence_and_keeps_nothing(asked, tmp_path, comman
         ),
         ("lint", b'{"cells": [], "nbformat": 4}', "'x' is a Jupyter notebook, but a Python script is expected"),
         ("lint", b'{"lr": 0.1, "amp": true}', "'x' is JSON, but a Python script is expected"),
-        (
-            "lint",
-            b"#!/bin/bash\ntorchrun x.py\n",
-            "'x' is a shell script, but a Python script is expected; run `ddp-doctor env --from x` to read it",
-        ),
     ],
 )
 def test_wrong_file_is_reported_with_the_expected_one(asked, tmp_path, command, content, message):

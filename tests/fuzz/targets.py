@@ -50,6 +50,7 @@ from ddp_doctor.parse import (
     software,
     steps_said,
     visible_devices,
+    yaml_text,
 )
 from ddp_doctor.parse.job_log import endings, measured, prefix, ras
 from ddp_doctor.parse.job_log.assemble import Job
@@ -59,8 +60,9 @@ from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.parse.trace import rank
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
+from ddp_doctor.settings.launches import launches
 from ddp_doctor.settings.nccl_conf import conf_lines
-from ddp_doctor.settings.text import launch_words, setting_text, shell_settings, shell_words
+from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from ddp_doctor.views import failed_trials
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
@@ -172,6 +174,28 @@ _SETTINGS = (
     _JOB_SCRIPT,
     "PATH=/bin\nHOME=/root\nPWD=/\nNCCL_DEBUG=INFO\nRANK=0\n",
     'env:\n- name: NCCL_DEBUG\n  value: "INFO"\n- {name: NCCL_ALGO, value: Ring}\nNCCL_PROTO: LL # c\n',
+)
+_LAUNCHES = (
+    """#SBATCH -N 4
+H=$(scontrol show hostnames | head -n 1 || echo localhost); A=(--nnodes=${N:-4} "--x=$((1 + $R))")
+for h in {a..c} b; do ssh $h 'torchrun "${A[@]}" x' & done
+f() { if [ $1 ]; then case $2 in a*) B=${C%%,*} ;; esac; fi; }; mapfile -t N < <(scontrol show hostnames); ((i++))
+cat > r.sh <<'E'
+$(hostname)
+E
+srun bash r.sh
+""",
+    """kind: PyTorchJob
+spec: &s
+  pytorchReplicaSpecs:
+    Worker: {replicas: 3, template: {spec: {containers: [{command: [sh, -c, "torchrun x"]}]}}}
+---
+a: *s
+b: |
+  x
+- c: >-
+    d
+""",
 )
 _NCCL_COMPLAINTS = (
     "n:5:8 [0] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)\n"
@@ -361,16 +385,9 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(options.require_factory, "train.models:make", "train/models.py:make", refuses=ValueError),
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
-    direct(launch_words.resolver, "N=4\nexport G=8 # c\nsrun -N $N x\n"),
-    direct(
-        launch_words.job_of_operator, "kind: PyTorchJob\nspec:\n  nprocPerNode: 8\n  replicas: 3\n  nvidia.com/gpu: 8\n"
-    ),
-    Target(launch_words.job_of, lambda text: launch_words.job_of(text.splitlines()), _SETTINGS),
-    Target(
-        launch_words.launch_of,
-        lambda text: launch_words.launch_of(text.split() or ["x"], 1, str, None),
-        ("srun -N4 --gres=gpu:8 torchrun --nnodes 4 --nproc_per_node=8 x", "mpirun -np 4 --map-by ppr:2:node python x"),
-    ),
+    Target(file_kinds.is_launch, lambda text: file_kinds.is_launch(text, "job"), (*_SETTINGS, *_LAUNCHES)),
+    Target(launches.launches_of, lambda text: launches.launches_of(text.split("\n")), (*_SETTINGS, *_LAUNCHES)),
+    Target(yaml_text.read_yaml, lambda text: yaml_text.read_yaml(text.split("\n")), _LAUNCHES),
     direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
     Target(shell_words.commands_and_signs, lambda text: list(shell_words.commands_and_signs(text)), _SETTINGS),

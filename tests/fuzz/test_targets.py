@@ -105,7 +105,7 @@ def _read_or_refused(target: Target, text: str) -> None:
     assert time.process_time() - started < 1.0, target.name
 
 
-_SETTINGS_TEXT = ("launch_words", "setting_text", "shell_settings", "shell_words")
+_SETTINGS_TEXT = ("setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "ddp_doctor/parse/job_log/endings.py",
@@ -135,6 +135,7 @@ READERS = (
     "ddp_doctor/probing/pci_devices.py",
     "ddp_doctor/probing/rdma.py",
     "ddp_doctor/probing/setting_origins.py",
+    "ddp_doctor/settings/launches/launches.py",
     "ddp_doctor/settings/nccl_conf.py",
     *(f"ddp_doctor/settings/text/{name}.py" for name in _SETTINGS_TEXT),
 )

@@ -1,112 +1,21 @@
-"""DD127, DD128: what a job script asks for, held against its own settings and its own commands."""
+"""DD128, DD133: what a job script or a configuration asks for, compared with its own commands."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.checks.node.env_vars.in_force import setting_draft
-from ddp_doctor.checks.node.env_vars.launch import is_loopback
+from ddp_doctor.checks.node.env_vars.meeting import is_alone, starts_several, torchruns
 from ddp_doctor.facts.node.env_vars import Launch, SettingText
-from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import in_job_script, unset
-from ddp_doctor.settings.wording import shown
+from ddp_doctor.remedies.kinds import in_job_script
 from ddp_doctor.wording.findings import finding
 
-#: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
-_LOOPBACK = ("lo", "=lo", "lo0")
-_ENDPOINT = "--rdzv-endpoint"
-_FIRST_NODE = 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
 _SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
-
-
-@rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
-def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """A job script for several nodes sends the ranks to the loopback interface.
-
-    Finds: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that is lo, MASTER_ADDR, --master-addr or --rdzv-endpoint that is
-        localhost, where ranks start, and the script asks for at least two nodes: by #SBATCH, srun or torchrun's
-        --nnodes. Silent where the nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a value
-        that another one overwrites before the ranks start or that depends on the branch.
-    Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
-        With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
-    Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
-    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
-    """
-    text = recording.first(SettingText)
-    if text is not None:
-        found = dict(_of_job(text)) if not text.launches else {}
-        for launch in text.launches:
-            found = dict(_of_launch(text, launch)) | found
-        for name, lost in found.items():
-            by_option = name == _ENDPOINT
-            lines = [each.line for each in text.written if (each.name, each.value) == (name, lost.value)]
-            pair = f"rendezvous endpoint {lost.value}" if by_option else shown(name, lost.value)
-            where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
-            by_name = by_option or name == "MASTER_ADDR"
-            fails = "or the first collective fails" if name == NCCL_IFNAME else "fails or hangs"
-            yield setting_draft(
-                [name],
-                f"{pair} reaches no other node, but the job has {lost.nodes} nodes",
-                f"{pair}{f' in line {lines[-1]}' if lines else ''}; {lost.nodes} nodes: {where}",
-                "a loopback interface reaches only its own host",
-                in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it reaches no other node"),
-                detail=f"Each rank looks for the other ranks on its own node, so init_process_group() {fails}.",
-            )
-
-
-class _Lost(NamedTuple):
-    """A value that leads to no other node."""
-
-    value: str
-    nodes: int
-    launch: Launch | None  # the ranks that have it
-
-
-def _of_launch(text: SettingText, launch: Launch) -> Iterator[tuple[str, _Lost]]:
-    nodes = _nodes_of_launch(text.job, launch)
-    if nodes is None or nodes[0] < 2:
-        return
-    host, colon, port = launch.endpoint.rpartition(":")
-    if is_loopback((host if colon and port.isdecimal() else launch.endpoint).strip("[]")):
-        yield _ENDPOINT, _Lost(launch.endpoint, nodes[0], launch)
-    for name, value in launch.environment.items():
-        if _is_own_host(name, value) and not (name == "MASTER_ADDR" and launch.starts == "torchrun"):
-            yield name, _Lost(value, nodes[0], launch)
-
-
-def _of_job(text: SettingText) -> Iterator[tuple[str, _Lost]]:
-    """Of a script that starts its ranks in a way that is not known here."""
-    nodes = text.job.nodes if text.job else None
-    if nodes is None or nodes[0] < 2:
-        return
-    possible = text.possible()
-    for name, written in text.in_force().items():
-        is_sure = written.depends_on is None and len({each.value for each in possible.get(name, ())}) == 1
-        if written.value and is_sure and _is_own_host(name, written.value):
-            yield name, _Lost(written.value, nodes[0], None)
-
-
-def _is_own_host(name: str, value: str) -> bool:
-    if name == "MASTER_ADDR":
-        return is_loopback(value.strip())
-    return name in (NCCL_IFNAME, GLOO_IFNAME) and value.strip() in _LOOPBACK
-
-
-def _nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    if launch.starts == "torchrun" and (launch.agents or not launch.endpoint):
-        return launch.agents or (1, 1)
-    if launch.tasks == 1 or launch.program == "torchrun":
-        return (1, 1)
-    if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
-        count = -(-launch.tasks // launch.tasks_per_node)
-        return (count, count)
-    return launch.nodes or (job.nodes if job and launch.program == "srun" else None)
 
 
 @rule("DD128", "counts-of-a-script-disagree", Consequence.FAILS, SettingText)
@@ -114,8 +23,9 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     """A job script starts more ranks on a node, or another number of torchruns, than it says elsewhere.
 
     Finds: Tasks of a node times torchrun's --nproc-per-node above the GPUs that are asked for; more torchruns than
-        --nnodes, or fewer than it waits for. A warning where srun starts more tasks than GPUs, and where several
-        torchruns of several ranks start on each node and nothing says how many GPUs or nodes there are. Silent where a
+        --nnodes, or fewer than it waits for: without srun only the first node starts one. A warning where srun starts
+        more tasks than GPUs, where each node starts a job of its own, and where several torchruns of several ranks
+        start on each node and nothing says how many GPUs or nodes there are. Silent where a
         number is a variable that only SLURM knows, where the nodes are a range, and where each torchrun is told its
         node rank.
     Why: Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
@@ -124,14 +34,14 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     text = recording.first(SettingText)
+    seen = set[str]()
     for launch in text.launches if text else ():
-        fault = (
-            _other_number_of_torchruns(text.job, launch) or _more_ranks_than_gpus(text.job, launch) if text else None
-        )
-        if fault is not None:
-            by_torchrun = launch.starts == "torchrun"
+        fault = _fault(text, launch) if text else None
+        if fault is not None and fault.title not in seen:
+            seen.add(fault.title)
+            by_torchrun = launch.starts in ("torchrun", "accelerate", "deepspeed")
             yield finding(
-                [Culprit(kind="setting", name="torchrun" if by_torchrun else "srun")],
+                [Culprit(kind="setting", name=launch.starts if by_torchrun else "srun")],
                 fault.title,
                 Evidence(text=f"line {launch.line}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
                 in_job_script(_ONE_EACH if by_torchrun else _BY_TASK),
@@ -146,12 +56,49 @@ class _Fault(NamedTuple):
     severity: Severity | None = None
 
 
+def _fault(text: SettingText, launch: Launch) -> _Fault | None:
+    if launch.program == "configuration":
+        return None
+    job = text.job
+    others = [each for each in text.launches if each is not launch and each.starts == launch.starts]
+    return (
+        _other_number_of_torchruns(job, launch)
+        or _too_few_starts(job, launch, others)
+        or _more_ranks_than_gpus(job, launch)
+        or _a_job_on_each_node(job, launch)
+    )
+
+
+def _too_few_starts(job: Launch | None, launch: Launch, others: list[Launch]) -> _Fault | None:
+    """Of a torchrun that waits for several nodes, and that one command starts on one."""
+    is_one = launch.program == "torchrun" or launch.nodes == (1, 1) or launch.tasks == 1
+    waits = launch.agents[0] if launch.agents and torchruns(launch) else 1
+    if waits < 2 or not is_one or launch.by_hand or launch.path or others or job is None:
+        return None
+    started = "no srun starts it" if launch.program == "torchrun" else f"{launch.program} starts one task"
+    return _Fault(f"{launch.starts} starts on 1 node, but waits for {waits}", f"--nnodes {waits}; {started}")
+
+
+def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
+    """Of launchers that srun starts on each node and that know of no other."""
+    nodes = _exact(job, launch)
+    is_own = launch.starts == "deepspeed" and not {"--no-ssh", "--node-rank"} & launch.arguments.keys()
+    alone = (torchruns(launch) and is_alone(launch)) or is_own
+    by_one = launch.path or launch.program in ("array", "ssh") or not starts_several(launch)
+    if not alone or by_one or not nodes or nodes < 2:
+        return None
+    if (launch.agents or (1, 1))[0] > 1:
+        return None  # which --standalone ignores
+    why = f"{launch.program} starts it on each of {nodes} nodes, without a number of nodes"
+    return _Fault(f"{nodes} separate jobs start: each node runs its own {launch.starts}", why, Severity.WARNING)
+
+
 def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | None:
-    if launch.starts != "torchrun" or launch.agents is None or launch.node_rank:
+    if not torchruns(launch) or launch.agents is None or "--standalone" in launch.arguments:
         return None
     fewest, most = launch.agents
     nodes, each = _exact(job, launch), _tasks_of_a_node(job, launch)
-    if launch.program == "torchrun":  # no srun starts one on each node: other commands may start the others
+    if launch.program in ("torchrun", "ssh"):  # other commands may start the others
         if job is None or job.nodes is None or fewest <= job.nodes[1] or launch.path:
             return None
         why = f"--nnodes {fewest}; line {job.line}: {job.nodes[1]} nodes"
@@ -161,18 +108,20 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
     count = nodes * each
     expected = f"{fewest}:{most}" if most > fewest else f"{most}"
     why = f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes, --nnodes {expected}"
-    is_whole = job is not None and job.nodes == (nodes, nodes) and not launch.path
+    is_whole = job is not None and job.nodes == (nodes, nodes) and not launch.path and launch.tasks != 1
     if count <= most and not (count < fewest and is_whole):
         return None
     needs = f"takes {most}" if count > most else f"waits for {fewest}"
-    return _Fault(f"{count} torchruns start, but --nnodes={expected} {needs}", why)
+    by_torchrun = launch.starts == "torchrun"
+    what, option = ("torchruns", "--nnodes") if by_torchrun else ("accelerate launchers", "--num_machines")
+    return _Fault(f"{count} {what} start, but {option}={expected} {needs}", why)
 
 
 def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
-    by_torchrun = launch.starts == "torchrun"
-    each = 1 if launch.program == "torchrun" else _tasks_of_a_node(job, launch)
+    by_torchrun = torchruns(launch)
+    each = 1 if launch.program in ("torchrun", "ssh", "array") else _tasks_of_a_node(job, launch)
     inside = launch.ranks_per_task if by_torchrun else 1
-    if each is None or inside is None or launch.starts not in ("torchrun", "python"):
+    if each is None or inside is None or launch.starts not in ("torchrun", "accelerate", "python"):
         return None
     gpus, ranks = _gpus_of_a_node(job, launch, each), each * inside
     made = f"{each} tasks of {inside} ranks" if each > 1 and by_torchrun else f"{ranks} of them"
@@ -186,6 +135,8 @@ def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
 
 
 def _exact(job: Launch | None, launch: Launch) -> int | None:
+    if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
+        return -(-launch.tasks // launch.tasks_per_node)
     nodes = launch.nodes or (job.nodes if job else None)
     return nodes[0] if nodes and nodes[0] == nodes[1] else None
 
@@ -217,3 +168,56 @@ def _gpus_of_a_node(job: Launch | None, launch: Launch, each: int | None) -> int
         if asked.gpus and nodes and nodes[0] == nodes[1] and asked.gpus % nodes[0] == 0:
             return asked.gpus // nodes[0]
     return None
+
+
+@rule("DD133", "launcher-configuration-contradicts-itself", Consequence.FAILS, SettingText)
+def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[Draft]:
+    """A configuration of accelerate or DeepSpeed that no job, or only one machine of it, can use.
+
+    Finds: num_machines above 1 with one machine_rank in accelerate's file, a warning: each machine that uses the file
+        takes that rank. fp16 and bf16 both enabled in DeepSpeed's, and a train_batch_size that is no multiple of
+        train_micro_batch_size_per_gpu times gradient_accumulation_steps, errors.
+    Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
+    Remedy: Give --machine_rank on each machine's command line; enable one precision; leave out one batch size.
+    See: https://www.deepspeed.ai/docs/config-json/
+    """
+    text = recording.first(SettingText)
+    for launch in text.launches if text else ():
+        given = {name: value.text for name, value in launch.arguments.items()}
+        if launch.program == "configuration" and launch.starts == "deepspeed":
+            yield from _of_deepspeed(launch, given)
+        elif launch.program == "configuration" and given.get("--nnodes", "1") > "1" and "--node-rank" in given:
+            rank, machines = given["--node-rank"], given["--nnodes"]
+            yield _of_configuration(
+                launch,
+                f"machine_rank is {rank} in a file for {machines} machines: each that uses it takes rank {rank}",
+                f"num_machines: {machines}, machine_rank: {rank}",
+                "Give each machine its own: accelerate launch --machine_rank $SLURM_NODEID ...",
+                Severity.WARNING,
+            )
+
+
+_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _of_deepspeed(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
+    if given.get("fp16") == given.get("bf16") == "true":
+        title = "fp16 and bf16 are both enabled, which DeepSpeed refuses"
+        yield _of_configuration(launch, title, "fp16 and bf16: enabled", "Enable one of them")
+    whole, micro, steps = (int(text) if text.isdecimal() else 0 for text in (given.get(name, "") for name in _BATCHES))
+    each = micro * (steps or 1)
+    if whole and each and whole % each:
+        title = f"train_batch_size={whole} is no multiple of {micro} (micro batch) x {steps or 1} (accumulation steps)"
+        why = "it has to be their product with the number of ranks"
+        yield _of_configuration(launch, title, why, "Leave out train_batch_size")
+
+
+def _of_configuration(launch: Launch, title: str, why: str, fix: str, severity: Severity | None = None) -> Draft:
+    return finding(
+        [Culprit(kind="setting", name=launch.starts)],
+        title,
+        Evidence(text=f"line {launch.line}: {why}", expected_from=f"{launch.starts}'s launcher"),
+        in_job_script(fix),
+        confidence=Confidence.LIKELY,
+        severity=severity,
+    )

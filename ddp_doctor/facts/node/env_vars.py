@@ -42,12 +42,35 @@ class Written(Frozen):
     path: Path = ()  # block and branch of a script, from the outermost inwards
 
 
+#: ``once``: each node has its own value, but the shell in front of the starter expanded it; ``open``: unknown.
+ArgumentKind = Literal["literal", "same", "each", "random", "once", "open"]
+#: Whose address an argument is, or how its number is counted.
+ArgumentMeaning = Literal[
+    "", "own-name", "own-address", "own-addresses", "hosts", "first-host", "last-host", "submit-host", "local-rank"
+]
+
+
+class Argument(Frozen):
+    """An argument of a launch: its text, and whether the nodes have the same."""
+
+    text: str
+    kind: ArgumentKind = "literal"
+    means: ArgumentMeaning = ""
+    fallback: str = ""  # the value if the command that makes it fails
+    unless: str = ""  # the name that, set before, gives it another value
+
+
+#: What starts ranks: one program on all nodes, a loop over hosts, the pods of a manifest, an array of jobs.
+Program = Literal["sbatch", "kubernetes", "srun", "mpirun", "ssh", "pods", "array", "torchrun", "configuration"]
+Started = Literal["", "torchrun", "accelerate", "deepspeed", "python", "script"]
+
+
 class Launch(Frozen):
     """A command of a script that asks for nodes or starts ranks: its numbers, as far as they stand there."""
 
-    program: Literal["sbatch", "kubernetes", "srun", "mpirun", "torchrun"]
+    program: Program
     line: int
-    starts: Literal["", "torchrun", "python", "script"] = ""
+    starts: Started = ""
     nodes: tuple[int, int] | None = None  # the fewest and the most
     tasks: int | None = None
     tasks_per_node: int | None = None
@@ -58,21 +81,34 @@ class Launch(Frozen):
     agents: tuple[int, int] | None = None  # torchrun's --nnodes, the fewest and the most
     ranks_per_task: int | None = None  # torchrun's --nproc-per-node
     node_rank: bool = False  # whether torchrun is told its own
-    endpoint: str = ""  # where torchrun is told to meet, if that is its own host; or "elsewhere"
+    quote: str = ""  # the line
+    arguments: dict[str, Argument] = Field(default_factory=dict)  # torchrun's, by option; PET_* count
     path: Path = ()  # of the branch that it is in
-    environment: dict[str, str] = Field(default_factory=dict)  # of the script, as far as it decides who meets where
+    by_hand: bool = False  # nothing in the file starts it on several nodes
+    pods: int | None = None  # with this very command
+    environment: dict[str, Argument] = Field(default_factory=dict)  # as far as it decides who meets where
+
+
+class Unchecked(Frozen):
+    """A line that was not understood."""
+
+    line: int
+    quote: str
+    reason: str
 
 
 class SettingText(Fact):
     """What a text sets, in its order."""
 
-    KIND: ClassVar[str] = "setting_text/1"
+    KIND: ClassVar[str] = "setting_text/2"
 
     form: Form
     written: tuple[Written, ...] = ()
     calls_torchrun: bool = False
     job: Launch | None = None  # what the lines for the scheduler ask for
     launches: tuple[Launch, ...] = ()  # in their order
+    unchecked: tuple[Unchecked, ...] = ()  # lines that start ranks, maybe, and were not understood
+    unread: tuple[Unchecked, ...] = ()  # other lines
 
     def in_force(self) -> dict[str, Written]:
         """By name, the one that counts."""

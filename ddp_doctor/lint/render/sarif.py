@@ -10,15 +10,15 @@ from typing import Any
 from urllib.parse import quote
 
 from ddp_doctor.lint.report import LintFinding, LintReport, Unread
-from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.rule import Described
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def render(report: LintReport, rules: Sequence[LintRule]) -> str:
+def render(report: LintReport, rules: Sequence[Described]) -> str:
     """One log with one run; ``rules`` are those that were applied."""
     index = {rule.code: number for number, rule in enumerate(rules)}
     driver: Json = {
@@ -41,7 +41,7 @@ def render(report: LintReport, rules: Sequence[LintRule]) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
-def _rule(rule: LintRule) -> Json:
+def _rule(rule: Described) -> Json:
     words = rule.text.replace("``", "`")
     first = words.partition("\n")[0]
     return {

@@ -26,8 +26,8 @@ from collections.abc import Collection, Sequence
 from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import plain_lines
+from ddp_doctor.settings.launches.launches import Launches, launches_of
 from ddp_doctor.settings.names import is_recorded
-from ddp_doctor.settings.text.launch_words import job_of, job_of_operator, resolver
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
 
@@ -105,7 +105,6 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     shell = Shell(
         is_wanted=lambda name: is_recorded(_name_in_container(name)) or _name_in_container(name) in also,
         exports_all=form != "script",
-        resolve=resolver("\n".join(lines)),
     )
     of_shell = ("declare -", "typeset -", "export ")
     is_printed_by_shell = any(line.startswith(of_shell) or line.partition("=")[0] in _OF_SET for line in lines)
@@ -113,21 +112,20 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         _read_plain(lines, shell)
     else:
         _read_lines(lines, shell)
-    if not shell.given and not any(map(_SETS.match, lines)):
+    found = launches_of(lines) if form == "script" else Launches()
+    if not (shell.given or found.launches or found.unchecked) and not any(map(_SETS.match, lines)):
         raise NoSettings(
             "sets no variable; expected the output of `env`, a job script, a Dockerfile or a Kubernetes manifest"
         )
-    job, launches = job_of(lines) if form == "script" else None, shell.launches
-    if operator := job_of_operator("\n".join(lines)):
-        job, started = operator
-        launches = [*launches, started.model_copy(update={"environment": shell.environment()})]
     called = form == "script" and _TORCHRUN.search("\n".join(lines)) is not None
     return SettingText(
         form=form,
         written=tuple(_written(given) for given in shell.given),
         calls_torchrun=called,
-        job=job,
-        launches=tuple(launches),
+        job=found.job,
+        launches=found.launches,
+        unchecked=found.unchecked,
+        unread=found.unread,
     )
 
 

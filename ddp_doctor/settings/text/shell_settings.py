@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddp_doctor.facts.node.env_vars import Launch, Path
-from ddp_doctor.settings.text.launch_words import VARIABLE, Resolve, launch_of
+from ddp_doctor.facts.node.env_vars import Path
 from ddp_doctor.settings.text.shell_words import Branches, Word, commands
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
@@ -69,8 +68,7 @@ class Given:
 
 #: Commands whose settings outlive them.
 _EXPORTS = frozenset(("export", "declare", "typeset", "set", "setenv", "ENV", "unset", "sbatch"))
-#: What decides whether the ranks of several nodes meet.
-_OF_MEETING = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "OMP_NUM_THREADS")
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 
 
 @dataclass
@@ -85,9 +83,6 @@ class Shell:
     ran: set[tuple[str, int]] = field(default_factory=set)
     branches: Branches = field(default_factory=Branches)
     signs: str = "\n"  # after the last command
-    resolve: Resolve = str
-    launches: list[Launch] = field(default_factory=list)
-    _around: Launch | None = None  # the srun of the shell that is being read
 
     def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
         """A value that some command gets."""
@@ -119,33 +114,10 @@ class Shell:
         before = len(self.given)
         for word in words[:count]:
             self._assign(word, line)
-        self._called(words[count:], line, depth)
+        self._command(words[count:], line, depth)
+        self._run_remembered(words[count:], depth)
         if words[count].text not in _EXPORTS:
             self.given[before:] = [replace(given, own=True) for given in self.given[before:]]
-
-    def _called(self, words: Sequence[Word], line: int, depth: int) -> None:
-        """What a command does, and the ranks that it starts, maybe in a shell within it."""
-        around, count = self._around, len(self.launches)
-        texts = [word.text for word in words]
-        launch = launch_of(texts, line + words[0].line, self.resolve, around)
-        self._around = launch or around
-        self._command(words, line, depth)
-        self._run_remembered(words, depth)
-        self._around = around
-        if launch is not None and len(self.launches) == count:
-            update = {"path": self.branches.path, "environment": self.environment()}
-            self.launches.append(launch.model_copy(update=update))
-
-    def environment(self) -> dict[str, str]:
-        """What a command that is called now has for certain, of what decides whether ranks meet."""
-        here, found = self.branches.path, {}
-        for name in _OF_MEETING:
-            last = next(
-                (given for given in reversed(self.given) if given.name == name and not (given.void or given.own)), None
-            )
-            if last and last.depends_on is None and here[: len(last.path)] == last.path:
-                found[name] = last.value
-        return found
 
     def keep(self, command: Sequence[Word], line: int) -> None:
         """A command that writes what it prints into a file that later jobs have."""
@@ -160,7 +132,7 @@ class Shell:
         if not words or depth >= _DEEPEST or words[0].text in _PRINTERS:
             return
         for word in words:
-            found = VARIABLE.fullmatch(word.text)
+            found = _VARIABLE.fullmatch(word.text)
             known = self.commands_in.get(found[1] or found[2]) if found else None
             if known and known not in self.ran:  # again it would set the same
                 self.ran.add(known)

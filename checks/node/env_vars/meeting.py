@@ -1,0 +1,356 @@
+"""DD127, DD129, DD131, DD132: whether the nodes of a launch meet, and as different nodes.
+
+What torchrun does with its options is torch 2.13 torch/distributed/run.py (config_from_args, get_rdzv_endpoint, run)
+and torch/distributed/elastic/rendezvous (static_tcp_rendezvous.py, c10d_rendezvous_backend.py): with the default
+backend static, node rank 0 hosts the store and each node must have its own rank; with c10d the node that has the
+endpoint's name hosts it, and node ranks are ignored.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ddp_doctor.checks.node.env_vars.in_force import setting_draft
+from ddp_doctor.checks.node.env_vars.launch import is_loopback
+from ddp_doctor.facts.node.env_vars import Argument, Launch, SettingText
+from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_job_script, unset
+from ddp_doctor.settings.wording import shown
+from ddp_doctor.wording.findings import finding
+
+#: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
+_LOOPBACK = ("lo", "=lo", "lo0")
+_FIRST_NODE = 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+_ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
+_ON_EACH = (
+    "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...', or use"
+    " --rdzv-backend=c10d, which needs no node rank"
+)
+_TORCHRUN = "torch/distributed/run.py"
+_WAIT = "The nodes wait for each other until the rendezvous times out."
+
+
+def torchruns(launch: Launch) -> bool:
+    """Return True if a launch starts torchrun, itself or through accelerate."""
+    return launch.starts in ("torchrun", "accelerate")
+
+
+def backend(launch: Launch) -> str:
+    """The rendezvous backend of a torchrun; empty if only the script knows it when it runs."""
+    given = launch.arguments.get("--rdzv-backend")
+    return "static" if given is None else given.text if given.kind == "literal" else ""
+
+
+def is_alone(launch: Launch) -> bool:
+    """Return True if each of these torchruns is a job of its own."""
+    return "--standalone" in launch.arguments or "--nnodes" not in launch.arguments
+
+
+def starts_several(launch: Launch) -> bool:
+    """Return True if this line starts on several nodes, or may."""
+    if launch.program == "torchrun":
+        return launch.by_hand
+    is_one = launch.nodes == (1, 1) or (launch.tasks == 1 and launch.nodes is None)
+    return not launch.by_hand and not is_one and launch.program != "configuration"
+
+
+def nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
+    """The fewest and the most nodes whose ranks meet; None where that is open."""
+    if torchruns(launch) and (launch.agents or is_alone(launch)):
+        return launch.agents or (1, 1)
+    if launch.tasks == 1 or launch.program == "torchrun":
+        return (1, 1)
+    if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
+        count = -(-launch.tasks // launch.tasks_per_node)
+        return (count, count)
+    return launch.nodes or (job.nodes if job and launch.program == "srun" else None)
+
+
+def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Launch, int]]:
+    """The launches whose ranks are on several nodes, and on how many."""
+    text = recording.first(SettingText)
+    for launch in text.launches if text else ():
+        nodes = nodes_of_launch(text.job, launch) if text else None
+        if text is not None and nodes is not None and nodes[0] > 1 and launch.program != "configuration":
+            yield text, launch, nodes[0]
+
+
+def _draft(
+    launch: Launch,
+    title: str,
+    why: str,
+    remedy: Remedy,
+    *,
+    detail: str = _WAIT,
+    severity: Severity | None = None,
+    name: str = "",
+) -> Draft:
+    return finding(
+        [Culprit(kind="setting", name=name or launch.starts)],
+        title,
+        Evidence(text=f"line {launch.line}: {why}", expected_from=_TORCHRUN),
+        remedy,
+        detail=detail,
+        confidence=Confidence.LIKELY,
+        severity=severity,
+    )
+
+
+@rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
+def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
+    """The ranks of several nodes are sent to the loopback interface, or each node to itself.
+
+    Finds: A rendezvous endpoint, --master-addr or MASTER_ADDR that is localhost, a name that each node expands for
+        itself ($(hostname) inside `bash -c '...'`), or none at all, which means localhost; NCCL_SOCKET_IFNAME or
+        GLOO_SOCKET_IFNAME that is lo. A warning where it only may be: localhost as a default or after ||, and
+        `hostname -i` or `hostname -I`, which print 127.0.1.1 or several addresses on many hosts. Silent where the
+        nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a value that another one
+        overwrites before the ranks start or that depends on the branch.
+    Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
+        With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
+    Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    text = recording.first(SettingText)
+    drafts = list(_of_job(text)) if text is not None and not text.launches else []
+    for of_text, launch, nodes in launches_of_several(recording):
+        drafts += [*_of_interfaces(of_text, launch, nodes), *_of_endpoint(launch, nodes)]
+    yield from _each_once(drafts)
+
+
+def _each_once(drafts: Iterable[Draft]) -> Iterator[Draft]:
+    """The first draft with each title: two branches or templates may have the same line."""
+    yield from {draft.title: draft for draft in drafts}.values()
+
+
+def _of_job(text: SettingText) -> Iterator[Draft]:
+    """Of a script that starts its ranks in a way that is not known here."""
+    nodes = text.job.nodes if text.job else None
+    if nodes is None or nodes[0] < 2:
+        return
+    possible = text.possible()
+    for name, written in text.in_force().items():
+        is_sure = written.depends_on is None and len({each.value for each in possible.get(name, ())}) == 1
+        if written.value and is_sure and _is_own_host(name, written.value):
+            yield _lost(text, name, written.value, nodes[0], None)
+
+
+def _is_own_host(name: str, value: str) -> bool:
+    if name == "MASTER_ADDR":
+        return is_loopback(value.strip())
+    return name in (NCCL_IFNAME, GLOO_IFNAME) and value.strip() in _LOOPBACK
+
+
+def _of_interfaces(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draft]:
+    for name, value in launch.environment.items():
+        is_sure = value.kind == "literal" and not value.unless
+        if is_sure and _is_own_host(name, value.text) and not (name == "MASTER_ADDR" and launch.starts != "python"):
+            yield _lost(text, name, value.text, nodes, launch)
+
+
+def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch | None) -> Draft:
+    lines = [each.line for each in text.written if (each.name, each.value) == (name, value)]
+    where = f"line {launch.line} starts ranks" if launch else "the lines for SLURM ask for them"
+    fails = "or the first collective fails" if name == NCCL_IFNAME else "fails or hangs"
+    return setting_draft(
+        [name],
+        f"{shown(name, value)} reaches no other node, but the job has {nodes} nodes",
+        f"{shown(name, value)}{f' in line {lines[-1]}' if lines else ''}; {nodes} nodes: {where}",
+        "a loopback interface reaches only its own host",
+        in_job_script(_FIRST_NODE) if name == "MASTER_ADDR" else unset({name: value}, "it reaches no other node"),
+        detail=f"Each rank looks for the other ranks on its own node, so init_process_group() {fails}.",
+    )
+
+
+def _address(launch: Launch) -> tuple[str, Argument | None]:
+    """What the address is called, and what it is; of ranks without torchrun only if the script gives one."""
+    if launch.starts == "python":
+        return "MASTER_ADDR", launch.environment.get("MASTER_ADDR")
+    host = launch.arguments.get("host")
+    port = launch.arguments.get("port")
+    return f"rendezvous endpoint {host.text if host else ''}{f':{port.text}' if port else ''}", host
+
+
+def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
+    if launch.starts not in ("torchrun", "accelerate", "python") or "--standalone" in launch.arguments:
+        return
+    name, host = _address(launch)
+    if host is None:
+        if torchruns(launch) and backend(launch) in ("static", "c10d"):
+            yield _no_endpoint(launch, nodes)
+        return
+    remedy = in_job_script(_FIRST_NODE)
+    own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
+    if host.kind == "literal" and is_loopback(host.text):
+        unless = f" unless {host.unless} is set" if host.unless else ""
+        title = f"{name} reaches no other node, but the job has {nodes} nodes{unless}"
+        if launch.starts != "python":
+            severity = Severity.WARNING if host.unless else None
+            yield _draft(launch, title, f"{nodes} nodes meet at {host.text}", remedy, detail=own, severity=severity)
+    elif host.kind == "each" and host.means in ("own-name", "own-address", "own-addresses"):
+        title = f"{name} is each node's own address: {host.text} expands on each of the {nodes} nodes"
+        severity = Severity.WARNING if launch.by_hand else None
+        yield _draft(launch, title, "each node waits for the others at itself", remedy, detail=own, severity=severity)
+    elif host.means in ("own-address", "own-addresses"):
+        prints = "prints several" if host.means == "own-addresses" else "may print 127.0.1.1 or several"
+        title = f"{name} comes from {host.text}, which {prints} addresses"
+        why = "a loopback address reaches no other node, and several addresses are no endpoint"
+        yield _draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
+    elif is_loopback(host.fallback):
+        title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {nodes} nodes"
+        why = f"after ||: {host.fallback}"
+        detail = "If the command in front of || fails, as scontrol does in most containers, each node meets itself."
+        remedy = in_job_script(f"Remove the fallback. {_FIRST_NODE}")
+        yield _draft(launch, title, why, remedy, detail=detail, severity=Severity.WARNING)
+
+
+def _no_endpoint(launch: Launch, nodes: int) -> Draft:
+    is_static = backend(launch) == "static"
+    ignored = "--master-addr" in launch.arguments and not is_static
+    default = "127.0.0.1:29500" if is_static else "localhost:29400"
+    because = "--rdzv-backend=c10d ignores --master-addr, so" if ignored else "No rendezvous endpoint is given, so"
+    unless = " unless PET_MASTER_ADDR or PET_RDZV_ENDPOINT is set" if launch.by_hand else ""
+    return _draft(
+        launch,
+        f"{because} each of the {nodes} nodes meets only itself at {default}{unless}",
+        f"{nodes} nodes, and no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
+        in_job_script(_FIRST_NODE.replace("Give", "Give --rdzv-endpoint")),
+        detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
+        severity=Severity.WARNING if launch.by_hand else None,
+    )
+
+
+@rule("DD129", "rendezvous-differs-between-nodes", Consequence.FAILS, SettingText)
+def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
+    """The nodes of a launch are told different meeting points, or one that is not theirs.
+
+    Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
+        $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the host that submits the
+        job, where the node with rank 0 has to be. Silent where the value is expanded once, before the nodes start.
+    Why: Each node waits at another place for the others, until the rendezvous times out.
+    Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    for _, launch, nodes in launches_of_several(recording):
+        if "--standalone" in launch.arguments:
+            continue
+        by_env = launch.starts == "python"
+        port = launch.environment.get("MASTER_PORT") if by_env else launch.arguments.get("port")
+        for name, value in (("MASTER_PORT" if by_env else "port", port), ("ID", launch.arguments.get("--rdzv-id"))):
+            if value is not None and value.kind in ("random", "each"):
+                who = "rank" if by_env else "node"
+                drawn = "draws its own" if value.kind == "random" else "has another"
+                title = f"Each {who} {drawn} {name if by_env else f'rendezvous {name}'}: {value.text}"
+                why = f"expanded on each of {nodes} nodes"
+                yield _draft(launch, title, why, in_job_script(_ONCE), name=name if by_env else "")
+        host = _address(launch)[1]
+        if host is not None and (
+            host.means == "submit-host" or (host.means == "last-host" and (by_env or backend(launch) == "static"))
+        ):
+            where = "the host that submitted the job" if host.means == "submit-host" else "the last node"
+            title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
+            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_FIRST_NODE))
+
+
+@rule("DD131", "node-rank-same-on-all-nodes", Consequence.FAILS, SettingText)
+def node_rank_same_on_all_nodes(recording: Recording) -> Iterator[Draft]:
+    """The nodes of a static rendezvous all have the same node rank.
+
+    Finds: torchrun on several nodes with the default backend static and no --node-rank, a number, or a variable that
+        the shell in front of srun expands: `srun torchrun --node-rank=$SLURM_NODEID` is --node-rank=0 on all nodes;
+        SLURM_LOCALID; `$RANK` in a command of a pod without a shell. Likewise RANK of ranks that srun starts without
+        torchrun. A warning for torch.distributed.launch in a PyTorchJob, where only a newer operator sets it. Silent
+        with --rdzv-backend=c10d, and where another command may start the other nodes.
+    Why: All nodes claim rank 0 and wait for the ranks that nobody has, until the rendezvous times out.
+    Remedy: Expand the rank on each node, or use --rdzv-backend=c10d with --rdzv-endpoint.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    yield from _each_once(_of_node_ranks(recording))
+
+
+def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
+    fixed: dict[str, list[Launch]] = {}
+    for _, launch, nodes in launches_of_several(recording):
+        if launch.starts == "python":
+            rank, option = launch.environment.get("RANK"), "RANK"
+            if rank is None or not starts_several(launch):
+                continue
+        elif torchruns(launch) and backend(launch) == "static" and "--standalone" not in launch.arguments:
+            rank, option = launch.arguments.get("--node-rank"), "--node-rank"
+            if rank is None and ("host" not in launch.arguments or launch.by_hand):
+                continue  # without an endpoint they do not meet anyway
+        else:
+            continue
+        if rank is not None and rank.kind == "literal" and launch.pods == 1:
+            fixed.setdefault(rank.text, []).append(launch)
+        if rank is not None and rank.text == "$PET_NODE_RANK" and launch.arguments.get("-m"):
+            yield _of_older_operator(launch)
+        fault = _fault_of_rank(launch, rank, option) if starts_several(launch) else ""
+        if fault:
+            yield _draft(
+                launch,
+                fault,
+                f"{nodes} nodes, each with the same {option}",
+                in_job_script(_ON_EACH),
+                name="RANK" if option == "RANK" else "",
+            )
+    for rank_text, launches in fixed.items():
+        if len(launches) > 1:
+            title = f"Two templates of the job have --node-rank={rank_text}"
+            yield _draft(launches[1], title, f"line {launches[0].line} has it too", in_job_script(_ON_EACH))
+
+
+def _of_older_operator(launch: Launch) -> Draft:
+    """The warning about torch.distributed.launch in a PyTorchJob, which is right only with a newer operator."""
+    return _draft(
+        launch,
+        "torch.distributed.launch gets its --node-rank and --master-addr only from training-operator 1.7 or newer",
+        "no --node-rank and no --master-addr; the operator sets PET_NODE_RANK and PET_MASTER_ADDR since v1.7.0",
+        in_job_script("Add --node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"),
+        detail="With an older operator, or a torch before 1.9, every pod takes node rank 0 and 127.0.0.1 and waits.",
+        severity=Severity.WARNING,
+    )
+
+
+def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
+    if rank is None:
+        return "Every node has node rank 0: --node-rank is not given, and the default backend static needs it"
+    if rank.kind == "literal" and re.match(r"\$\{?\w", rank.text):
+        return f"{option}={rank.text} is not expanded, because no shell runs the command"
+    if rank.kind == "once":
+        return f"Every node has the same {option}: {rank.text} expands once, before {launch.program} starts the nodes"
+    if rank.means == "local-rank" and option == "--node-rank" and (launch.tasks_per_node or 1) == 1:
+        return f"Every node has node rank 0: {rank.text} counts the tasks of one node"
+    is_one_of_pods = launch.program == "pods" and launch.pods == 1
+    if rank.kind in ("literal", "same") and not launch.by_hand and not rank.unless and not is_one_of_pods:
+        return f"Every node has the same {option}: {rank.text}"
+    return ""
+
+
+@rule("DD132", "launcher-option-without-effect", Consequence.FAILS, SettingText)
+def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
+    """An option of torchrun that the chosen rendezvous ignores.
+
+    Finds: --standalone together with --nnodes above 1 or an endpoint, an error: each node then is a job of its own.
+        --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes itself.
+    Why: torchrun prints a warning at most, and the job is not the one that its command line describes.
+    Remedy: Remove the option, or choose the rendezvous that uses it.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    text = recording.first(SettingText)
+    for launch in text.launches if text else ():
+        given = launch.arguments
+        if launch.starts != "torchrun":
+            continue
+        if "--standalone" in given and (launch.agents or (1, 1))[0] > 1:
+            title = f"--standalone ignores --nnodes={given['--nnodes'].text}: each node is a job of its own"
+            yield _draft(
+                launch, title, "--standalone replaces the rendezvous", in_job_script("Remove --standalone"), detail=""
+            )
+        elif "--node-rank" in given and backend(launch) == "c10d":
+            title = "--node-rank has no effect with --rdzv-backend=c10d"
+            why = f"--node-rank={given['--node-rank'].text}"
+            yield _draft(launch, title, why, in_job_script("Remove --node-rank"), detail="", severity=Severity.INFO)

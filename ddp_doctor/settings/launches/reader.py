@@ -1,0 +1,267 @@
+"""Follows a script to the commands that start ranks; nothing is run.
+
+Each shell within a shell is one deeper. What srun, mpirun or a loop over hosts starts on several nodes has a
+depth from which on words expand on each node: in ``srun torchrun --node-rank=$SLURM_NODEID`` that one is expanded
+before, once, and in ``srun bash -c 'torchrun --node-rank=$SLURM_NODEID'`` on each node.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddp_doctor.facts.node.env_vars import Argument, Launch, Program, Started
+from ddp_doctor.settings.launches import starts
+from ddp_doctor.settings.launches.expansion import Frame
+from ddp_doctor.settings.launches.running import ASSIGNMENT, Runner, Start, numbers_of
+from ddp_doctor.settings.launches.shell_tree import Call
+from ddp_doctor.settings.launches.values import ONCE
+
+#: A name of what holds a launcher's options, and of what holds a launcher.
+_OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|DIST|RDZV|LAUNCH|EXTRA", re.IGNORECASE)
+_OF_LAUNCHER = re.compile(r"LAUNCH|TORCHRUN|CMD|COMMAND|RUNNER|DISTRIBUTED|ACCELERATE|DEEPSPEED", re.IGNORECASE)
+#: Programs that srun starts and that are no job: they set nodes up, show them or measure.
+_HARMLESS = re.compile(
+    r"hostname|echo|printf|true|false|sleep|date|ls|rm|mkdir|cp|mv|cat|ln|chmod|tar|rsync|find|du|df|free|ps|id|which|wait"
+    r"|nvidia-smi|rocm-smi|dcgmi|lscpu|lspci|ulimit|printenv|env|kill|pkill|killall|sbcast|scontrol|module|pip3?|git|wget"
+    r"|curl|touch|test|\[+|cd|export|mount|umount|fusermount|nvidia-cuda-mps-control|ib\w+|\w+_perf|osu_\w+|ddp-doctor|dmesg"
+    r"|uptime|whoami|getent|ip|ping|sync|sysctl|sed|awk|grep|set|unset|ldd|modprobe|systemctl|trap|source|tee|uname|nproc"
+)
+_SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
+#: What decides whether ranks meet that a script starts without torchrun, and which interfaces they take.
+_OF_MEETING = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
+    *("NODE_RANK", "OMP_NUM_THREADS"),
+)
+
+
+class Reader(Runner):
+    """The launches of one file."""
+
+    def start(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        """Follow a command that may start something."""
+        while words and ASSIGNMENT.fullmatch(words[0]) and not words[0].startswith("\ue000"):
+            words = words[1:]
+        if not words or self._left <= 0:
+            return
+        name = posixpath.basename(words[0])
+        if self.values.only(words[0]) and self.values.literal(words[0]) is None:
+            self._of_unknown(words, frame, start, call)
+        elif name == "srun" or name in starts.MPIRUN:
+            at = starts.behind_options(words)
+            inner = self._starter(name, words[:at], frame, call)
+            numbers = {**frame.numbers, **numbers_of(Launch(program="srun", line=0, **inner.fields))}
+            more = _handed(words[1:at], replace(frame, numbers=numbers))
+            self.start(words[at:], more, inner, call)
+        elif name in starts.REMOTE:
+            self._remote(name, words, frame, call)
+        elif name in starts.SHELLS:
+            self._shell(words, frame, start, call)
+        elif name == "torchrun" or starts.PYTHON.fullmatch(name) or name in ("accelerate", "deepspeed"):
+            self._launcher(name, words, frame, start, call)
+        elif name in starts.WRAPPERS:
+            self._wrapped(name, words, frame, start, call)
+        else:
+            self._program(name, words, frame, start, call)
+
+    def _starter(self, name: str, words: list[str], frame: Frame, call: Call) -> Start:
+        options = starts.SLURM if name == "srun" else starts.MPI
+        fields = starts.fields_of([self.values.literal(word) or word for word in words[1:]], options)
+        is_one = fields.get("nodes") == (1, 1) or fields.get("tasks") == 1
+        if frame.loops and (is_one or any(word.startswith(("-w", "--nodelist")) for word in words)):
+            return Start("ssh", call.line, frame.depth + 1)
+        program: Program = "srun" if name == "srun" else "mpirun"
+        return Start(program, call.line, frame.depth + 1, fields)
+
+    def _remote(self, name: str, words: list[str], frame: Frame, call: Call) -> None:
+        at = 1
+        while at < len(words) and words[at].startswith("-"):
+            at += 1 if _SSH_FLAGS.fullmatch(words[at]) or (len(words[at]) > 2 and words[at][1] != "-") else 2
+        rest = words[at + 1 :] if name == "ssh" else words[at:]
+        start = Start("ssh", call.line, frame.depth + 1, by_hand=name == "ssh" and not frame.loops)
+        inner = frame.inner(frame.depth + 1, hands_on=False)
+        text = " ".join(rest) or (call.document or "")
+        self._run_text(text, call.line + (1 if not rest else 0), inner, start)
+
+    def _shell(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        inner = frame.inner(frame.depth + 1)
+        at = next((at for at, word in enumerate(words) if at and re.fullmatch(r"-[a-zA-Z]*c", word)), None)
+        if at is not None and at + 1 < len(words):
+            self._run_text(words[at + 1], call.line, inner, start)
+            return
+        file = next((word for word in words[1:] if not word.startswith("-")), "")
+        if file and self._run_file(file, inner, start):
+            return
+        if not file and call.document is not None:
+            text = call.document if call.is_literal else self.text(call.document, frame)
+            self._run_text(text, call.line + 1, inner, start)
+        elif file:
+            self._unread_script(file, frame, start, call)
+
+    def _unread_script(self, file: str, frame: Frame, start: Start | None, call: Call) -> None:
+        if start is not None:
+            self.leave(call.line, f"{self.values.shown(file)} was not read")
+            self._add("script", {}, frame, start, call)
+        else:
+            self._note(self.unread, call.line, "the script that it runs")
+
+    def _of_unknown(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        shown = self.values.shown(words[0])
+        at = next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
+        if any(word in starts.TORCHRUN_MODULES for word in words[1:6]):
+            self._launcher("python", words, frame, start, call)
+        elif at is not None:
+            self.start(words[at:], frame, start, call)
+        elif start is not None or _OF_LAUNCHER.search(shown):
+            self.leave(call.line, f"what {shown} stands for is unknown")
+
+    def _wrapped(self, name: str, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        at = next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
+        inner = frame.inner(frame.depth, hands_on=False) if name in starts.ISOLATING else frame
+        inner = _handed(words[:at], inner)
+        if at is not None:
+            self.start(words[at:], inner, start, call)
+        elif script := next((word for word in words[1:] if word.endswith(".py")), None):
+            self._launcher("python", ["python", script], inner, start, call)
+        elif opaque := next((word for word in words[1:] if self._is_launcher(word)), None):
+            self._of_unknown([opaque], inner, start, call)
+        elif start is not None and name in starts.ISOLATING:
+            self.leave(call.line, "what its image runs is unknown")
+
+    def _is_launcher(self, word: str) -> bool:
+        return self.values.only(word) is not None and _OF_LAUNCHER.search(self.values.shown(word)) is not None
+
+    def _program(self, name: str, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        shown = self.values.shown(name)
+        if self._run_file(words[0], frame.inner(frame.depth + 1), start):
+            return
+        if name.endswith(".py"):
+            self._launcher("python", ["python", *words], frame, start, call)
+        elif name.endswith((".sh", ".bash", ".slurm")):
+            self._unread_script(words[0], frame, start, call)
+        elif name in starts.OTHER_LAUNCHERS and (start is not None or name in ("horovodrun", "torchx")):
+            self.leave(call.line, f"the launcher {name} is not followed")
+        elif start is not None and start.program != "pods" and not _HARMLESS.fullmatch(name):
+            self.leave(call.line, f"what {shown} starts is unknown")
+
+    # --- what starts ranks ---
+
+    def _launcher(self, name: str, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        started: Started | None = "torchrun" if name == "torchrun" else None
+        rest, module = words[1:], ""
+        if started is None and name == "accelerate":
+            started, rest = ("accelerate" if rest[:1] == ["launch"] else ""), rest[1:]
+        elif started is None and name == "deepspeed":
+            started = "deepspeed"
+        elif started is None:
+            for at, word in enumerate(words[1:7], 1):
+                file = word.removesuffix(".py").replace("/", ".")
+                if word in starts.TORCHRUN_MODULES or file.endswith(tuple(starts.TORCHRUN_MODULES)):
+                    started, rest, module = "torchrun", words[at + 1 :], file.rpartition(".")[2]
+                elif word in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
+                    started, rest = ("accelerate" if word[0] == "a" else "deepspeed"), words[at + 1 :]
+                if started or not (word.startswith("-") or words[at - 1] in ("-X", "-W")):
+                    break
+        if started:
+            older = ["-m=torch.distributed.launch"] if module == "launch" else []
+            self._options(started, [*older, *starts.dashed(rest)], frame, start, call)
+        elif started is None and start is not None:
+            self._add("python", {}, frame, start, call)
+
+    def _options(self, started: Started, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        """The launcher's own options: those in front of the script."""
+        wanted = {"torchrun": starts.TORCHRUN, "accelerate": starts.ACCELERATE, "deepspeed": starts.DEEPSPEED}[started]
+        found: dict[str, str] = {}
+        at = 0
+        while at < len(words):
+            word, part = words[at], self.values.only(words[at])
+            if part is not None and part.kind != "default":
+                if not _OF_OPTIONS.search(part.text):
+                    break
+                self.leave(call.line, f"which options {part.text} holds is unknown")
+                return
+            if not word.startswith("-"):
+                break
+            for name, value in starts.leading(words[at : at + 2], ()):
+                found[name] = value
+                break
+            at += starts.words_of_option(words, at)
+        given = {name: value for name, value in found.items() if name in wanted}
+        if started == "torchrun":
+            for name in starts.TORCHRUN:
+                variable = f"PET_{name[2:].replace('-', '_').upper()}"
+                if name not in given and variable in frame.exported and variable in frame.variables:
+                    given[name] = frame.variables[variable]
+        elif started == "accelerate":
+            given = {starts.ACCELERATE[name]: value for name, value in given.items()}
+            if not self._is_known_to_accelerate(given, call):
+                return
+        self._add(started, given, frame, start, call)
+
+    def _is_known_to_accelerate(self, given: dict[str, str], call: Call) -> bool:
+        """Whether the number of machines is on the command line, and not in a file."""
+        if "--nnodes" not in given:
+            file = self.values.shown(given.get("--config-file", "its default configuration"))
+            self.leave(call.line, f"the number of machines is in {file}, which was not read")
+            return False
+        machines, ranks = (self.values.literal(given.get(name, "")) or "" for name in ("--nnodes", "--num-processes"))
+        if machines.isdecimal() and ranks.isdecimal() and int(machines):
+            given["--nproc-per-node"] = str(max(int(ranks) // int(machines), 1))
+        return True
+
+    def _add(self, started: Started, given: dict[str, str], frame: Frame, start: Start | None, call: Call) -> None:
+        by_hand = start.by_hand if start else self.job is None
+        depth = start.depth if start else 0 if by_hand else ONCE
+        arguments = {name: self.values.argument(value, depth) for name, value in given.items()}
+        arguments |= self._endpoint(given, depth)
+        exported = frame.variables.keys() if frame.exports_all else frame.exported & frame.variables.keys()
+        environment = {
+            name: self.values.argument(frame.variables[name], depth) for name in _OF_MEETING if name in exported
+        }
+        nnodes, ranks = (arguments.get(name) for name in ("--nnodes", "--nproc-per-node"))
+        of_torchrun: dict[str, Any] = {}
+        if started in ("torchrun", "accelerate"):
+            of_torchrun["agents"] = starts.nodes_of(nnodes.text) if nnodes and nnodes.kind == "literal" else None
+            of_torchrun["ranks_per_task"] = int(ranks.text) if ranks and ranks.text.isdecimal() else None
+            of_torchrun["node_rank"] = "--node-rank" in arguments
+        launch = Launch(
+            program=start.program if start else "torchrun",
+            line=call.line,
+            starts=started,
+            quote=self.quote(call.line),
+            arguments=arguments,
+            environment=environment,
+            path=((frame.sometimes, 0),) if frame.sometimes else (),
+            by_hand=by_hand,
+            **(start.fields if start else {}),
+            **of_torchrun,
+        )
+        if not self._silent and launch not in self.launches:
+            self.launches.append(launch)
+
+    def _endpoint(self, given: dict[str, str], depth: int) -> dict[str, Argument]:
+        """Host and port of the rendezvous, as torchrun puts them together (torch/distributed/run.py)."""
+        endpoint = given.get("--rdzv-endpoint", "")
+        host, colon, port = endpoint.rpartition(":")
+        if endpoint and (endpoint.endswith("]") or not colon):
+            host, port = endpoint, ""
+        if not endpoint and self.values.shown(given.get("--rdzv-backend", "static")) == "static":
+            host, port = given.get("--master-addr", ""), given.get("--master-port", "")
+        pairs = (("host", host.strip("[]")), ("port", port))
+        return {name: self.values.argument(value, depth) for name, value in pairs if value}
+
+
+def _handed(words: Sequence[str], frame: Frame) -> Frame:
+    """The frame with what options set: ``--export=ALL,A=b``, ``-e A=b``, ``-x A=b``, ``env A=b``."""
+    given: dict[str, str] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        option, _, value = word.partition("=") if word.startswith(("--env=", "--export=")) else (before, "", word)
+        if option in ("-e", "--env", "-x", "--export", "-genv") or words[0] == "env":
+            pairs = (ASSIGNMENT.fullmatch(part) for part in (value.split(",") if option == "--export" else [value]))
+            given |= {found[1]: found[3] for found in pairs if found}
+    if not given:
+        return frame
+    return replace(frame, variables={**frame.variables, **given}, exported=frame.exported | given.keys())

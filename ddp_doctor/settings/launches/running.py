@@ -1,0 +1,314 @@
+"""Runs a script in thought: variables, blocks, functions and files that it writes; nothing is started.
+
+What a command starts is left to the class that follows launches (``reader``).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from textwrap import shorten
+from typing import Any
+
+from ddp_doctor.facts.node.env_vars import Launch, Program, Unchecked
+from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
+from ddp_doctor.settings.launches.expansion import Expander, Frame
+from ddp_doctor.settings.launches.shell_tree import Block, Call, Node, Piece, Script, Word
+from ddp_doctor.settings.launches.values import OF_LOOP, Part
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=(.*)", re.ASCII | re.DOTALL)
+_DECLARES = frozenset(("export", "declare", "local", "readonly", "typeset"))
+_COUNTS = re.compile(r"\s*(?:\+\+|--)?\s*([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*]?=.*)?\s*", re.ASCII | re.DOTALL)
+_STARTS = re.compile(
+    r"^(?!\s*(?:#|echo\b|printf\b|pip\b))[^\n#]*?(?<![\w./-])"
+    r"(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)\s+(?=[-$\w./\"'\\])[^\n]*$",
+    re.MULTILINE,
+)
+_MOST_CALLS = 20_000
+_DEEPEST = 24
+_LONGEST_QUOTE = 160
+
+
+@dataclass(frozen=True)
+class Start:
+    """What starts the command that is being read, maybe on several nodes."""
+
+    program: Program
+    line: int
+    depth: int  # words of this depth and deeper expand on each node
+    fields: dict[str, Any] = field(default_factory=dict)
+    by_hand: bool = False
+
+
+class Runner(Expander):
+    """A script, and what is found in it."""
+
+    def __init__(self, text: str, job: Launch | None) -> None:
+        super().__init__()
+        self.lines = text.split("\n")
+        self.job = job
+        self.launches: list[Launch] = []
+        self.unchecked: list[Unchecked] = []
+        self.unread: list[Unchecked] = []
+        self._silent, self._deep_calls, self._left = 0, 0, _MOST_CALLS
+
+    def read_script(self, text: str, start: Start | None) -> None:
+        """Follow a whole script."""
+        frame = Frame(is_batch=self.job is not None, numbers=numbers_of(self.job))
+        self._run_text(text, 1, frame, start)
+        if not (self.launches or self.unchecked) and (found := _STARTS.search(text)):
+            self.leave(text.count("\n", 0, found.start()) + 1, "nothing in the file runs it")
+
+    def _run_text(self, text: str, line: int, frame: Frame, start: Start | None) -> None:
+        if self._deep_calls >= _DEEPEST:
+            return
+        script = Script(text, line)
+        self._deep_calls += 1
+        self._run(script.nodes, frame, start)
+        self._deep_calls -= 1
+        for number, why in script.unread:
+            self._note(self.unread, number, why)
+
+    def leave(self, line: int, why: str) -> None:
+        """Note that this line starts ranks and was not understood."""
+        self._note(self.unchecked, line, why)
+
+    def note_unread(self, line: int, why: str) -> None:
+        """Note that this line was not read."""
+        self._note(self.unread, line, why)
+
+    def _note(self, to: list[Unchecked], line: int, why: str) -> None:
+        noted = Unchecked(line=line, quote=self.quote(line), reason=why)
+        if not self._silent and noted not in to:
+            to.append(noted)
+
+    def quote(self, line: int) -> str:
+        """A line of the file, without a credential."""
+        text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+        return KEPT_BACK if looks_like_credential(text) else shorten(text.rstrip("\\").rstrip(), _LONGEST_QUOTE)
+
+    # --- blocks ---
+
+    def _run(self, nodes: Sequence[Node], frame: Frame, start: Start | None) -> None:
+        is_test = False
+        for node in nodes:
+            self._left -= 1
+            if self._left == 0:
+                self._note(self.unread, node.line, "the rest of the script, which is too long")
+            if self._left <= 0:
+                return
+            sometimes = node.before == "||" or (node.before == "&&" and is_test)
+            frame.sometimes += sometimes
+            if isinstance(node, Block):
+                self._block(node, frame, start)
+                is_test = False
+            else:
+                self._call(node, frame, start)
+                is_test = _is_test(node)
+            frame.sometimes -= sometimes
+
+    def _block(self, block: Block, frame: Frame, start: Start | None) -> None:
+        if block.kind == "function":
+            frame.functions[block.name] = block
+        elif block.kind == "if":
+            frame.sometimes += 1
+            self._branches(block, frame, start)
+            frame.sometimes -= 1
+        elif block.kind == "loop":
+            self._loop(block, frame, start)
+        else:
+            for body in block.bodies:
+                self._run(body, frame, start)
+
+    def _branches(self, block: Block, frame: Frame, start: Start | None) -> None:
+        ends = []
+        for body in block.bodies:
+            branch = replace(
+                frame, variables=dict(frame.variables), exported=set(frame.exported),
+                arrays={name: list(items) for name, items in frame.arrays.items()}, functions=dict(frame.functions),
+            )  # fmt: skip
+            self._run(body, branch, start)
+            ends.append(branch)
+        for end in ends:
+            frame.exported |= end.exported
+            frame.functions |= end.functions
+        for name in {name for end in ends for name in end.variables}:
+            found = {end.variables.get(name) for end in ends}
+            shown = self.values.token(Part("any", f"${name}", frame.depth)) if len(found) > 1 else None
+            frame.variables[name] = shown or next(filter(None, found), "")
+        for name in {name for end in ends for name in end.arrays}:
+            several = [end.arrays.get(name, []) for end in ends]
+            is_same = all(items == several[0] for items in several)
+            open_part = [self.values.token(Part("any", f"${{{name}[@]}}", frame.depth))]
+            frame.arrays[name] = several[0] if is_same else open_part
+
+    def _loop(self, block: Block, frame: Frame, start: Start | None) -> None:
+        """The body twice: the first time shows which variables it changes."""
+        items = self.words(block.head[2:], frame) if len(block.head) > 2 else []
+        names = [self.word(block.head[0], frame)] if len(block.head) > 1 else []
+        if len(block.head) == 1 and (counted := _COUNTS.match(self.word(block.head[0], frame).split(";")[0])):
+            names = [counted[1]]
+        is_known = items and not any(map(self.values.only, items))
+        for name in names:
+            frame.variables[name] = self.values.token(Part("node", f"${name}", OF_LOOP))
+        before, arrays = dict(frame.variables), {name: list(found) for name, found in frame.arrays.items()}
+        frame.loops += 1
+        self._silent += 1
+        for body in block.bodies:
+            self._run(body, frame, start)
+        self._silent -= 1
+        for name, value in frame.variables.items():
+            if name in before and before[name] != value and name not in names:
+                frame.variables[name] = self.values.token(Part("node", f"${name}", OF_LOOP))
+        for name, found in frame.arrays.items():
+            if found != arrays.get(name, found):
+                frame.arrays[name] = [self.values.token(Part("any", f"${{{name}[@]}}", frame.depth))]
+        for body in block.bodies if frame.loops <= 4 else ():
+            self._run(body, frame, replace(start) if start else None)
+        frame.loops -= 1
+        for name in names if not is_known else ():
+            frame.variables.pop(name, None)
+
+    # --- commands ---
+
+    def _call(self, call: Call, frame: Frame, start: Start | None) -> None:
+        if call.is_broken:
+            if _STARTS.search(self.quote(call.line)):
+                self.leave(call.line, "a quote or bracket in it is not closed")
+            return
+        count = next((at for at, word in enumerate(call.words) if not _assigned(word)), len(call.words))
+        if count == len(call.words):
+            for word in call.words:
+                self._assign(word, frame)
+            return
+        own = frame
+        if count:
+            own = replace(frame, variables=dict(frame.variables), exported=set(frame.exported))
+            for word in call.words[:count]:
+                own.exported.add(self._assign(word, own))
+        words = self.words(call.words[count:], own)
+        name = words[0] if words else ""
+        if name in _DECLARES:
+            self._declare(call.words[count + 1 :], frame, exports=name == "export" or "-x" in words[1:2])
+        elif name in frame.functions:
+            self._function(name, words[1:], own, start, frame)
+        elif words and not self._builtin(name, words, call, frame, start):
+            self.start(words, own, start, call)
+
+    def _assign(self, word: Word, frame: Frame) -> str:
+        found = _assigned(word)
+        if found is None:
+            return ""
+        name, plus = found[1], found[2]
+        array = next((piece for piece in word if piece.kind == "array"), None)
+        if array is not None:
+            frame.arrays[name] = (frame.arrays.get(name, []) if plus else []) + self.words(array.words, frame)
+            frame.variables.pop(name, None)
+        elif name in frame.arrays and plus:
+            frame.arrays[name].append(self.word((Piece("text", found[3]), *word[1:]), frame))
+        else:
+            value = self.word((Piece("text", found[3]), *word[1:]), frame)
+            frame.variables[name] = (self.variable(name, frame) if plus else "") + value
+            frame.arrays.pop(name, None)
+        return name
+
+    def _declare(self, words: Sequence[Word], frame: Frame, *, exports: bool) -> None:
+        for word in words:
+            name = self._assign(word, frame) or self.word(word, frame)
+            if exports and name:
+                frame.exported.add(name)
+                if name not in frame.variables and re.fullmatch(r"[A-Za-z_]\w*", name):
+                    frame.variables[name] = self.variable(name, frame)
+
+    def _function(self, name: str, arguments: list[str], own: Frame, start: Start | None, frame: Frame) -> None:
+        if self._deep_calls >= _DEEPEST:
+            return
+        numbered = {str(at): value for at, value in enumerate(arguments, 1)}
+        kept = {key: frame.variables.get(key) for key in numbered}
+        own.variables |= numbered
+        own.arrays["@"] = own.arrays["*"] = arguments
+        self._deep_calls += 1
+        self._run(frame.functions[name].bodies[0], own, start)
+        self._deep_calls -= 1
+        for key, value in kept.items():
+            own.variables.pop(key, None)
+            if value is not None:
+                own.variables[key] = value
+
+    def _builtin(self, name: str, words: list[str], call: Call, frame: Frame, start: Start | None) -> bool:
+        """Whether this is a command of the shell's own, or one that only writes or prints."""
+        if name in ("cat", "tee") and call.document is not None:
+            file = self.word(call.output, frame) if call.output else words[-1] if name == "tee" else ""
+            text = call.document if call.is_literal else self.text(call.document, frame)
+            frame.files[posixpath.normpath(file or ".")] = f"{call.line + 1}\n{text}"
+        elif name in ("source", "."):
+            if not self._run_file(words[1] if len(words) > 1 else "", frame, start):
+                self._note(self.unread, call.line, "the file that it includes")
+        elif name == "eval":
+            self._run_text(" ".join(words[1:]), call.line, frame, start)
+        elif name in ("mapfile", "readarray", "read") and len(words) > 1:
+            self._read_into(name, words, call, frame)
+        elif name == "unset":
+            for each in words[1:]:
+                frame.variables.pop(each, None)
+                frame.arrays.pop(each, None)
+        elif name == "set":
+            frame.exports_all = "-a" in words or "allexport" in words or frame.exports_all
+        elif name in ("((", "let") and len(words) > 1 and (counted := _COUNTS.fullmatch(words[1])):
+            before = self.variable(counted[1], frame)
+            frame.variables[counted[1]] = self.values.derived(before, f"${counted[1]}")
+        else:
+            return name in ("echo", "printf", "cat", "tee", "((", "let", "[[", "[", "test", "shift", "trap", "alias")
+        return True
+
+    def _read_into(self, name: str, words: list[str], call: Call, frame: Frame) -> None:
+        value = self.word(call.source, frame) if call.source else ""
+        value = value or self.values.token(Part("any", f"${words[-1]}", frame.depth))
+        if name != "read":
+            frame.arrays[words[-1]] = [value]
+            return
+        hosts = self.values.only(value)
+        names = [word for word in words[1:] if not word.startswith("-")]
+        for at, each in enumerate(names):
+            is_first = at == 0 and hosts is not None and hosts.means == "hosts"
+            frame.variables[each] = self.values.derived(value, f"${each}", "first-host" if is_first else "")
+
+    def _run_file(self, name: str, frame: Frame, start: Start | None) -> bool:
+        text = frame.files.get(posixpath.normpath(name)) if name else None
+        if text is None:
+            return False
+        line, _, rest = text.partition("\n")
+        self._run_text(rest, int(line), frame, start)
+        return True
+
+    @abstractmethod
+    def start(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
+        """Follow a command that may start something."""
+
+
+def _assigned(word: Word) -> re.Match[str] | None:
+    first = word[0] if word else None
+    return ASSIGNMENT.fullmatch(first.text) if first and first.kind == "text" and not first.quoted else None
+
+
+def _is_test(call: Call) -> bool:
+    first = call.words[0][0].text if call.words and call.words[0] else ""
+    return first in ("[", "[[", "test", "((", "!") or first in ("command", "grep", "which")
+
+
+def numbers_of(job: Launch | None) -> dict[str, int]:
+    """What SLURM tells a job of its own numbers."""
+    if job is None:
+        return {}
+    nodes = job.nodes[0] if job.nodes and job.nodes[0] == job.nodes[1] else None
+    tasks = job.tasks or (nodes * (job.tasks_per_node or 1) if nodes and job.gpus_per_task is None else None)
+    found = {
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), tasks),
+        **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), job.gpus_per_node),
+        "SLURM_NTASKS_PER_NODE": job.tasks_per_node,
+    }
+    return {name: number for name, number in found.items() if number}

@@ -1,0 +1,240 @@
+"""The programs that start others, how they are given numbers, and which arguments a launcher of ranks has."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ddp_doctor.facts.node.env_vars import Launch
+
+#: man srun, man sbatch (SLURM 23.11): the fields of Launch by option.
+SLURM = {
+    "-N": "nodes", "--nodes": "nodes", "-n": "tasks", "--ntasks": "tasks",
+    "--ntasks-per-node": "tasks_per_node", "--tasks-per-node": "tasks_per_node",
+    "-G": "gpus", "--gpus": "gpus", "--gpus-per-node": "gpus_per_node", "--gres": "gpus_per_node",
+    "--gpus-per-task": "gpus_per_task", "-c": "cpus_per_task", "--cpus-per-task": "cpus_per_task",
+}  # fmt: skip
+#: mpirun(1) of Open MPI and MPICH.
+MPI = {
+    "-np": "tasks", "--np": "tasks", "-n": "tasks", "-c": "tasks", "-N": "tasks_per_node",
+    "-npernode": "tasks_per_node", "--npernode": "tasks_per_node", "-ppn": "tasks_per_node",
+    "--map-by": "tasks_per_node", "-map-by": "tasks_per_node",
+}  # fmt: skip
+#: Options without a value, of srun, mpirun, torchrun and accelerate …
+FLAGS = frozenset(
+    (
+        *("-l", "--label", "-u", "--unbuffered", "--exclusive", "--overlap", "--exact", "--pty", "-v", "-Q", "-q"),
+        *("-O", "--overcommit", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "-k", "--no-kill", "--multi-prog"),
+        *(
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--tag-output",
+            "--report-bindings",
+            "--verbose",
+            "--no-container-mount-home",
+        ),
+        *("--container-writable", "--container-mount-home", "--container-remap-root", "--no-container-remap-root"),
+        *("--standalone", "-m", "--module", "--no-python", "--run-path", "--use-env", "--multi-gpu", "--use-deepspeed"),
+        *("--use-fsdp", "--same-network", "--cpu", "--mps", "--quiet", "--debug", "--no-ssh", "--force-multi"),
+        *(
+            "--enable-each-rank-log",
+            "--autotuning",
+            "--no-local-rank",
+            "--bind-cores-to-rank",
+            "--enable-elastic-training",
+        ),
+    )
+)
+#: … and how many words follow these of mpirun.
+_PAIRS = frozenset(("-mca", "--mca", "-genv", "--gmca", "-gmca"))
+MPIRUN = frozenset(("mpirun", "mpiexec", "orterun", "mpiexec.hydra", "prterun"))
+PYTHON = re.compile(r"python[\d.]*|pypy3?")
+TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
+SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
+REMOTE = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh", "dsh"))
+#: Commands that only run another one; what they run is found by its name.
+WRAPPERS = frozenset(
+    (
+        *(
+            "env",
+            "time",
+            "nohup",
+            "exec",
+            "nice",
+            "sudo",
+            "stdbuf",
+            "numactl",
+            "taskset",
+            "timeout",
+            "ionice",
+            "setsid",
+        ),
+        *("unbuffer", "command", "nsys", "ncu", "strace", "py-spy", "uv", "poetry", "pixi", "conda", "mamba", "pipenv"),
+        *(
+            "micromamba",
+            "apptainer",
+            "singularity",
+            "enroot",
+            "docker",
+            "podman",
+            "nerdctl",
+            "shifter",
+            "ch-run",
+            "pyxis",
+        ),
+        *(
+            "sarus",
+            "udocker",
+            "podman-hpc",
+            "xargs",
+            "chrt",
+            "catchsegv",
+            "tini",
+            "dumb-init",
+            "gosu",
+            "flock",
+            "hatch",
+        ),
+    )
+)
+#: They hand on no environment but what their options name.
+ISOLATING = frozenset(("docker", "podman", "nerdctl", "udocker", "podman-hpc"))
+#: Launchers that are known and not followed.
+OTHER_LAUNCHERS = frozenset(
+    (
+        "horovodrun",
+        "colossalai",
+        "composer",
+        "torchx",
+        "ray",
+        "fabric",
+        "lightning",
+        "sky",
+        "bagua",
+        "tune",
+        "torchrunx",
+    )
+)
+#: torch 2.13 torch/distributed/run.py, with - for _ in names; what decides who meets whom.
+TORCHRUN = frozenset(
+    (
+        *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "-m"),  # -m: the older module, which may not read PET_*
+    )
+)
+#: accelerate/commands/launch.py and utils/launch.py (prepare_multi_gpu_env): torchrun's option for each.
+ACCELERATE = {
+    "--num-machines": "--nnodes", "--num-processes": "--num-processes", "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr", "--main-process-port": "--master-port", "--rdzv-backend": "--rdzv-backend",
+    "--config-file": "--config-file",
+}  # fmt: skip
+#: deepspeed/launcher/runner.py.
+DEEPSPEED = frozenset(
+    (
+        "--hostfile",
+        "--num-nodes",
+        "--num-gpus",
+        "--master-addr",
+        "--master-port",
+        "--node-rank",
+        "--no-ssh",
+        "--launcher",
+    )
+)
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})(?=$|[,(])|^(?:[^:,]+:)?(\d{1,6})$")
+_RANGE = re.compile(r"(\d{1,6})(?:[-:](\d{1,6}))?")
+_EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
+
+
+def job_of(lines: Sequence[str]) -> Launch | None:
+    """What the #SBATCH lines ask for: those before the first command; of several parts of a job nothing is known."""
+    words, first = [], 0
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            first = first or number
+            words += line[7:].split(" #")[0].replace('"', "").replace("'", "").split()
+    if not words or "hetjob" in words or "packjob" in words:
+        return None
+    return Launch(program="sbatch", line=first, **fields_of(words, SLURM))
+
+
+def array_of(lines: Sequence[str]) -> int | None:
+    """How many jobs ``#SBATCH --array=0-3`` asks for."""
+    for line in lines:
+        found = re.match(r"#SBATCH\s+(?:--array[= ]|-a ?)(\d{1,6})-(\d{1,6})(?:%\d+)?\s*(?:#.*)?$", line)
+        if found:
+            return int(found[2]) - int(found[1]) + 1
+    return None
+
+
+def fields_of(words: Sequence[str], options: dict[str, str]) -> dict[str, Any]:
+    """The fields of Launch that leading options give; the last of several counts."""
+    return {options[name]: _value(options[name], value) for name, value in leading(words, options) if name in options}
+
+
+def leading(words: Sequence[str], options: Any) -> Iterator[tuple[str, str]]:
+    """Name and value of each option in front of a program."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        name, equals, value = words[at].partition("=")
+        if name not in options and re.fullmatch(r"-[A-Za-z]\S+", name) and name[:2] in options and options is SLURM:
+            name, equals, value = name[:2], "=", name[2:]
+        length = 1 if equals else words_of_option(words, at)
+        if not equals and length > 1:
+            value = words[at + 1] if at + 1 < len(words) else ""
+        yield name, value
+        at += length
+
+
+def behind_options(words: Sequence[str]) -> int:
+    """The place of the first word behind the leading options."""
+    at = 1
+    while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
+        if words[at] == "--":
+            return at + 1
+        at += words_of_option(words, at)
+    return at
+
+
+def words_of_option(words: Sequence[str], at: int) -> int:
+    """How many words an option takes, itself one of them."""
+    word = words[at]
+    if word in _PAIRS:
+        return 3
+    joined = "=" in word or word in FLAGS or (re.fullmatch(r"-[A-Za-z]\S+", word) and word not in (*MPI, "-npernode"))
+    return 1 if joined else 2
+
+
+def dashed(words: Sequence[str]) -> list[str]:
+    """The words with ``--rdzv_id`` written as ``--rdzv-id``."""
+    return [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+
+
+def is_payload(word: str) -> bool:
+    """Return True if a word names a program that starts ranks or a shell."""
+    name = posixpath.basename(word)
+    return (
+        name in ("torchrun", "accelerate", "deepspeed", "srun", "torch-distributed-run")
+        or name in SHELLS
+        or name in OTHER_LAUNCHERS
+        or name in MPIRUN
+        or PYTHON.fullmatch(name) is not None
+        or name.endswith((".sh", ".bash", ".slurm"))
+    )
+
+
+def nodes_of(text: str) -> tuple[int, int] | None:
+    """The fewest and the most of ``4``, ``1-4`` or ``1:4``."""
+    found = _RANGE.fullmatch(text)
+    return (int(found[1]), int(found[2] or found[1])) if found else None
+
+
+def _value(field: str, text: str) -> Any:
+    if field == "nodes":
+        return nodes_of(text)
+    found = (_GPUS.search if field.startswith("gpus") else _EACH.fullmatch)(text)
+    return int(next(group for group in found.groups() if group)) if found else None

@@ -1,0 +1,107 @@
+"""Values that a script computes: text in which each unknown part is a token.
+
+``head-7:29500`` is text; ``$HEAD:$((29500 + SLURM_NODEID))`` is two tokens with a colon between. A token knows
+what its part is: the same for everybody, different on each node, drawn at random, or open. So a value can be split,
+joined and read as a script like any other text.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ddp_doctor.facts.node.env_vars import Argument, ArgumentKind, ArgumentMeaning
+
+#: In the order in which one decides about a value that has several.
+Kind = Literal["random", "node", "given", "any", "same", "default"]
+_ORDER: tuple[Kind, ...] = ("random", "node", "given", "any", "same", "default")
+#: A loop's variable differs between the commands that the loop starts, wherever it is expanded.
+OF_LOOP = 99
+#: The depth of a command that starts once: nothing differs.
+ONCE = 98
+_TOKEN = re.compile("\ue000(\\d+)\ue001")
+_FOREIGN = re.compile("[\ue000\ue001]")
+#: A text with more parts is no argument.
+_LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Part:
+    """An unknown part of a value. ``depth``: how many shells the one that expanded it is in."""
+
+    kind: Kind
+    text: str
+    depth: int = 0
+    means: ArgumentMeaning = ""
+    fallback: str = ""
+    unless: str = ""
+
+
+class Values:
+    """The parts behind the tokens of a file."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+
+    @staticmethod
+    def cleaned(text: str) -> str:
+        """The text of a file without the characters that tokens are made of."""
+        return _FOREIGN.sub("?", text)
+
+    def token(self, part: Part) -> str:
+        """A token for this part."""
+        self._parts.append(part)
+        return f"\ue000{len(self._parts) - 1}\ue001"
+
+    def parts(self, value: str) -> Iterator[Part]:
+        """The unknown parts of a value."""
+        return (self._parts[int(found[1])] for found in _TOKEN.finditer(value))
+
+    def only(self, value: str) -> Part | None:
+        """The part that a value consists of, if it is one."""
+        found = _TOKEN.fullmatch(value)
+        return self._parts[int(found[1])] if found else None
+
+    def literal(self, value: str) -> str | None:
+        """The text of a value that is known, maybe by default."""
+        if any(part.kind != "default" for part in self.parts(value)):
+            return None
+        return self.shown(value)
+
+    def shown(self, value: str) -> str:
+        """A value as people would write it."""
+        return _TOKEN.sub(lambda found: self._parts[int(found[1])].text, value)
+
+    def derived(self, value: str, text: str, means: ArgumentMeaning = "") -> str:
+        """A token for what is computed from a value, as unknown as its most unknown part; ``any`` of a known one."""
+        parts = sorted(self.parts(value), key=lambda part: (_ORDER.index(part.kind), -part.depth))
+        first = parts[0] if parts else Part("same", "")
+        kind: Kind = "same" if first.kind == "default" else first.kind
+        return self.token(Part(kind, text, first.depth, means))
+
+    def replaced(self, value: str, **changes: str) -> str:
+        """The token with changes to its part; any other value as it is."""
+        part = self.only(value)
+        return value if part is None else self.token(replace(part, **changes))  # type: ignore[arg-type]
+
+    def argument(self, value: str, depth: int) -> Argument:
+        """The argument of a program that starts on several nodes, whose words expand there from ``depth`` on."""
+        parts = list(self.parts(value))
+        kinds = {part.kind for part in parts if part.depth >= depth}
+        text = self.shown(value)[:_LONGEST_SHOWN]
+        kind: ArgumentKind = "same"
+        if all(part.kind == "default" for part in parts):
+            kind = "literal"
+        elif "random" in kinds or "node" in kinds:
+            kind = "random" if "random" in kinds else "each"
+        elif kinds & {"given", "any"}:
+            kind = "open"
+        elif any(part.kind == "node" for part in parts):
+            kind = "once"
+        return Argument(
+            text=text,
+            kind=kind,
+            means=next((part.means for part in parts if part.means), ""),
+            fallback=next((part.fallback for part in parts if part.fallback), ""),
+            unless=next((part.unless for part in parts if part.unless), ""),
+        )
