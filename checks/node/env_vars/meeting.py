@@ -62,7 +62,7 @@ def nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | Non
     if torchruns(launch) and (launch.agents or is_alone(launch)):
         return launch.agents or (1, 1)
     if launch.tasks == 1 or launch.program == "torchrun":
-        return (1, 1)
+        return None if launch.by_hand and _is_open(launch) else (1, 1)
     if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
         count = -(-launch.tasks // launch.tasks_per_node)
         return (count, count)
@@ -74,8 +74,27 @@ def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Lau
     text = recording.first(SettingText)
     for launch in text.launches if text else ():
         nodes = nodes_of_launch(text.job, launch) if text else None
-        if text is not None and nodes is not None and nodes[0] > 1 and launch.program != "configuration":
-            yield text, launch, nodes[0]
+        number = nodes[0] if nodes else _SEVERAL if _is_open(launch) else 1
+        if text is not None and number != 1 and launch.program != "configuration":
+            yield text, launch, number
+
+
+#: Of a launch whose number of nodes only the shell that runs it knows.
+_SEVERAL = 0
+
+
+def _is_open(launch: Launch) -> bool:
+    given = launch.arguments.get("--nnodes")
+    return torchruns(launch) and given is not None and (given.kind != "literal" or "$" in given.text)
+
+
+def _counted(nodes: int) -> str:
+    return f"{nodes} nodes" if nodes else "several nodes, if --nnodes is above 1"
+
+
+def _severity(launch: Launch, nodes: int) -> Severity | None:
+    """A warning if the number of nodes is unknown, or another program may set PET_* where this one starts."""
+    return Severity.WARNING if launch.by_hand or not nodes else None
 
 
 def _draft(
@@ -186,13 +205,13 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
     if host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
-        title = f"{name} reaches no other node, but the job has {nodes} nodes{unless}"
+        title = f"{name} reaches no other node, but the job has {_counted(nodes)}{unless}"
         if launch.starts != "python":
-            severity = Severity.WARNING if host.unless else None
-            yield _draft(launch, title, f"{nodes} nodes meet at {host.text}", remedy, detail=own, severity=severity)
+            severity = Severity.WARNING if host.unless or not nodes else None
+            yield _draft(launch, title, f"the nodes meet at {host.text}", remedy, detail=own, severity=severity)
     elif host.kind == "each" and host.means in ("own-name", "own-address", "own-addresses"):
-        title = f"{name} is each node's own address: {host.text} expands on each of the {nodes} nodes"
-        severity = Severity.WARNING if launch.by_hand else None
+        title = f"{name} is each node's own address: {host.text} expands on each of {_counted(nodes)}"
+        severity = _severity(launch, nodes)
         yield _draft(launch, title, "each node waits for the others at itself", remedy, detail=own, severity=severity)
     elif host.means in ("own-address", "own-addresses"):
         prints = "prints several" if host.means == "own-addresses" else "may print 127.0.1.1 or several"
@@ -200,7 +219,7 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
         why = "a loopback address reaches no other node, and several addresses are no endpoint"
         yield _draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
     elif is_loopback(host.fallback):
-        title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {nodes} nodes"
+        title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {_counted(nodes)}"
         why = f"after ||: {host.fallback}"
         detail = "If the command in front of || fails, as scontrol does in most containers, each node meets itself."
         remedy = in_job_script(f"Remove the fallback. {_FIRST_NODE}")
@@ -215,11 +234,11 @@ def _no_endpoint(launch: Launch, nodes: int) -> Draft:
     unless = " unless PET_MASTER_ADDR or PET_RDZV_ENDPOINT is set" if launch.by_hand else ""
     return _draft(
         launch,
-        f"{because} each of the {nodes} nodes meets only itself at {default}{unless}",
-        f"{nodes} nodes, and no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
+        f"{because} each of {_counted(nodes)} meets only itself at {default}{unless}",
+        f"{_counted(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
         in_job_script(_FIRST_NODE.replace("Give", "Give --rdzv-endpoint")),
         detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
-        severity=Severity.WARNING if launch.by_hand else None,
+        severity=_severity(launch, nodes),
     )
 
 
@@ -244,8 +263,9 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
                 who = "rank" if by_env else "node"
                 drawn = "draws its own" if value.kind == "random" else "has another"
                 title = f"Each {who} {drawn} {name if by_env else f'rendezvous {name}'}: {value.text}"
-                why = f"expanded on each of {nodes} nodes"
-                yield _draft(launch, title, why, in_job_script(_ONCE), name=name if by_env else "")
+                why = f"expanded on each of {_counted(nodes)}"
+                severity = None if nodes else Severity.WARNING
+                yield _draft(launch, title, why, in_job_script(_ONCE), name=name if by_env else "", severity=severity)
         host = _address(launch)[1]
         if host is not None and (
             host.means == "submit-host" or (host.means == "last-host" and (by_env or backend(launch) == "static"))
@@ -293,7 +313,7 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             yield _draft(
                 launch,
                 fault,
-                f"{nodes} nodes, each with the same {option}",
+                f"{_counted(nodes)}, each with the same {option}",
                 in_job_script(_ON_EACH),
                 name="RANK" if option == "RANK" else "",
             )

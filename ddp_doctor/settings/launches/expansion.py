@@ -6,7 +6,7 @@ import ast
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.node.env_vars import ArgumentMeaning
@@ -55,7 +55,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 class Frame:
     """A shell: what it knows, and how many shells it is in."""
 
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: MutableMapping[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     functions: dict[str, Block] = field(default_factory=dict)
@@ -71,7 +71,10 @@ class Frame:
         """The shell that a command of this one starts; ``hands_on`` where it has the same environment."""
         names = self.variables.keys() if self.exports_all else self.exported & self.variables.keys()
         known = {name: self.variables[name] for name in names} if hands_on else {}
-        return Frame(known, set(known), files=self.files, depth=depth, sometimes=self.sometimes, numbers=self.numbers)
+        inner = Frame(known, set(known), files=self.files, depth=depth, sometimes=self.sometimes, numbers=self.numbers)
+        if hands_on:
+            inner.functions = {name: self.functions[name] for name in self.exported & self.functions.keys()}
+        return inner
 
 
 class Expander:
@@ -173,7 +176,10 @@ class Expander:
         if sign or rest.startswith((":+", "+")):
             return self.values.token(Part("same" if sign == "#" else "any", f"${{{text}}}", frame.depth))
         if rest.startswith((":-", "-", ":=", "=")):
-            return self._default(name, rest.lstrip(":")[1:], frame)
+            value = self._default(name, rest.lstrip(":")[1:], frame)
+            if "=" in rest[:2]:
+                frame.variables[name] = value
+            return value
         value = self._element(name, index, frame) if index is not None else self.variable(name, frame)
         if not rest or rest.startswith((":?", "?")):
             return value
@@ -193,13 +199,18 @@ class Expander:
     def _default(self, name: str, text: str, frame: Frame) -> str:
         if self._is_known(name, frame) and not (frame.is_batch and name.startswith(_OF_STEP)):
             return self.variable(name, frame)
-        default = self.text(text, frame)
+        quoted = re.fullmatch(r"\s*([\"'])(.*)\1\s*", text, re.DOTALL)
+        default = self.text(quoted[2] if quoted else text, frame)
         if frame.is_batch and name.startswith(_OF_STEP):
             return default
-        literal = self.values.literal(default)
-        if literal is None:
-            return self.values.token(Part("given", f"${{{name}:-...}}", frame.depth))
-        return self.values.token(Part("default", literal, unless=name)) if literal else ""
+        return " ".join(self._by_default(word, name, frame) for word in default.split(" "))
+
+    def _by_default(self, word: str, name: str, frame: Frame) -> str:
+        literal = self.values.literal(word)
+        if literal is not None:
+            return self.values.token(Part("default", literal, unless=name)) if literal else ""
+        is_plain = all(part.kind in ("given", "any", "same", "default") for part in self.values.parts(word))
+        return word if is_plain else self.values.token(Part("given", f"${{{name}:-...}}", frame.depth))
 
     def text(self, text: str, frame: Frame) -> str:
         """The value of a text in which variables expand, as in a here-document."""

@@ -58,7 +58,7 @@ def launches_of(lines: Sequence[str]) -> Launches:
         count = array_of(kept)
         is_array = count is not None and (job is None or job.nodes in (None, (1, 1)))
         reader.read_script(text, Start("array", 1, 0, {"nodes": (count, count)}) if is_array else None)
-    return Launches(job, tuple(reader.launches), tuple(reader.unchecked), tuple(reader.unread))
+    return Launches(job or reader.job, tuple(reader.launches), tuple(reader.unchecked), tuple(reader.unread))
 
 
 def _of_json(text: str) -> Node:

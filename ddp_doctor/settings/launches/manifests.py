@@ -22,6 +22,7 @@ from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Argument, ArgumentMeaning, Launch
 from ddp_doctor.parse.yaml_text import Node, Scalar
+from ddp_doctor.settings.launches import starts
 from ddp_doctor.settings.launches.expansion import Frame
 from ddp_doctor.settings.launches.reader import Reader
 from ddp_doctor.settings.launches.running import Start
@@ -55,6 +56,8 @@ _ACCELERATE = {
 }  # fmt: skip
 _DEEPSPEED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MOST_DOCUMENTS = 200
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})", re.ASCII)
+_OF_ENVSUBST = re.compile(r"\s*(?:- )?(?:image|name|namespace|replicas|numNodes|completions|.*gpu): *[\"']?\S*\$\{?\w")
 
 
 @dataclass
@@ -70,8 +73,11 @@ class _Role:
 class Manifest(Reader):
     """The launches in the documents of a manifest."""
 
+    _is_template = False
+
     def read_documents(self, documents: Sequence[Node]) -> Launch | None:
         """Follow the commands of all containers; the result is what the only job of several pods asks for."""
+        self._is_template = any(map(_OF_ENVSUBST.match, self.lines))
         jobs = [job for each in documents[:_MOST_DOCUMENTS] if (job := self._document(each)) is not None]
         return jobs[0] if len(jobs) == 1 else None
 
@@ -146,7 +152,10 @@ class Manifest(Reader):
         if not words or words[0].startswith("-"):
             return
         call = Call([], max(words, key=len).line)
-        self.start([self._referring(str(word), frame) for word in words], frame, start, call)
+        given = [self._referring(str(word), frame) for word in words]
+        if self._is_template and words[0] not in starts.SHELLS:  # envsubst fills names in
+            given = [_VARIABLE.sub(lambda name: self.values.token(Part("same", name[0])), each) for each in given]
+        self.start(given, frame, start, call)
 
     def _configuration(self, top: dict[str, Node]) -> None:
         """A file that a launcher reads."""

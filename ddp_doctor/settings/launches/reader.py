@@ -58,6 +58,8 @@ class Reader(Runner):
             self.start(words[at:], more, inner, call)
         elif name in starts.REMOTE:
             self._remote(name, words, frame, call)
+        elif name == "sbatch":
+            self._submitted(words, frame, call)
         elif name in starts.SHELLS:
             self._shell(words, frame, start, call)
         elif name == "torchrun" or starts.PYTHON.fullmatch(name) or name in ("accelerate", "deepspeed"):
@@ -101,6 +103,21 @@ class Reader(Runner):
         elif file:
             self._unread_script(file, frame, start, call)
 
+    def _submitted(self, words: list[str], frame: Frame, call: Call) -> None:
+        """A job that the script writes and submits itself."""
+        file = next((word for word in words[1:] if posixpath.normpath(word) in frame.files), "")
+        line, text = call.line + 1, ""
+        if call.document is not None:
+            text = call.document if call.is_literal else self.text(call.document, frame)
+        elif file:
+            first, _, text = frame.files[posixpath.normpath(file)].partition("\n")
+            line = int(first)
+        outer, self.job = self.job, starts.job_of([*text.split("\n")], words[1:])
+        if text:
+            inner = Frame(is_batch=True, numbers=numbers_of(self.job), files=frame.files)
+            self._run_text(text, line, inner, None)
+        self.job = outer or self.job
+
     def _unread_script(self, file: str, frame: Frame, start: Start | None, call: Call) -> None:
         if start is not None:
             self.leave(call.line, f"{self.values.shown(file)} was not read")
@@ -110,19 +127,19 @@ class Reader(Runner):
 
     def _of_unknown(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         shown = self.values.shown(words[0])
-        at = next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
+        at = _payload(words)
         if any(word in starts.TORCHRUN_MODULES for word in words[1:6]):
             self._launcher("python", words, frame, start, call)
-        elif at is not None:
+        elif at:
             self.start(words[at:], frame, start, call)
         elif start is not None or _OF_LAUNCHER.search(shown):
             self.leave(call.line, f"what {shown} stands for is unknown")
 
     def _wrapped(self, name: str, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
-        at = next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
+        at = _payload(words)
         inner = frame.inner(frame.depth, hands_on=False) if name in starts.ISOLATING else frame
-        inner = _handed(words[:at], inner)
-        if at is not None:
+        inner = _handed(words[: at or len(words)], inner)
+        if at:
             self.start(words[at:], inner, start, call)
         elif script := next((word for word in words[1:] if word.endswith(".py")), None):
             self._launcher("python", ["python", script], inner, start, call)
@@ -142,6 +159,8 @@ class Reader(Runner):
             self._launcher("python", ["python", *words], frame, start, call)
         elif name.endswith((".sh", ".bash", ".slurm")):
             self._unread_script(words[0], frame, start, call)
+        elif not _HARMLESS.fullmatch(name) and (at := _payload(words)):
+            self.start(words[at:], frame, start, call)
         elif name in starts.OTHER_LAUNCHERS and (start is not None or name in ("horovodrun", "torchx")):
             self.leave(call.line, f"the launcher {name} is not followed")
         elif start is not None and start.program != "pods" and not _HARMLESS.fullmatch(name):
@@ -157,7 +176,7 @@ class Reader(Runner):
         elif started is None and name == "deepspeed":
             started = "deepspeed"
         elif started is None:
-            for at, word in enumerate(words[1:7], 1):
+            for at, word in enumerate([self.values.literal(word) or word for word in words[1:7]], 1):
                 file = word.removesuffix(".py").replace("/", ".")
                 if word in starts.TORCHRUN_MODULES or file.endswith(tuple(starts.TORCHRUN_MODULES)):
                     started, rest, module = "torchrun", words[at + 1 :], file.rpartition(".")[2]
@@ -177,9 +196,10 @@ class Reader(Runner):
         found: dict[str, str] = {}
         at = 0
         while at < len(words):
-            word, part = words[at], self.values.only(words[at])
+            part = self.values.only(words[at])
+            word = words[at] = (self.values.literal(words[at]) or words[at]) if part else words[at]
             if part is not None and part.kind != "default":
-                if not _OF_OPTIONS.search(part.text):
+                if not _OF_OPTIONS.search(part.text) and "[@]" not in part.text:
                     break
                 self.leave(call.line, f"which options {part.text} holds is unknown")
                 return
@@ -197,7 +217,8 @@ class Reader(Runner):
                     given[name] = frame.variables[variable]
         elif started == "accelerate":
             given = {starts.ACCELERATE[name]: value for name, value in given.items()}
-            if not self._is_known_to_accelerate(given, call):
+            is_several = start is not None or (self.job is not None and self.job.nodes not in (None, (1, 1)))
+            if is_several and not self._is_known_to_accelerate(given, call):
                 return
         self._add(started, given, frame, start, call)
 
@@ -216,7 +237,7 @@ class Reader(Runner):
         by_hand = start.by_hand if start else self.job is None
         depth = start.depth if start else 0 if by_hand else ONCE
         arguments = {name: self.values.argument(value, depth) for name, value in given.items()}
-        arguments |= self._endpoint(given, depth)
+        arguments |= self._endpoint(given, depth, by_accelerate=started == "accelerate")
         exported = frame.variables.keys() if frame.exports_all else frame.exported & frame.variables.keys()
         environment = {
             name: self.values.argument(frame.variables[name], depth) for name in _OF_MEETING if name in exported
@@ -242,16 +263,24 @@ class Reader(Runner):
         if not self._silent and launch not in self.launches:
             self.launches.append(launch)
 
-    def _endpoint(self, given: dict[str, str], depth: int) -> dict[str, Argument]:
-        """Host and port of the rendezvous, as torchrun puts them together (torch/distributed/run.py)."""
+    def _endpoint(self, given: dict[str, str], depth: int, *, by_accelerate: bool) -> dict[str, Argument]:
+        """Host and port of the rendezvous, as torchrun puts them together (torch/distributed/run.py).
+
+        accelerate gives torchrun its main process's address as the endpoint (utils/launch.py).
+        """
         endpoint = given.get("--rdzv-endpoint", "")
         host, colon, port = endpoint.rpartition(":")
         if endpoint and (endpoint.endswith("]") or not colon):
             host, port = endpoint, ""
-        if not endpoint and self.values.shown(given.get("--rdzv-backend", "static")) == "static":
+        if not endpoint and (by_accelerate or self.values.shown(given.get("--rdzv-backend", "static")) == "static"):
             host, port = given.get("--master-addr", ""), given.get("--master-port", "")
         pairs = (("host", host.strip("[]")), ("port", port))
         return {name: self.values.argument(value, depth) for name, value in pairs if value}
+
+
+def _payload(words: Sequence[str]) -> int | None:
+    """The place of the program that another one runs."""
+    return next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
 
 
 def _handed(words: Sequence[str], frame: Frame) -> Frame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from abc import abstractmethod
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
@@ -30,6 +31,10 @@ _STARTS = re.compile(
 _MOST_CALLS = 20_000
 _DEEPEST = 24
 _LONGEST_QUOTE = 160
+#: Further lines that were not read are not listed.
+_MOST_NOTED = 100
+#: More is no argument of a launcher.
+_LONGEST_VALUE, _MOST_WORDS = 32_768, 1000
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,10 @@ class Runner(Expander):
         self._note(self.unread, line, why)
 
     def _note(self, to: list[Unchecked], line: int, why: str) -> None:
+        if self._silent or len(to) >= _MOST_NOTED:
+            return
         noted = Unchecked(line=line, quote=self.quote(line), reason=why)
-        if not self._silent and noted not in to:
+        if noted not in to:
             to.append(noted)
 
     def quote(self, line: int) -> str:
@@ -127,16 +134,20 @@ class Runner(Expander):
         ends = []
         for body in block.bodies:
             branch = replace(
-                frame, variables=dict(frame.variables), exported=set(frame.exported),
-                arrays={name: list(items) for name, items in frame.arrays.items()}, functions=dict(frame.functions),
-            )  # fmt: skip
+                frame,
+                variables=ChainMap({}, frame.variables),
+                exported=set(frame.exported),
+                arrays={name: list(items) for name, items in frame.arrays.items()},
+                functions=dict(frame.functions),
+            )
             self._run(body, branch, start)
             ends.append(branch)
         for end in ends:
             frame.exported |= end.exported
             frame.functions |= end.functions
-        for name in {name for end in ends for name in end.variables}:
-            found = {end.variables.get(name) for end in ends}
+        changed = [end.variables.maps[0] for end in ends if isinstance(end.variables, ChainMap)]
+        for name in {name for each in changed for name in each}:
+            found = {each.get(name, frame.variables.get(name)) for each in changed}
             shown = self.values.token(Part("any", f"${name}", frame.depth)) if len(found) > 1 else None
             frame.variables[name] = shown or next(filter(None, found), "")
         for name in {name for end in ends for name in end.arrays}:
@@ -205,13 +216,17 @@ class Runner(Expander):
         name, plus = found[1], found[2]
         array = next((piece for piece in word if piece.kind == "array"), None)
         if array is not None:
-            frame.arrays[name] = (frame.arrays.get(name, []) if plus else []) + self.words(array.words, frame)
+            items = (frame.arrays.get(name, []) if plus else []) + self.words(array.words, frame)
+            open_part = self.values.token(Part("any", f"${{{name}[@]}}", frame.depth))
+            frame.arrays[name] = items if len(items) <= _MOST_WORDS else [open_part]
             frame.variables.pop(name, None)
         elif name in frame.arrays and plus:
             frame.arrays[name].append(self.word((Piece("text", found[3]), *word[1:]), frame))
         else:
             value = self.word((Piece("text", found[3]), *word[1:]), frame)
-            frame.variables[name] = (self.variable(name, frame) if plus else "") + value
+            value = (self.variable(name, frame) if plus else "") + value
+            too_long = len(value) > _LONGEST_VALUE
+            frame.variables[name] = self.values.token(Part("any", f"${name}", frame.depth)) if too_long else value
             frame.arrays.pop(name, None)
         return name
 
@@ -228,7 +243,7 @@ class Runner(Expander):
             return
         numbered = {str(at): value for at, value in enumerate(arguments, 1)}
         kept = {key: frame.variables.get(key) for key in numbered}
-        own.variables |= numbered
+        own.variables.update(numbered)
         own.arrays["@"] = own.arrays["*"] = arguments
         self._deep_calls += 1
         self._run(frame.functions[name].bodies[0], own, start)
@@ -257,7 +272,7 @@ class Runner(Expander):
                 frame.arrays.pop(each, None)
         elif name == "set":
             frame.exports_all = "-a" in words or "allexport" in words or frame.exports_all
-        elif name in ("((", "let") and len(words) > 1 and (counted := _COUNTS.fullmatch(words[1])):
+        elif name in ("((", "let") and (counted := _COUNTS.fullmatch(call.words[-1][0].text)):
             before = self.variable(counted[1], frame)
             frame.variables[counted[1]] = self.values.derived(before, f"${counted[1]}")
         else:

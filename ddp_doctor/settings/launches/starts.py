@@ -148,15 +148,17 @@ _RANGE = re.compile(r"(\d{1,6})(?:[-:](\d{1,6}))?")
 _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
 
 
-def job_of(lines: Sequence[str]) -> Launch | None:
+def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
     """What the #SBATCH lines ask for: those before the first command; of several parts of a job nothing is known."""
-    words, first = [], 0
+    words: list[str] = []
+    first = 0
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             break
         if line.startswith("#SBATCH"):
             first = first or number
             words += line[7:].split(" #")[0].replace('"', "").replace("'", "").split()
+    words += options
     if not words or "hetjob" in words or "packjob" in words:
         return None
     return Launch(program="sbatch", line=first, **fields_of(words, SLURM))

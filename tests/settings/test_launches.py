@@ -1,0 +1,194 @@
+"""What a job script, a manifest or a launcher's configuration starts: found where it is broken, silent where not."""
+
+import json
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.facts.node.env_vars import SettingText
+from ddp_doctor.parse.yaml_text import read_yaml
+
+FOUR = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n"
+HEAD = 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nexport HEAD\n'
+MEET = "--rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500"
+STATIC = "--master-addr=$HEAD --master-port=29500"
+ON_FOUR = "torchrun --nnodes=4 --nproc-per-node=8"
+
+
+def pods(command: str, kind: str = "PyTorchJob", workers: int = 3) -> str:
+    container = f"{{containers: [{{name: c, command: {command}, resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}"
+    template = f"template: {{spec: {container}}}"
+    if kind == "Job":
+        return f"apiVersion: batch/v1\nkind: Job\nspec:\n  completionMode: Indexed\n  completions: 4\n  {template}\n"
+    return (
+        f"apiVersion: kubeflow.org/v1\nkind: {kind}\nspec:\n  pytorchReplicaSpecs:\n"
+        f"    Master: {{replicas: 1, {template}}}\n    Worker: {{replicas: {workers}, {template}}}\n"
+    )
+
+
+#: The code of the finding, E or W for its severity, and the text.
+BROKEN = {
+    "no endpoint": f"DD127 E {FOUR}srun {ON_FOUR} train.py",
+    "localhost in a variable": f"DD127 E {FOUR}H=localhost; srun {ON_FOUR} --rdzv_endpoint=$H:1 train.py",
+    "localhost in an array": f'DD127 E {FOUR}A+=(--rdzv_endpoint=localhost:1); srun {ON_FOUR} "${{A[@]}}" train.py',
+    "localhost by default": f"DD127 W {FOUR}srun {ON_FOUR} --rdzv-endpoint=${{H:-localhost}}:1 x.py",
+    "localhost after ||": f"DD127 W {FOUR}H=$(scontrol show hostnames | head -1 || echo localhost)\n"
+    f"srun {ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$H:1 x.py",
+    "a list of steps only": f"DD127 E {FOUR}H=$(scontrol show hostnames ${{SLURM_STEP_NODELIST:-localhost}})\n"
+    f"srun {ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$H:1 x.py",
+    "each node's name": f'DD127 E {FOUR}srun bash -c "{ON_FOUR} --rdzv_endpoint=\\$(hostname):1 x.py"',
+    "each node's name in a file": f"DD127 E {FOUR}cat > r.sh <<'E'\n{ON_FOUR} --node-rank=$SLURM_NODEID"
+    " --master-addr=`hostname` x.py\nE\nsrun bash r.sh",
+    "an address of /etc/hosts": f"DD127 W {FOUR}HEAD=$(hostname --ip-address)\nsrun {ON_FOUR} {MEET} x.py",
+    "an address that c10d ignores": f"DD127 E {FOUR}{HEAD}srun {ON_FOUR} --rdzv-backend=c10d {STATIC} x.py",
+    "several nodes, maybe": "DD127 W #!/bin/bash\ntorchrun --nnodes=$N --nproc-per-node=8 x.py",
+    "a function's address": f"DD127 E {FOUR}f() {{ echo localhost; }}\nsrun {ON_FOUR} --rdzv-endpoint=$(f):1 x.py",
+    "the last node": f"DD129 E {FOUR}H=$(scontrol show hostnames $SLURM_NODELIST | tail -n 1)\nsrun bash -c"
+    f' "{ON_FOUR} --node-rank=\\$SLURM_NODEID --master-addr=$H x.py"',
+    "a port of each node": f"DD129 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} {MEET[:-5]}$((29500 + SLURM_NODEID)) x.py'",
+    "an ID of each node": f"DD129 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} --rdzv-id=$RANDOM {MEET} x.py'",
+    "a port of each rank": f"DD129 E {FOUR}{HEAD}srun bash -c 'export MASTER_ADDR=$HEAD"
+    " MASTER_PORT=$(shuf -i 20000-30000 -n 1); python x.py'",
+    "a rank expanded once": f"DD131 E {FOUR}{HEAD}srun {ON_FOUR} --node_rank=$SLURM_NODEID {STATIC} x.py",
+    "a rank in a variable": f'DD131 E {FOUR}{HEAD}R=$SLURM_PROCID; srun bash -c "{ON_FOUR} --node_rank=$R {STATIC} x"',
+    "a number for all": f"DD131 E {FOUR}{HEAD}srun {ON_FOUR} --node_rank=0 {STATIC} x.py",
+    "no rank": f"DD131 E {FOUR}{HEAD}srun uv run {ON_FOUR} --rdzv-endpoint=$HEAD:1 x.py",
+    "the rank on the node": f"DD131 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} --node_rank=$SLURM_LOCALID {STATIC} x.py'",
+    "RANK for all tasks": f"DD131 E {FOUR}export MASTER_ADDR=n0 RANK=$SLURM_PROCID\nsrun python x.py",
+    "one rank over ssh": 'DD131 E for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=0 --master_addr=a x" & done',
+    "a rank without a shell": "DD131 E "
+    + pods('[torchrun, --nnodes=4, "--node_rank=$RANK", --master_addr=j-0.j, x.py]', "Job"),
+    "one rank in all pods": "DD131 E " + pods("[torchrun, --node_rank=0, x.py]"),
+    "an older operator": "DD131 W " + pods("[python, -m, torch.distributed.launch, --nnodes=4, x.py]"),
+    "no srun": f"DD128 E {FOUR}{HEAD}{ON_FOUR} {MEET} x.py",
+    "srun on one node": f"DD128 E {FOUR}{HEAD}srun -N1 -n1 {ON_FOUR} {MEET} x.py",
+    "a job on each node": f"DD128 W {FOUR}srun torchrun --nproc-per-node=8 x.py",
+    "deepspeed on each node": f"DD128 W {FOUR}srun deepspeed --num_gpus 8 x.py",
+    "one machine": f"DD128 E {FOUR}srun accelerate launch --num_machines 1 --num_processes 8 x.py",
+    "two of four pods": "DD128 E " + pods("[torchrun, --nnodes=2, x.py]"),
+    "mpirun": f"DD128 E mpirun -np 16 --map-by ppr:8:node torchrun --nnodes=2 --nproc_per_node=8 {MEET} x.py",
+    "standalone": f"DD132 E {FOUR}srun {ON_FOUR} --standalone x.py",
+    "accelerate's file": "DD133 W num_machines: 2\nmachine_rank: 0\nnum_processes: 16\n",
+    "two precisions": 'DD133 E {"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
+}
+
+
+def read(text: str) -> tuple[dict[str, str], SettingText, int]:
+    """The worst severity by code, what was read, and the exit code."""
+    outcome = app.read_settings(text)
+    found = {each.code: each.severity.value[0].upper() for each in reversed(outcome.report.findings)}
+    text_read = outcome.recording.first(SettingText)
+    assert text_read is not None
+    return {code: severity for code, severity in found.items() if severity != "I"}, text_read, outcome.report.exit_code
+
+
+@pytest.mark.parametrize("row", BROKEN.values(), ids=BROKEN)
+def test_a_broken_launch_is_found(row: str):
+    code, severity, text = row.split(" ", 2)
+
+    assert read(text)[0].get(code) == severity
+
+
+RIGHT = {
+    "the head from an array": f"{FOUR}N=( $(scontrol show hostnames) )\nsrun {ON_FOUR} --rdzv-backend=c10d"
+    " --rdzv-endpoint=${N[0]}:1 x.py",
+    "a list of lines": f"{FOUR}mapfile -t N < <(scontrol show hostnames)\nsrun {ON_FOUR} --rdzv-backend=c10d"
+    ' --rdzv-endpoint="${N[0]}":1 x.py',
+    "the batch host": f"{FOUR}export HEAD=$(hostname) P=$((RANDOM + 1024))\nsrun bash -c '{ON_FOUR}"
+    " --node-rank=$SLURM_NODEID --master-addr=$HEAD --master-port=$P x.py'",
+    "options in an array": f"{FOUR}{HEAD}A=(--nnodes=$SLURM_NNODES)\nA+=({MEET})\n"
+    'srun -l torchrun "${A[@]}" --nproc_per_node=8 x.py',
+    "a function": f"{FOUR}{HEAD}run() {{\n  srun {ON_FOUR} {MEET} $1\n}}\nrun x.py",
+    "a container": f"{FOUR}{HEAD}srun apptainer exec --nv i.sif {ON_FOUR} {MEET} x.py",
+    "a container's shell": f"{FOUR}{HEAD}srun --container-image=i.sqsh bash -lc 'exec {ON_FOUR} {MEET} x.py'",
+    "a here-document": f"{FOUR}{HEAD}srun bash <<'E'\n{ON_FOUR} --node-rank=$SLURM_PROCID {STATIC} x.py\nE",
+    "over ssh": 'H=(a b)\nfor i in ${!H[@]}; do\n  ssh ${H[$i]} "torchrun --nnodes=2 --node_rank=$i'
+    ' --master_addr=${H[0]} x.py" &\ndone',
+    "a counter": 'r=0; for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=$r --master_addr=a x" & ((r++)); done',
+    "by hand": "torchrun --nnodes=${N:-1} --node_rank=${R:-0} --master_addr=${H:-localhost} x.py",
+    "one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --standalone --nproc_per_node=8 x.py",
+    "a branch for one node": f"{FOUR}{HEAD}if [ $A ]; then torchrun --standalone x; else srun {ON_FOUR} {MEET} x; fi",
+    "an array of jobs": "#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=8\n#SBATCH --array=0-3\n"
+    f"{ON_FOUR} --node_rank=$SLURM_ARRAY_TASK_ID --master_addr=n0 x.py",
+    "accelerate": f'{FOUR}{HEAD}srun bash -c "accelerate launch --num_machines 4 --num_processes 32'
+    ' --machine_rank \\$SLURM_NODEID --main_process_ip $HEAD --main_process_port 1 x.py"',
+    "deepspeed": "deepspeed --hostfile h --num_nodes 2 --num_gpus 8 x.py",
+    "ranks of srun": f"{FOUR}export MASTER_ADDR=$(hostname)\nsrun bash -c 'RANK=$SLURM_PROCID python x.py'",
+    "mpirun": "mpirun -np 2 -npernode 1 bash -c 'torchrun --nnodes=2 --node_rank=$PMIX_RANK --master_addr=a x'",
+    "a program that starts no ranks": f"{FOUR}mpirun -np 32 ./all_reduce_perf -g 1",
+    "the operator's values": pods("[torchrun, x.py]"),
+    "the operator's values in a shell": pods(
+        '[sh, -c, "torchrun --nnodes=4 --node_rank=$RANK --master_addr=$MASTER_ADDR x.py"]'
+    ),
+    "an index": pods('[torchrun, --nnodes=4, "--node_rank=$(JOB_COMPLETION_INDEX)", --master_addr=j-0.j, x.py]', "Job"),
+    "a train job": "kind: TrainJob\nspec: {trainer: {numNodes: 4, numProcPerNode: 8, command: [torchrun, x.py]}}\n",
+    "CRLF": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} \\\n  x.py\n".replace("\n", "\r\n"),
+    "only variables": "#!/bin/bash\nexport NCCL_DEBUG=WARN",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_a_right_launch_is_healthy(text: str):
+    found, text_read, code = read(text)
+
+    assert (found, text_read.unchecked, code) == ({}, (), 0)
+
+
+UNCHECKED = {
+    "a script that is not here": f"{FOUR}srun bash train.sh",
+    "options that nobody knows": f"{FOUR}srun torchrun $DIST_ARGS x.py",
+    "options by the branch": f'{FOUR}A=(--nnodes=4)\nif [ $X ]; then A+=({MEET}); fi\nsrun torchrun "${{A[@]}}" x.py',
+    "a launcher that is not followed": f"{FOUR}srun composer x.py",
+    "a launcher in a variable": f"{FOUR}srun $LAUNCHER x.py",
+    "accelerate's own configuration": f"{FOUR}srun accelerate launch x.py",
+    "a quote that stays open": f'{FOUR}srun bash -c "torchrun --nnodes=4 x.py',
+    "a file that nobody runs": f"{FOUR}cat > r.sh <<E\ntorchrun --nnodes=4 x.py\nE",
+    "calls without an end": f"{FOUR}f() {{ f; f; }}\nf\nsrun {ON_FOUR} x.py",
+}
+
+
+@pytest.mark.parametrize("text", UNCHECKED.values(), ids=UNCHECKED)
+def test_a_launch_that_was_not_understood_is_unsure_and_quoted(text: str):
+    report = app.read_settings(text).report
+
+    assert report.exit_code == 3
+    assert "the launch line was not checked" in report.summary
+    assert text.splitlines()[-1][:16] in report.summary or "torchrun" in report.summary
+
+
+BAD = {
+    "an include": ("source env.sh", 5),
+    "a quote": ('echo "open', 5),
+    "a bracket": ("A=$(open", 5),
+    "a loop of a template": ("{% for x in y %}", 5),
+    "a long line": ("A=" + "x" * 40_000, 5),
+}
+
+
+@pytest.mark.parametrize(("line", "number"), BAD.values(), ids=BAD)
+def test_the_certain_part_is_read_and_the_rest_is_listed(line: str, number: int):
+    found, text_read, _ = read(f"{FOUR}{line}\nsrun {ON_FOUR} --rdzv-endpoint=localhost:1 x.py\n")
+
+    assert found["DD127"] == "E"
+    assert [each.line for each in text_read.unread] == [number]
+
+
+@pytest.mark.parametrize("line", ["if [ $A ]; then B=1; fi", "A{}=1", 'A="$A$A"', 'A=("${A[@]}" "${A[@]}" x)', "x $("])
+def test_five_thousand_lines_are_followed(line: str):
+    text = "".join(f"{line.format(at)}\n" if "{}" in line else f"{line}\n" for at in range(5000))
+
+    assert read(f"{FOUR}{text}srun {ON_FOUR} --rdzv-endpoint=localhost:1 x.py\n")[2] in (1, 3)
+
+
+def test_yaml_is_read_with_anchors_and_documents():
+    text = 'a: &x {b: [1, "c: d"], e: f}\ng:\n- *x\n- <<: *x\n  e: h\ni: |\n  j\n   k\n  \nl: >-\n  m\n  n\n'
+    text += "--- # o\np:\n- - q\nr: s\n  t\n}{\n"
+
+    documents = read_yaml(text.split("\n"))
+
+    inner = {"b": ["1", "c: d"], "e": "f"}
+    assert json.loads(json.dumps(documents.read)) == [
+        {"a": inner, "g": [inner, inner | {"e": "h"}], "i": "j\n k\n", "l": "m n"},
+        {"p": [["q"]], "r": "s t"},
+    ]
+    assert documents.unread == [18]
