@@ -155,11 +155,14 @@ def env(
     return commands.env(source, outputs, ignored(ignore), fail_on)
 
 
-@command("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
+@command("ddp-doctor lint train.py job.sbatch", "ddp-doctor lint src --select DDL1 --output-format github")
 def lint(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE|DIR|-...", help="Python scripts, directories of scripts, or - for stdin."),
+        typer.Argument(
+            metavar="FILE|DIR|-...",
+            help="Python scripts, job scripts, manifests, directories of Python scripts, or - for stdin.",
+        ),
     ],
     select: Annotated[
         list[str] | None,
@@ -171,7 +174,7 @@ def lint(
     outputs: Outputs,
     quiet: Annotated[bool, option(OUTPUTS, None, "Print only errors and warnings.", "--quiet", "-q")] = False,
 ) -> int:
-    """Check training scripts for DDP mistakes without running them."""
+    """Check training scripts and job scripts for mistakes without running them."""
     from ddp_doctor.cli.lint import lint
 
     return lint(files, outputs, quiet=quiet, select=select or (), ignore=ignore or (), fail_on=fail_on)

@@ -9,6 +9,7 @@ from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact, TracesFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
+from ddp_doctor.facts.node.env_vars import SettingText
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, FIT_MEASURED, GPUS, STRAGGLERS, Check
@@ -333,7 +334,9 @@ def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, tuple[
         changed = "change in the step" if recording.first(TracesFact) else "slowdown"
         return f"No {changed} beyond noise", (*_reached(recording), *_differ(diagnosis))
     if command in (Command.ENV, Command.TOPOLOGY):
-        of = "settings" if command is Command.ENV else "topology"
+        text = recording.first(SettingText)
+        of = "topology" if command is Command.TOPOLOGY else "settings"
+        of += " and the launch" if text is not None and text.launches else ""
         return f"No errors or warnings in the {of}", ("Nothing else was tested",)
     what, where = _scope(recording)
     return f"Healthy: {what} passed {where}{_model(recording)}", (

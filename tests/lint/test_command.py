@@ -335,3 +335,34 @@ def test_neither_torch_nor_the_checks_are_imported(folder: Path):
     done = subprocess.run((sys.executable, "-c", code), check=False, capture_output=True, text=True, cwd=folder)
 
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --node-rank=$SLURM_NODEID --master-addr=n0 x.py\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "places"),
+    [
+        (("healthy.py", "job.sbatch"), 1, ["job.sbatch:3 DD131"]),
+        (("job.sbatch", "pod.yaml", "--select", "DD131"), 1, ["job.sbatch:3 DD131"]),
+        (("job.sbatch", "--ignore", "DD131"), 0, []),
+        (("job.sbatch", "healthy.py", "--select", "DDL"), 0, []),
+        (("pod.yaml",), 0, []),
+        (("other.sh",), 3, []),
+        (("jobs",), 0, []),
+    ],
+)
+def test_job_scripts_and_manifests_that_are_named_are_checked(folder: Path, given, code, places):
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "a.py").write_text(HEALTHY)
+    for name in ("job.sbatch", "jobs/job.sbatch"):
+        (folder / name).write_text(JOB)
+    (folder / "other.sh").write_text("#!/bin/bash\nsrun -N 4 bash train.sh\n")
+    (folder / "pod.yaml").write_text("kind: Pod\nspec: {containers: [{command: [torchrun, x.py]}]}\n")
+
+    done = lint(*given, "--json", "report.json", cwd=folder)
+
+    report = json.loads((folder / "report.json").read_text())
+    assert [f"{each['path']}:{each['line']} {each['code']}" for each in report["findings"]] == places
+    assert done.returncode == code
+    assert code != 3 or "the launch line was not checked: `srun -N 4 bash train.sh`" in done.stdout
