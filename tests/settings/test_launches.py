@@ -54,7 +54,7 @@ BROKEN = {
     "a number for all": f"DD131 E {FOUR}{HEAD}srun {ON_FOUR} --node_rank=0 {STATIC} x.py",
     "no rank": f"DD131 E {FOUR}{HEAD}srun uv run {ON_FOUR} --rdzv-endpoint=$HEAD:1 x.py",
     "the rank on the node": f"DD131 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} --node_rank=$SLURM_LOCALID {STATIC} x.py'",
-    "RANK for all tasks": f"DD131 E {FOUR}export MASTER_ADDR=n0 RANK=$SLURM_PROCID\nsrun python x.py",
+    "RANK for all tasks": f"DD131 W {FOUR}export MASTER_ADDR=n0 RANK=$SLURM_PROCID\nsrun python x.py",
     "one rank over ssh": 'DD131 E for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=0 --master_addr=a x" & done',
     "a rank without a shell": "DD131 E "
     + pods('[torchrun, --nnodes=4, "--node_rank=$RANK", --master_addr=j-0.j, x.py]', "Job"),
@@ -105,6 +105,8 @@ RIGHT = {
     "over ssh": 'H=(a b)\nfor i in ${!H[@]}; do\n  ssh ${H[$i]} "torchrun --nnodes=2 --node_rank=$i'
     ' --master_addr=${H[0]} x.py" &\ndone',
     "a counter": 'r=0; for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=$r --master_addr=a x" & ((r++)); done',
+    "a C loop": f"{FOUR}{HEAD}for ((i=0; i<4; i++)); do srun -N1 -w n$i {ON_FOUR} --node_rank=$i {STATIC} x & done",
+    "a subshell in a sum": f'{FOUR}{HEAD}srun bash -c "{ON_FOUR} --rdzv-conf=is_host=\\$(((N)) && echo 0) {MEET} x"',
     "by hand": "torchrun --nnodes=${N:-1} --node_rank=${R:-0} --master_addr=${H:-localhost} x.py",
     "one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --standalone --nproc_per_node=8 x.py",
     "a branch for one node": f"{FOUR}{HEAD}if [ $A ]; then torchrun --standalone x; else srun {ON_FOUR} {MEET} x; fi",

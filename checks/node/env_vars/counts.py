@@ -10,7 +10,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_job_script
-from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.findings import counted, finding
 
 _ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
@@ -113,8 +113,9 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
         return None
     needs = f"takes {most}" if count > most else f"waits for {fewest}"
     by_torchrun = launch.starts == "torchrun"
-    what, option = ("torchruns", "--nnodes") if by_torchrun else ("accelerate launchers", "--num_machines")
-    return _Fault(f"{count} {what} start, but {option}={expected} {needs}", why)
+    what, option = ("torchrun", "--nnodes") if by_torchrun else ("accelerate launcher", "--num_machines")
+    verb = "starts" if count == 1 else "start"
+    return _Fault(f"{counted(count, what)} {verb}, but {option}={expected} {needs}", why)
 
 
 def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:

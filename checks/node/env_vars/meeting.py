@@ -89,7 +89,11 @@ def _is_open(launch: Launch) -> bool:
 
 
 def _counted(nodes: int) -> str:
-    return f"{nodes} nodes" if nodes else "several nodes, if --nnodes is above 1"
+    return f"{nodes} nodes" if nodes else "several nodes"
+
+
+def _if_several(nodes: int) -> str:
+    return "" if nodes else " if --nnodes is above 1"
 
 
 def _severity(launch: Launch, nodes: int) -> Severity | None:
@@ -205,7 +209,7 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
     if host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
-        title = f"{name} reaches no other node, but the job has {_counted(nodes)}{unless}"
+        title = f"{name} reaches no other node, but the job has {_counted(nodes)}{_if_several(nodes)}{unless}"
         if launch.starts != "python":
             severity = Severity.WARNING if host.unless or not nodes else None
             yield _draft(launch, title, f"the nodes meet at {host.text}", remedy, detail=own, severity=severity)
@@ -214,8 +218,8 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
         severity = _severity(launch, nodes)
         yield _draft(launch, title, "each node waits for the others at itself", remedy, detail=own, severity=severity)
     elif host.means in ("own-address", "own-addresses"):
-        prints = "prints several" if host.means == "own-addresses" else "may print 127.0.1.1 or several"
-        title = f"{name} comes from {host.text}, which {prints} addresses"
+        what = "may be 127.0.1.1 or" if host.means == "own-address" else "is a list of"
+        title = f"The rendezvous address {host.text} {what} several addresses"
         why = "a loopback address reaches no other node, and several addresses are no endpoint"
         yield _draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
     elif is_loopback(host.fallback):
@@ -234,7 +238,7 @@ def _no_endpoint(launch: Launch, nodes: int) -> Draft:
     unless = " unless PET_MASTER_ADDR or PET_RDZV_ENDPOINT is set" if launch.by_hand else ""
     return _draft(
         launch,
-        f"{because} each of {_counted(nodes)} meets only itself at {default}{unless}",
+        f"{because} each of {_counted(nodes)} meets only itself at {default}{_if_several(nodes)}{unless}",
         f"{_counted(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
         in_job_script(_FIRST_NODE.replace("Give", "Give --rdzv-endpoint")),
         detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
@@ -310,13 +314,10 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             yield _of_older_operator(launch)
         fault = _fault_of_rank(launch, rank, option) if starts_several(launch) else ""
         if fault:
-            yield _draft(
-                launch,
-                fault,
-                f"{_counted(nodes)}, each with the same {option}",
-                in_job_script(_ON_EACH),
-                name="RANK" if option == "RANK" else "",
-            )
+            by_env = option == "RANK"  # which the script may not read
+            severity, name = (Severity.WARNING, option) if by_env else (None, "")
+            why = f"{_counted(nodes)}, each with the same {option}"
+            yield _draft(launch, fault, why, in_job_script(_ON_EACH), name=name, severity=severity)
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"

@@ -45,6 +45,8 @@ _FIRST = re.compile(r"head|sed (?:-n )?1?[pq]|awk (?:NR ?== ?1|\{ ?print \$1|FNR
 _LAST = re.compile(r"tail (?:-n ?)?-?1$|sed -n \$p")
 _NARROWS = frozenset(("awk", "cut", "head", "sed", "tr", "grep", "xargs", "tail"))
 _DEEPEST = 12
+#: More words are no command that starts a job.
+_MOST_WORDS = 1000
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -88,6 +90,8 @@ class Expander:
         """The words of a command, where unquoted variables may be several and an array is as many as it has."""
         found: list[str] = []
         for word in words:
+            if len(found) > _MOST_WORDS:
+                break
             found += self._fields(word, frame)
         return found
 

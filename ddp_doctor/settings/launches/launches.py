@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.node.env_vars import Launch, Unchecked
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.parse.yaml_text import Node, Scalar, read_yaml
 from ddp_doctor.settings.launches.manifests import Manifest
 from ddp_doctor.settings.launches.running import Start
@@ -58,6 +59,7 @@ def launches_of(lines: Sequence[str]) -> Launches:
         count = array_of(kept)
         is_array = count is not None and (job is None or job.nodes in (None, (1, 1)))
         reader.read_script(text, Start("array", 1, 0, {"nodes": (count, count)}) if is_array else None)
+    reader.leave_if_missed(text)
     return Launches(job or reader.job, tuple(reader.launches), tuple(reader.unchecked), tuple(reader.unread))
 
 
@@ -70,6 +72,6 @@ def _of_json(text: str) -> Node:
         return Scalar(json.dumps(value).strip('"'), 1)
 
     try:
-        return as_text(json.loads(text))
-    except (ValueError, RecursionError):
+        return as_text(json_value(text))
+    except OTHER_SHAPE:
         return Scalar("")

@@ -110,7 +110,7 @@ class Manifest(Reader):
 
     def _role(self, role: _Role, total: int) -> bool:
         """Whether the containers of these pods start ranks."""
-        before = len(self.launches)
+        before = self.added
         for container in role.containers:
             frame = Frame()
             for each in _list(container.get("env")):
@@ -122,12 +122,13 @@ class Manifest(Reader):
             frame.exported |= frame.variables.keys()
             start = Start("pods", _line(container), 0, {"tasks_per_node": 1, "pods": role.count})
             self._container(container, frame, start if total > 1 or role.count is None else None)
-        return len(self.launches) > before
+        return self.added > before
 
     def _env_value(self, pair: dict[str, Node], frame: Frame) -> str:
         if "valueFrom" in pair:
-            field_of_pod = "fieldRef" in _map(pair["valueFrom"])
-            return self.values.token(Part("node" if field_of_pod else "same", f"${_text(pair, 'name')}"))
+            path = _text(_map(_map(pair["valueFrom"]).get("fieldRef")), "fieldPath")
+            means: ArgumentMeaning = "own-name" if path.endswith(("IP", ".name", "nodeName")) else ""
+            return self.values.token(Part("node" if path else "same", f"${_text(pair, 'name')}", means=means))
         return self._referring(_text(pair, "value"), frame)
 
     def _referring(self, text: str, frame: Frame) -> str:

@@ -23,13 +23,6 @@ from ddp_doctor.settings.launches.values import ONCE
 #: A name of what holds a launcher's options, and of what holds a launcher.
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|DIST|RDZV|LAUNCH|EXTRA", re.IGNORECASE)
 _OF_LAUNCHER = re.compile(r"LAUNCH|TORCHRUN|CMD|COMMAND|RUNNER|DISTRIBUTED|ACCELERATE|DEEPSPEED", re.IGNORECASE)
-#: Programs that srun starts and that are no job: they set nodes up, show them or measure.
-_HARMLESS = re.compile(
-    r"hostname|echo|printf|true|false|sleep|date|ls|rm|mkdir|cp|mv|cat|ln|chmod|tar|rsync|find|du|df|free|ps|id|which|wait"
-    r"|nvidia-smi|rocm-smi|dcgmi|lscpu|lspci|ulimit|printenv|env|kill|pkill|killall|sbcast|scontrol|module|pip3?|git|wget"
-    r"|curl|touch|test|\[+|cd|export|mount|umount|fusermount|nvidia-cuda-mps-control|ib\w+|\w+_perf|osu_\w+|ddp-doctor|dmesg"
-    r"|uptime|whoami|getent|ip|ping|sync|sysctl|sed|awk|grep|set|unset|ldd|modprobe|systemctl|trap|source|tee|uname|nproc"
-)
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 #: What decides whether ranks meet that a script starts without torchrun, and which interfaces they take.
 _OF_MEETING = (
@@ -159,11 +152,11 @@ class Reader(Runner):
             self._launcher("python", ["python", *words], frame, start, call)
         elif name.endswith((".sh", ".bash", ".slurm")):
             self._unread_script(words[0], frame, start, call)
-        elif not _HARMLESS.fullmatch(name) and (at := _payload(words)):
+        elif not starts.is_harmless(name) and (at := _payload(words)):
             self.start(words[at:], frame, start, call)
         elif name in starts.OTHER_LAUNCHERS and (start is not None or name in ("horovodrun", "torchx")):
             self.leave(call.line, f"the launcher {name} is not followed")
-        elif start is not None and start.program != "pods" and not _HARMLESS.fullmatch(name):
+        elif start is not None and start.program != "pods" and not starts.is_harmless(name):
             self.leave(call.line, f"what {shown} starts is unknown")
 
     # --- what starts ranks ---
@@ -260,6 +253,7 @@ class Reader(Runner):
             **(start.fields if start else {}),
             **of_torchrun,
         )
+        self.added += 1
         if not self._silent and launch not in self.launches:
             self.launches.append(launch)
 

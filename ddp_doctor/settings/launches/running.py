@@ -25,7 +25,8 @@ _DECLARES = frozenset(("export", "declare", "local", "readonly", "typeset"))
 _COUNTS = re.compile(r"\s*(?:\+\+|--)?\s*([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*]?=.*)?\s*", re.ASCII | re.DOTALL)
 _STARTS = re.compile(
     r"^(?!\s*(?:#|echo\b|printf\b|pip\b))[^\n#]*?(?<![\w./-])"
-    r"(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)\s+(?=[-$\w./\"'\\])[^\n]*$",
+    r"(?:(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)[\"']?,?\s+(?=[-$\w./\"'\\])"
+    r"|(?<=- )[\"']?torchrun[\"']?\s*$)[^\n]*$",
     re.MULTILINE,
 )
 _MOST_CALLS = 20_000
@@ -59,11 +60,15 @@ class Runner(Expander):
         self.unchecked: list[Unchecked] = []
         self.unread: list[Unchecked] = []
         self._silent, self._deep_calls, self._left = 0, 0, _MOST_CALLS
+        self.added = 0  # launches that were met, also the same again
 
     def read_script(self, text: str, start: Start | None) -> None:
         """Follow a whole script."""
         frame = Frame(is_batch=self.job is not None, numbers=numbers_of(self.job))
         self._run_text(text, 1, frame, start)
+
+    def leave_if_missed(self, text: str) -> None:
+        """Note the first line that names a launcher if the text was followed to no launch."""
         if not (self.launches or self.unchecked) and (found := _STARTS.search(text)):
             self.leave(text.count("\n", 0, found.start()) + 1, "nothing in the file runs it")
 
@@ -160,7 +165,7 @@ class Runner(Expander):
         """The body twice: the first time shows which variables it changes."""
         items = self.words(block.head[2:], frame) if len(block.head) > 2 else []
         names = [self.word(block.head[0], frame)] if len(block.head) > 1 else []
-        if len(block.head) == 1 and (counted := _COUNTS.match(self.word(block.head[0], frame).split(";")[0])):
+        if len(block.head) == 1 and (counted := _COUNTS.match(block.head[0][0].text.split(";")[0])):
             names = [counted[1]]
         is_known = items and not any(map(self.values.only, items))
         for name in names:
@@ -273,8 +278,9 @@ class Runner(Expander):
         elif name == "set":
             frame.exports_all = "-a" in words or "allexport" in words or frame.exports_all
         elif name in ("((", "let") and (counted := _COUNTS.fullmatch(call.words[-1][0].text)):
-            before = self.variable(counted[1], frame)
-            frame.variables[counted[1]] = self.values.derived(before, f"${counted[1]}")
+            value = self.values.derived(self.variable(counted[1], frame), f"${counted[1]}")
+            in_loop = self.values.token(Part("node", f"${counted[1]}", OF_LOOP))
+            frame.variables[counted[1]] = in_loop if frame.loops else value
         else:
             return name in ("echo", "printf", "cat", "tee", "((", "let", "[[", "[", "test", "shift", "trap", "alias")
         return True

@@ -11,6 +11,7 @@ or bracket that is never closed costs the line in which it begins, and the rest 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -392,7 +393,8 @@ class Script:
             self._at = found.end()
             return Piece("text", _ESCAPED.sub(r"\1", found[1]), quoted=True)
         if text.startswith("$((", at):
-            return Piece("sum", self._closed(at + 3, "))"), quoted)
+            with suppress(_Open):  # $((a) && b) is a command in a subshell
+                return Piece("sum", self._closed(at + 3, "))"), quoted)
         if text.startswith("$(", at):
             return Piece("command", self._closed(at + 2, ")"), quoted)
         if text.startswith("${", at):

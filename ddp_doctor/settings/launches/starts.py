@@ -9,140 +9,73 @@ from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Launch
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(zip(text.split()[::2], text.split()[1::2], strict=True))
+
+
 #: man srun, man sbatch (SLURM 23.11): the fields of Launch by option.
-SLURM = {
-    "-N": "nodes", "--nodes": "nodes", "-n": "tasks", "--ntasks": "tasks",
-    "--ntasks-per-node": "tasks_per_node", "--tasks-per-node": "tasks_per_node",
-    "-G": "gpus", "--gpus": "gpus", "--gpus-per-node": "gpus_per_node", "--gres": "gpus_per_node",
-    "--gpus-per-task": "gpus_per_task", "-c": "cpus_per_task", "--cpus-per-task": "cpus_per_task",
-}  # fmt: skip
+SLURM = _fields("""
+    -N nodes --nodes nodes -n tasks --ntasks tasks --ntasks-per-node tasks_per_node --tasks-per-node tasks_per_node
+    -G gpus --gpus gpus --gpus-per-node gpus_per_node --gres gpus_per_node --gpus-per-task gpus_per_task
+    -c cpus_per_task --cpus-per-task cpus_per_task
+""")
 #: mpirun(1) of Open MPI and MPICH.
-MPI = {
-    "-np": "tasks", "--np": "tasks", "-n": "tasks", "-c": "tasks", "-N": "tasks_per_node",
-    "-npernode": "tasks_per_node", "--npernode": "tasks_per_node", "-ppn": "tasks_per_node",
-    "--map-by": "tasks_per_node", "-map-by": "tasks_per_node",
-}  # fmt: skip
-#: Options without a value, of srun, mpirun, torchrun and accelerate …
-FLAGS = frozenset(
-    (
-        *("-l", "--label", "-u", "--unbuffered", "--exclusive", "--overlap", "--exact", "--pty", "-v", "-Q", "-q"),
-        *("-O", "--overcommit", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "-k", "--no-kill", "--multi-prog"),
-        *(
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "--tag-output",
-            "--report-bindings",
-            "--verbose",
-            "--no-container-mount-home",
-        ),
-        *("--container-writable", "--container-mount-home", "--container-remap-root", "--no-container-remap-root"),
-        *("--standalone", "-m", "--module", "--no-python", "--run-path", "--use-env", "--multi-gpu", "--use-deepspeed"),
-        *("--use-fsdp", "--same-network", "--cpu", "--mps", "--quiet", "--debug", "--no-ssh", "--force-multi"),
-        *(
-            "--enable-each-rank-log",
-            "--autotuning",
-            "--no-local-rank",
-            "--bind-cores-to-rank",
-            "--enable-elastic-training",
-        ),
-    )
-)
-#: … and how many words follow these of mpirun.
-_PAIRS = frozenset(("-mca", "--mca", "-genv", "--gmca", "-gmca"))
-MPIRUN = frozenset(("mpirun", "mpiexec", "orterun", "mpiexec.hydra", "prterun"))
+MPI = _fields("""
+    -np tasks --np tasks -n tasks -c tasks -N tasks_per_node -npernode tasks_per_node --npernode tasks_per_node
+    -ppn tasks_per_node --map-by tasks_per_node -map-by tasks_per_node
+""")
+#: Options without a value, of srun, mpirun, torchrun, accelerate and deepspeed ...
+FLAGS = _names("""
+    -l --label -u --unbuffered --exclusive --overlap --exact --pty -v -Q -q -O --overcommit -s --oversubscribe -K
+    --kill-on-bad-exit -k --no-kill --multi-prog --allow-run-as-root --tag-output --report-bindings --verbose
+    --container-writable --container-mount-home --no-container-mount-home --container-remap-root
+    --no-container-remap-root --standalone -m --module --no-python --run-path --use-env --multi-gpu --use-deepspeed
+    --use-fsdp --same-network --cpu --mps --quiet --debug --no-ssh --force-multi --enable-each-rank-log --autotuning
+    --no-local-rank --bind-cores-to-rank --enable-elastic-training
+""")
+#: ... and those of mpirun that two words follow.
+_PAIRS = _names("-mca --mca -genv --gmca -gmca")
+MPIRUN = _names("mpirun mpiexec orterun mpiexec.hydra prterun")
 PYTHON = re.compile(r"python[\d.]*|pypy3?")
-TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
-SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
-REMOTE = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh", "dsh"))
-#: Commands that only run another one; what they run is found by its name.
-WRAPPERS = frozenset(
-    (
-        *(
-            "env",
-            "time",
-            "nohup",
-            "exec",
-            "nice",
-            "sudo",
-            "stdbuf",
-            "numactl",
-            "taskset",
-            "timeout",
-            "ionice",
-            "setsid",
-        ),
-        *("unbuffer", "command", "nsys", "ncu", "strace", "py-spy", "uv", "poetry", "pixi", "conda", "mamba", "pipenv"),
-        *(
-            "micromamba",
-            "apptainer",
-            "singularity",
-            "enroot",
-            "docker",
-            "podman",
-            "nerdctl",
-            "shifter",
-            "ch-run",
-            "pyxis",
-        ),
-        *(
-            "sarus",
-            "udocker",
-            "podman-hpc",
-            "xargs",
-            "chrt",
-            "catchsegv",
-            "tini",
-            "dumb-init",
-            "gosu",
-            "flock",
-            "hatch",
-        ),
-    )
-)
-#: They hand on no environment but what their options name.
-ISOLATING = frozenset(("docker", "podman", "nerdctl", "udocker", "podman-hpc"))
+TORCHRUN_MODULES = _names("torch.distributed.run torch.distributed.launch")
+SHELLS = _names("bash sh dash zsh ksh")
+REMOTE = _names("ssh pdsh clush pssh parallel-ssh dsh")
+#: Commands that only run another command, which is found by its name.
+WRAPPERS = _names("""
+    env time nohup exec nice sudo stdbuf numactl taskset timeout ionice setsid unbuffer command nsys ncu strace py-spy
+    uv poetry pixi conda mamba micromamba pipenv hatch apptainer singularity enroot docker podman nerdctl shifter ch-run
+    pyxis sarus udocker podman-hpc xargs chrt catchsegv tini dumb-init gosu flock
+""")
+#: Wrappers that pass on only the variables that their options name.
+ISOLATING = _names("docker podman nerdctl udocker podman-hpc")
 #: Launchers that are known and not followed.
-OTHER_LAUNCHERS = frozenset(
-    (
-        "horovodrun",
-        "colossalai",
-        "composer",
-        "torchx",
-        "ray",
-        "fabric",
-        "lightning",
-        "sky",
-        "bagua",
-        "tune",
-        "torchrunx",
-    )
-)
-#: torch 2.13 torch/distributed/run.py, with - for _ in names; what decides who meets whom.
-TORCHRUN = frozenset(
-    (
-        *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone"),
-        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "-m"),  # -m: the older module, which may not read PET_*
-    )
-)
+OTHER_LAUNCHERS = _names("horovodrun colossalai composer torchx ray fabric lightning sky bagua tune torchrunx")
+#: torch 2.13 torch/distributed/run.py, with - for _ in names; -m is the older module, which may not read PET_*.
+TORCHRUN = _names("""
+    --nnodes --nproc-per-node --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint
+    --rdzv-id -m
+""")
 #: accelerate/commands/launch.py and utils/launch.py (prepare_multi_gpu_env): torchrun's option for each.
-ACCELERATE = {
-    "--num-machines": "--nnodes", "--num-processes": "--num-processes", "--machine-rank": "--node-rank",
-    "--main-process-ip": "--master-addr", "--main-process-port": "--master-port", "--rdzv-backend": "--rdzv-backend",
-    "--config-file": "--config-file",
-}  # fmt: skip
+ACCELERATE = _fields("""
+    --num-machines --nnodes --num-processes --num-processes --machine-rank --node-rank --main-process-ip --master-addr
+    --main-process-port --master-port --rdzv-backend --rdzv-backend --config-file --config-file
+""")
 #: deepspeed/launcher/runner.py.
-DEEPSPEED = frozenset(
-    (
-        "--hostfile",
-        "--num-nodes",
-        "--num-gpus",
-        "--master-addr",
-        "--master-port",
-        "--node-rank",
-        "--no-ssh",
-        "--launcher",
-    )
-)
+DEEPSPEED = _names("--hostfile --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
+#: Programs that srun starts and that start no ranks: they set nodes up, show them or measure.
+HARMLESS = _names("""
+    hostname echo printf true false sleep date ls rm mkdir cp mv cat ln chmod tar rsync find du df free ps id which wait
+    nvidia-smi rocm-smi dcgmi lscpu lspci ulimit printenv env kill pkill killall sbcast scontrol module pip pip3 git
+    wget curl touch test [ [[ cd export mount umount fusermount nvidia-cuda-mps-control ddp-doctor dmesg uptime whoami
+    getent ip ping sync sysctl sed awk grep set unset ldd modprobe systemctl trap source tee uname nproc
+""")
+_PAYLOADS = {"torchrun", "accelerate", "deepspeed", "srun"} | SHELLS | OTHER_LAUNCHERS | MPIRUN
+HARMLESS_FORMS = re.compile(r"ib\w+|\w+_perf|osu_\w+")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})(?=$|[,(])|^(?:[^:,]+:)?(\d{1,6})$")
 _RANGE = re.compile(r"(\d{1,6})(?:[-:](\d{1,6}))?")
 _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
@@ -216,17 +149,16 @@ def dashed(words: Sequence[str]) -> list[str]:
     return [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
 
 
+def is_harmless(name: str) -> bool:
+    """Return True if a program starts no ranks."""
+    return name in HARMLESS or HARMLESS_FORMS.fullmatch(name) is not None
+
+
 def is_payload(word: str) -> bool:
     """Return True if a word names a program that starts ranks or a shell."""
     name = posixpath.basename(word)
-    return (
-        name in ("torchrun", "accelerate", "deepspeed", "srun", "torch-distributed-run")
-        or name in SHELLS
-        or name in OTHER_LAUNCHERS
-        or name in MPIRUN
-        or PYTHON.fullmatch(name) is not None
-        or name.endswith((".sh", ".bash", ".slurm"))
-    )
+    known = name in _PAYLOADS or PYTHON.fullmatch(name) is not None
+    return known or name.endswith((".sh", ".bash", ".slurm"))
 
 
 def nodes_of(text: str) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ OF_LOOP = 99
 ONCE = 98
 _TOKEN = re.compile("\ue000(\\d+)\ue001")
 _FOREIGN = re.compile("[\ue000\ue001]")
-#: A text with more parts is no argument.
+#: Characters of an argument in a report.
 _LONGEST_SHOWN = 80
 
 
@@ -88,7 +88,8 @@ class Values:
         """The argument of a program that starts on several nodes, whose words expand there from ``depth`` on."""
         parts = list(self.parts(value))
         kinds = {part.kind for part in parts if part.depth >= depth}
-        text = self.shown(value)[:_LONGEST_SHOWN]
+        text = self.shown(value)
+        text = text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
         kind: ArgumentKind = "same"
         if all(part.kind == "default" for part in parts):
             kind = "literal"

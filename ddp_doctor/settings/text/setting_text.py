@@ -46,7 +46,6 @@ _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
-_STARTS = re.compile(r"\b(?:srun|mpirun|mpiexec|torchrun|torch\.distributed\.(?:run|launch))\b")
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
@@ -206,7 +205,6 @@ def _may_matter(text: str, shell: Shell) -> bool:
         or "set " in text
         or any(map(shell.is_wanted, words))
         or _BRANCHES.search(text) is not None
-        or _STARTS.search(text) is not None
         or ("$" in text and not shell.commands_in.keys().isdisjoint(words))
     )
 
