@@ -252,8 +252,8 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
 
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
         $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the host that submits the
-        job, where the node with rank 0 has to be. Silent where the value is expanded once, before the nodes start.
-    Why: Each node waits at another place for the others, until the rendezvous times out.
+        job, although the node with rank 0 must have it. Silent if the value is expanded once, before the nodes start.
+    Why: The nodes wait for each other at different places until the rendezvous times out.
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
@@ -285,10 +285,10 @@ def node_rank_same_on_all_nodes(recording: Recording) -> Iterator[Draft]:
 
     Finds: torchrun on several nodes with the default backend static and no --node-rank, a number, or a variable that
         the shell in front of srun expands: `srun torchrun --node-rank=$SLURM_NODEID` is --node-rank=0 on all nodes;
-        SLURM_LOCALID; `$RANK` in a command of a pod without a shell. Likewise RANK of ranks that srun starts without
-        torchrun. A warning for torch.distributed.launch in a PyTorchJob, where only a newer operator sets it. Silent
-        with --rdzv-backend=c10d, and where another command may start the other nodes.
-    Why: All nodes claim rank 0 and wait for the ranks that nobody has, until the rendezvous times out.
+        SLURM_LOCALID; `$RANK` in a command of a pod without a shell. A warning for RANK of ranks that srun starts
+        without torchrun, and for torch.distributed.launch in a PyTorchJob, where only a newer operator sets the rank.
+        Silent with --rdzv-backend=c10d, and if another command may start the other nodes.
+    Why: All nodes claim rank 0 and wait for the missing ranks until the rendezvous times out.
     Remedy: Expand the rank on each node, or use --rdzv-backend=c10d with --rdzv-endpoint.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """

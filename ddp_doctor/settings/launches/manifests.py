@@ -109,7 +109,7 @@ class Manifest(Reader):
         return Launch(program="kubernetes", line=_line(top), nodes=(total, total), gpus_per_node=each)
 
     def _role(self, role: _Role, total: int) -> bool:
-        """Whether the containers of these pods start ranks."""
+        """Return True if the containers of these pods start ranks."""
         before = self.added
         for container in role.containers:
             frame = Frame()
@@ -173,7 +173,7 @@ class Manifest(Reader):
 
 
 def _roles(kind: str, version: str, spec: dict[str, Node]) -> Iterator[_Role]:
-    """The pods of a job, by template."""
+    """Yield the pods of a job, by template."""
     if kind in ("PyTorchJob", "MPIJob"):
         yield from _of_training_operator(kind, spec)
     elif kind == "TrainJob":

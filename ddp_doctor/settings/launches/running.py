@@ -98,7 +98,7 @@ class Runner(Expander):
             to.append(noted)
 
     def quote(self, line: int) -> str:
-        """A line of the file, without a credential."""
+        """Return a line of the file, without credentials."""
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
         return KEPT_BACK if looks_like_credential(text) else shorten(text.rstrip("\\").rstrip(), _LONGEST_QUOTE)
 
@@ -162,7 +162,7 @@ class Runner(Expander):
             frame.arrays[name] = several[0] if is_same else open_part
 
     def _loop(self, block: Block, frame: Frame, start: Start | None) -> None:
-        """The body twice: the first time shows which variables it changes."""
+        """Follow the body twice: the first pass shows which variables it changes."""
         items = self.words(block.head[2:], frame) if len(block.head) > 2 else []
         names = [self.word(block.head[0], frame)] if len(block.head) > 1 else []
         if len(block.head) == 1 and (counted := _COUNTS.match(block.head[0][0].text.split(";")[0])):
@@ -259,7 +259,7 @@ class Runner(Expander):
                 own.variables[key] = value
 
     def _builtin(self, name: str, words: list[str], call: Call, frame: Frame, start: Start | None) -> bool:
-        """Whether this is a command of the shell's own, or one that only writes or prints."""
+        """Return True if this is a builtin of the shell, or a command that only writes or prints."""
         if name in ("cat", "tee") and call.document is not None:
             file = self.word(call.output, frame) if call.output else words[-1] if name == "tee" else ""
             text = call.document if call.is_literal else self.text(call.document, frame)

@@ -82,7 +82,7 @@ _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
 
 
 def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
-    """What the #SBATCH lines ask for: those before the first command; of several parts of a job nothing is known."""
+    """Return what the #SBATCH lines before the first command ask for, or None, as for jobs of several parts."""
     words: list[str] = []
     first = 0
     for number, line in enumerate(lines, 1):
@@ -98,7 +98,7 @@ def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
 
 
 def array_of(lines: Sequence[str]) -> int | None:
-    """How many jobs ``#SBATCH --array=0-3`` asks for."""
+    """Return the number of jobs in ``#SBATCH --array=0-3``, or None."""
     for line in lines:
         found = re.match(r"#SBATCH\s+(?:--array[= ]|-a ?)(\d{1,6})-(\d{1,6})(?:%\d+)?\s*(?:#.*)?$", line)
         if found:
@@ -107,12 +107,12 @@ def array_of(lines: Sequence[str]) -> int | None:
 
 
 def fields_of(words: Sequence[str], options: dict[str, str]) -> dict[str, Any]:
-    """The fields of Launch that leading options give; the last of several counts."""
+    """Return the fields of Launch that leading options set; the last of several counts."""
     return {options[name]: _value(options[name], value) for name, value in leading(words, options) if name in options}
 
 
 def leading(words: Sequence[str], options: Any) -> Iterator[tuple[str, str]]:
-    """Name and value of each option in front of a program."""
+    """Yield the name and value of each option before a program."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         name, equals, value = words[at].partition("=")
@@ -126,7 +126,7 @@ def leading(words: Sequence[str], options: Any) -> Iterator[tuple[str, str]]:
 
 
 def behind_options(words: Sequence[str]) -> int:
-    """The place of the first word behind the leading options."""
+    """Return the place of the first word after the leading options."""
     at = 1
     while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
         if words[at] == "--":
@@ -136,7 +136,7 @@ def behind_options(words: Sequence[str]) -> int:
 
 
 def words_of_option(words: Sequence[str], at: int) -> int:
-    """How many words an option takes, itself one of them."""
+    """Return the number of words of an option, including itself."""
     word = words[at]
     if word in _PAIRS:
         return 3
@@ -145,7 +145,7 @@ def words_of_option(words: Sequence[str], at: int) -> int:
 
 
 def dashed(words: Sequence[str]) -> list[str]:
-    """The words with ``--rdzv_id`` written as ``--rdzv-id``."""
+    """Return the words with ``--rdzv_id`` written as ``--rdzv-id``."""
     return [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
 
 

@@ -45,31 +45,31 @@ class Values:
 
     @staticmethod
     def cleaned(text: str) -> str:
-        """The text of a file without the characters that tokens are made of."""
+        """Return the text without the characters that tokens are made of."""
         return _FOREIGN.sub("?", text)
 
     def token(self, part: Part) -> str:
-        """A token for this part."""
+        """Return a token for this part."""
         self._parts.append(part)
         return f"\ue000{len(self._parts) - 1}\ue001"
 
     def parts(self, value: str) -> Iterator[Part]:
-        """The unknown parts of a value."""
+        """Yield the unknown parts of a value."""
         return (self._parts[int(found[1])] for found in _TOKEN.finditer(value))
 
     def only(self, value: str) -> Part | None:
-        """The part that a value consists of, if it is one."""
+        """Return the part if the value is a single token, or None."""
         found = _TOKEN.fullmatch(value)
         return self._parts[int(found[1])] if found else None
 
     def literal(self, value: str) -> str | None:
-        """The text of a value that is known, maybe by default."""
+        """Return the text of a known value or default, or None."""
         if any(part.kind != "default" for part in self.parts(value)):
             return None
         return self.shown(value)
 
     def shown(self, value: str) -> str:
-        """A value as people would write it."""
+        """Return the value as the script spells it."""
         return _TOKEN.sub(lambda found: self._parts[int(found[1])].text, value)
 
     def derived(self, value: str, text: str, means: ArgumentMeaning = "") -> str:
@@ -80,7 +80,7 @@ class Values:
         return self.token(Part(kind, text, first.depth, means))
 
     def replaced(self, value: str, **changes: str) -> str:
-        """The token with changes to its part; any other value as it is."""
+        """Return the token with changes to its part; other values stay as they are."""
         part = self.only(value)
         return value if part is None else self.token(replace(part, **changes))  # type: ignore[arg-type]
 

@@ -26,7 +26,6 @@ from collections.abc import Collection, Sequence
 from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import plain_lines
-from ddp_doctor.settings.launches.launches import Launches, launches_of
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
@@ -95,6 +94,8 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
 
     Raises NoSettings, also for more settings than any environment has.
     """
+    from ddp_doctor.settings.launches.launches import Launches, launches_of  # a prolog reads no text
+
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
         raise NoSettings("is not text")
     lines = plain_lines(text.replace("\0", "\n"))
