@@ -65,6 +65,8 @@ BROKEN = {
     "a job on each node": f"DD128 W {FOUR}srun torchrun --nproc-per-node=8 x.py",
     "deepspeed on each node": f"DD128 W {FOUR}srun deepspeed --num_gpus 8 x.py",
     "one machine": f"DD128 E {FOUR}srun accelerate launch --num_machines 1 --num_processes 8 x.py",
+    "one machine rank in a file": f"DD131 E {FOUR}cat > a.yaml <<E\nnum_machines: 4\nmachine_rank: 0\n"
+    "main_process_ip: n0\nE\nsrun accelerate launch --config_file a.yaml x.py",
     "two of four pods": "DD128 E " + pods("[torchrun, --nnodes=2, x.py]"),
     "mpirun": f"DD128 E mpirun -np 16 --map-by ppr:8:node torchrun --nnodes=2 --nproc_per_node=8 {MEET} x.py",
     "standalone": f"DD132 E {FOUR}srun {ON_FOUR} --standalone x.py",

@@ -50,7 +50,7 @@ def launches_of(lines: Sequence[str]) -> Launches:
         text = _FILLED_IN.sub(lambda found: reader.values.token(Part("same", found[0])), "\n".join(plain))
     if _JSON.match(text):
         reader.read_documents([_of_json(text)])
-    elif _MANIFEST.search(text):
+    elif _MANIFEST.search(text) and not text.startswith("#!") and job is None:
         documents = read_yaml(text.split("\n"))
         job = reader.read_documents(documents.read)
         for number in documents.unread:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Argument, Launch, Program, Started
+from ddp_doctor.parse.yaml_text import read_yaml
 from ddp_doctor.settings.launches import starts
 from ddp_doctor.settings.launches.expansion import Frame
 from ddp_doctor.settings.launches.running import ASSIGNMENT, Runner, Start, numbers_of
@@ -210,10 +211,19 @@ class Reader(Runner):
                     given[name] = frame.variables[variable]
         elif started == "accelerate":
             given = {starts.ACCELERATE[name]: value for name, value in given.items()}
+            given = self._of_file(given.get("--config-file", ""), frame) | given
             is_several = start is not None or (self.job is not None and self.job.nodes not in (None, (1, 1)))
             if is_several and not self._is_known_to_accelerate(given, call):
                 return
         self._add(started, given, frame, start, call)
+
+    def _of_file(self, name: str, frame: Frame) -> dict[str, str]:
+        """Return the options in a configuration of accelerate that the script itself writes."""
+        _, _, text = frame.files.get(posixpath.normpath(name or "."), "").partition("\n")
+        documents = read_yaml(text.split("\n")).read
+        pairs = documents[0].items() if documents and isinstance(documents[0], dict) else ()
+        options = {f"--{key.replace('_', '-')}": value for key, value in pairs if isinstance(value, str)}
+        return {starts.ACCELERATE[option]: value for option, value in options.items() if option in starts.ACCELERATE}
 
     def _is_known_to_accelerate(self, given: dict[str, str], call: Call) -> bool:
         """Whether the number of machines is on the command line, and not in a file."""
