@@ -60,16 +60,16 @@ def _fault(text: SettingText, launch: Launch) -> _Fault | None:
     if launch.program == "configuration":
         return None
     job = text.job
-    others = [each for each in text.launches if each is not launch and each.starts == launch.starts]
+    others = any(each is not launch and each.starts in (launch.starts, "script") for each in text.launches)
     return (
         _other_number_of_torchruns(job, launch)
-        or _too_few_starts(job, launch, others)
+        or _too_few_starts(job, launch, others=others)
         or _more_ranks_than_gpus(job, launch)
         or _a_job_on_each_node(job, launch)
     )
 
 
-def _too_few_starts(job: Launch | None, launch: Launch, others: list[Launch]) -> _Fault | None:
+def _too_few_starts(job: Launch | None, launch: Launch, *, others: bool) -> _Fault | None:
     """Of a torchrun that waits for several nodes, and that one command starts on one."""
     is_one = launch.program == "torchrun" or launch.nodes == (1, 1) or launch.tasks == 1
     waits = launch.agents[0] if launch.agents and torchruns(launch) else 1
