@@ -10,13 +10,14 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ddp_doctor.lint import frameworks, names, training
-from ddp_doctor.lint.modules import wrapped_modules
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, is_result
+from ddp_doctor.lint.wrapped import SHARDED, Wrapped
+from ddp_doctor.lint.wrapped import forwards as wrapped_forwards
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
 #: The position of the argument ``group``; it is the third in all others. Source: the signatures in
@@ -40,7 +41,6 @@ _NAMES = frozenset(
 #: What gathers the parts of all ranks: of a model under FSDP, and functions of FSDP that are given one. Source:
 #: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, in which all but LOCAL_STATE_DICT unshards.
 _OF_FSDP = ("state_dict", "clip_grad_norm_")
-_FSDP = (names.FSDP[0], "fairscale.nn.FullyShardedDataParallel")
 _FSDP_GATHERS = tuple(
     f"{names.FSDP[0]}.{name}"
     for name in ("optim_state_dict", "full_optim_state_dict", "summon_full_params", "get_state_dict")
@@ -61,7 +61,7 @@ def collectives(script: Script) -> Mapping[Call, str]:
     """Return the collective calls of a script in execution order, with their names for a sentence."""
     methods = _METHODS | (frameworks.METHODS if frameworks.are_imported(script) else frozenset())
     possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*methods)]
-    possible += _forwards(script)
+    possible += forwards(script)
     found = {}
     for call in sorted(possible, key=lambda call: call.order):
         if name := operation(script, call):
@@ -70,30 +70,27 @@ def collectives(script: Script) -> Mapping[Call, str]:
             found[call] = f"{call.method or call.name.rpartition('.')[2]} of the FSDP model"
         elif _is_synchronised_backward(script, call):
             found[call] = "backward of the DDP model"
-        elif not (call.method or call.name):
-            found[call] = f"forward of the {'FSDP' if is_result(call.callee, _is_sharded) else 'DDP'} model"
+        elif call in forwards(script):
+            wrapper, _, elsewhere = forwards(script)[call]
+            by = f"{wrapper} model" if wrapper.isupper() else f"model that the {wrapper} wraps"
+            found[call] = f"{call.method or 'forward'} of the {by}{f' in {elsewhere}' if elsewhere else ''}"
     return found
 
 
-def _forwards(script: Script) -> Iterator[Call]:
-    """Yield the forwards that wait: FSDP gathers parameters, and DDP broadcasts buffers even in no_grad."""
-    sharing = [wrap for wrap in script.wraps if operation(script, wrap) and _shares_buffers(script, wrap)]
-    for call in script.calls if sharing or script.calls_any(*_FSDP) else ():
-        if call.method or call.name or not is_result(call.callee, lambda made: made in sharing or _is_sharded(made)):
-            continue
-        if not any("no_sync" in each.text or "join" in each.text.lower() for each in call.place.withs):
-            yield call
+@lru_cache(maxsize=4)
+def forwards(script: Script) -> Mapping[Call, Wrapped]:
+    """Return the forwards that wait for other ranks, or may: FSDP gathers parameters, DDP broadcasts buffers."""
+    return {call: model for call, model in wrapped_forwards(script) if model.state != "none"}
 
 
-def _shares_buffers(script: Script, wrap: Call) -> bool:
-    options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
-    parts = [call for module in wrapped_modules(script, wrap) for call in module.made]
-    has_buffers = any(map(training.keeps_batch_statistics, (*wrap.argument(0, "module").calls(), *parts)))
-    return has_buffers and not any(option.constant is False for option in options)
+def is_doubtful(script: Script, call: Call) -> bool:
+    """Return True if a collective waits only in some configurations, or for some models."""
+    model = forwards(script).get(call)
+    return call.method in frameworks.DOUBTFUL or (model is not None and model.state == "unknown")
 
 
 def _is_sharded(made: Call) -> bool:
-    return made.name in _FSDP and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
+    return made.name in SHARDED and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
 
 
 def operation(script: Script, call: Call) -> str:

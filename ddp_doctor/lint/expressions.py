@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.lint.names import canonical
+from ddp_doctor.lint.ranks import SPAWN_INDEX, in_a_job
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
 from ddp_doctor.lint.values import FIELDS, NOTHING, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Thread", "Fire", "launch", "notebook_launcher", "run"))
-#: The first argument that torch.multiprocessing.spawn gives.
-SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 _BUILTINS = frozenset(dir(builtins))
 #: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
@@ -133,11 +132,12 @@ class Expressions:
 
     def _if(self, node: ast.IfExp) -> Value:
         test, before, options = self.value(node.test), self.place, []
+        held = in_a_job(test)
         for branch, holds in ((node.body, True), (node.orelse, False)):
-            self.place = before.under(Condition(test, holds=holds))
+            self.place = before.under(Condition(test, holds=holds, always=held is holds))
             options.append(self.value(branch))
         self.place = before
-        return Value(node, "choice", parts=tuple(options))
+        return Value(node, "choice", parts=tuple(options)) if held is None else options[not held]
 
     def _bool(self, node: ast.BoolOp) -> Value:
         """``rank == 0 and save()``: the right side runs under a condition."""

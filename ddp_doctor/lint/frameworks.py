@@ -9,6 +9,7 @@ Sources: lightning 2.6, accelerate 1.15, transformers 5.24, deepspeed 0.16, ray 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from ddp_doctor.lint.ranks import chosen_ranks
@@ -103,6 +104,30 @@ def _is_of_all(call: Call, made: Value, kind: str) -> bool:
         return True
     is_one_process = made.argument(None, "devices").constant in (1, "1") and made.lacks(None, "num_nodes")
     return chosen_ranks(made.conditions) is None and not is_one_process
+
+
+#: Methods that wrap models, by the kind of object, and what of its maker's arguments says that parameters are sharded.
+_WRAPS = {"prepare": "Accelerator", "prepare_model": "Accelerator", "setup": "Fabric", "setup_module": "Fabric"}
+_SHARDS = re.compile(r"fsdp|FullySharded|FSDPPlugin|deepspeed_stage_3|stage=3|zero_stage=3|ModelParallelStrategy")
+
+
+def prepared(script: Script, value: Value) -> Iterator[tuple[str, Value, bool]]:
+    """Yield the kind of object that wraps a model, the model, and whether it certainly shards the parameters."""
+    call, position = value, 0
+    if value.kind == "element" and value.attribute.isdecimal():
+        call, position = value.owner, int(value.attribute)
+    if not isinstance(call, Call) or _WRAPS.get(call.method) is None or position >= len(call.args):
+        return
+    for made, kind in _kinds(script, call.receiver):
+        if kind == _WRAPS[call.method]:
+            makers = list(made.makers())
+            options = [text for maker in makers for given in maker.arguments for text in _texts(given)]
+            if not any("broadcast_buffers=False" in text for text in options):
+                yield kind, call.args[position], any(map(_SHARDS.search, options))
+
+
+def _texts(value: Value) -> Iterator[str]:
+    return (option.text for option in value.alternatives())
 
 
 def _is_synchronized(call: Call) -> bool:

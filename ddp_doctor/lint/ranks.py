@@ -14,11 +14,11 @@ from functools import lru_cache
 from itertools import compress, pairwise
 from typing import Literal
 
-from ddp_doctor.lint import training
-from ddp_doctor.lint.expressions import SPAWN_INDEX
 from ddp_doctor.lint.values import Call, Condition, Value
 
 RankKind = Literal["rank", "local_rank", "spawn_index"]
+#: The first argument that torch.multiprocessing.spawn gives.
+SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 
 _LOCAL = re.compile(
     r"local_?rank|(^|_)lrank$|(^|_)local_?(proc|process)_?(id|index)$|^gpu_?rank$|local_process_index", re.IGNORECASE
@@ -34,6 +34,9 @@ _MAIN = re.compile(
     r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$"
     r"|^is_((global|local)|(world|local)_process)_zero$|^(rank_?(zero|0)|main|master|main_process)_only$",
     re.IGNORECASE,
+)
+_WORLD_SIZE = re.compile(
+    r"(^|_)(world_?size|n_?gpus?|num_?gpus?|ngpus_per_node|gpus_per_node|nprocs?)$|^world$", re.IGNORECASE
 )
 _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_rank": "rank",
@@ -226,14 +229,14 @@ def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Num
     is_literal = isinstance(node or value.node, ast.Constant)
     if not is_literal and (kind := rank_kind(value) or (_by_name(_last_name(node)) if node else None)):
         return kind, _RANKS
-    number = _WORLD if not is_literal and training.is_world_size(value) else _number(value)
+    number = _WORLD if not is_literal and is_world_size(value) else _number(value)
     if number is not None:
         return None, (number,) * _WORLD if abs(number) < _MOST_NUMBERED or number == _WORLD else None
     inner = value.node
     if not (depth and isinstance(inner, ast.BinOp) and value.kind == "other" and len(value.parts) == 2):
         return None, None
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
-    if isinstance(inner.op, ast.Mod) and left[0] and (not any(right) or training.is_world_size(value.parts[1])):
+    if isinstance(inner.op, ast.Mod) and left[0] and (not any(right) or is_world_size(value.parts[1])):
         return "local_rank", left[1]  # ``rank % n`` counts the ranks of each node
     return _computed(inner.op, left, right)
 
@@ -278,7 +281,7 @@ def _compared_pair(
 def _size_test(left: Value, right: Value, operation: ast.cmpop) -> RankTest | None:
     """``world_size > 1`` holds in every job, ``world_size == 8`` in some."""
     number, compare = _number(right), _OPERATORS.get(type(operation))
-    if number is None or compare is None or not training.is_world_size(left):
+    if number is None or compare is None or not is_world_size(left):
         return None
     results = {bool(compare(size, number)) for size in (2, 3, _WORLD)}
     return RankTest("rank", _ALL if results.pop() else frozenset()) if len(results) == 1 else None
@@ -325,6 +328,26 @@ def _number(value: Value) -> int | None:
     return None
 
 
+def is_world_size(value: Value, depth: int = 4) -> bool:
+    """Whether a value is the number of ranks, or of a node's GPUs."""
+    return any(_is_world_size(option, depth) for option in value.alternatives())
+
+
+def _is_world_size(value: Value, depth: int) -> bool:
+    if isinstance(value, Call):
+        if value.name.endswith("get_world_size") or value.method == "get_world_size":
+            return True
+        first = value.args[0] if value.args else None
+        if first is None or not depth or value.name not in ("int", "float", "max", "os.environ.get", "os.getenv"):
+            return False
+        if isinstance(first.constant, str):
+            return first.constant == "WORLD_SIZE"
+        return is_world_size(first, depth - 1)
+    if value.kind == "name":
+        return bool(_WORLD_SIZE.search(value.name.rpartition(".")[2]))
+    return value.kind in ("attribute", "parameter", "element") and bool(_WORLD_SIZE.search(value.attribute))
+
+
 @lru_cache(maxsize=_MOST_KEPT)
 def _held(condition: Condition) -> RankTest | None:
     test = _rank_test(condition.test)
@@ -336,6 +359,12 @@ def rank_condition(condition: Condition) -> RankTest | None:
     """The test of a condition, negated if the condition did not hold."""
     test = _held(condition)
     return test if test and test.differs else None
+
+
+def in_a_job(test: Value) -> bool | None:
+    """Return whether a condition holds on all ranks of every job, or on none; None if that is not known."""
+    found = _rank_test(test)
+    return None if found is None or found.ranks is None or found.differs else bool(found.ranks)
 
 
 def ranks_under(conditions: Iterable[Condition]) -> RankTest | None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.lint.values import Value
+from ddp_doctor.lint.values import Condition, Value
 
 Key = tuple[object, str]  # a scope, a value or the name of a module, and a name in it
 
@@ -33,6 +33,7 @@ class Function(Value):
     cls: Class | None = None
     decorators: tuple[Value, ...] = ()  # decorators that may exclude ranks
     decorated: Function | None = None  # what a decorator of the script returned for it
+    conditions: tuple[Condition, ...] = ()  # around its definition in another function
 
 
 @dataclass(eq=False, slots=True)

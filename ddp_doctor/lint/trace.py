@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ddp_doctor.lint.expressions import Expressions
 from ddp_doctor.lint.names import STARS, canonical
+from ddp_doctor.lint.ranks import in_a_job
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
 from ddp_doctor.lint.values import NOTHING, Call, Condition, Guard, Leave, Loop, Place, Value, written
 
@@ -41,7 +42,8 @@ class Trace(Expressions):
         self.leaves: list[Leave] = []
         self.delegated: list[tuple[Value, Place]] = []  # what ``yield from`` goes through
         self._visits: dict[int, int] = {}
-        self._returns: list[list[Value]] = []
+        self._returns: list[list[tuple[Value, bool]]] = []  # and whether a job may get there
+        self._entered = 0  # conditions around the call of the function that is followed
         self._lasting: list[Condition] = []
         self.block(tree.body)
         for function in self.functions:  # grows meanwhile, by what is defined within
@@ -53,7 +55,7 @@ class Trace(Expressions):
     def _walk_alone(self, function: Function) -> None:
         if id(function.node) not in self._visits:
             self.root += 1
-            self.place = Place()
+            self.place = Place(conditions=function.conditions)
             self.follow(function, (), {}, self._instance_of(function.cls) if function.cls else NOTHING)
 
     def _instance_of(self, cls: Class) -> Value:
@@ -84,8 +86,10 @@ class Trace(Expressions):
         self.place = before.under(*chosen)._replace(function=function.node, cls=cls, depth=before.depth + 1)
         self._bind_parameters(function, [*([bound] if bound else []), *given], named)
         self._returns.append([])
+        entered, self._entered = self._entered, len(self.place.conditions)
         self.block(function.node.body)
-        found = self._returns.pop()
+        returned, self._entered = self._returns.pop(), entered
+        found = [value for value, is_of_a_job in returned if is_of_a_job] or [value for value, _ in returned]
         self._scope, self.place, self._lasting = outer, before, lasting
         if not found:
             return NOTHING
@@ -153,7 +157,9 @@ class Trace(Expressions):
     def _return(self, node: ast.Return) -> bool:
         value = self.value(node.value) if node.value is not None else NOTHING
         if value and self._returns:
-            self._returns[-1].append(value)
+            inside = self.place.conditions[self._entered :]
+            is_of_a_job = all(in_a_job(each.test) is not (not each.holds) for each in inside)
+            self._returns[-1].append((value, is_of_a_job))
         self._note_leave(node, value)
         return True
 
@@ -183,12 +189,16 @@ class Trace(Expressions):
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
                 self.block(node.body)  # a script that is linted is one that is run
                 return False
-        body_ends, body = self._branch(node.body, Condition(test, holds=True))
-        else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False))
+        held = None if _starts_the_group(node) else in_a_job(test)
+        body_ends, body = self._branch(node.body, Condition(test, holds=True, always=held is True))
+        else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False, always=held is False))
         alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]
+        if held is not None and len(alive) == 2:  # what the other branch binds counts only for names without a value
+            other, taken = (orelse, body) if held else (body, orelse)
+            alive = [{**{key: value for key, value in other.items() if self._store.get(*key) is None}, **taken}]
         self._store.join(alive or [body, orelse])
         if body_ends != else_ends:
-            self._lasting = [Condition(test, holds=else_ends, early=True)]
+            self._lasting = [Condition(test, holds=else_ends, early=True, always=held is else_ends)]
         return body_ends and else_ends
 
     def _branch(self, statements: Sequence[ast.stmt], condition: Condition) -> tuple[bool, Mapping[Key, Value]]:
@@ -272,7 +282,8 @@ class Trace(Expressions):
         decorators = [self.value(decorator) for decorator in node.decorator_list]
         pairs = zip(node.decorator_list, decorators, strict=True)
         choosing = tuple(value for written_as, value in pairs if _MAY_CHOOSE_RANKS.search(written(written_as)))
-        function = Function(node, scope=self._scope, decorators=choosing)
+        around = self.place.conditions if self.place.function else ()
+        function = Function(node, scope=self._scope, decorators=choosing, conditions=around)
         self.functions.append(function)
         for decorator in decorators:
             if isinstance(decorator, Function):
@@ -315,6 +326,19 @@ class Trace(Expressions):
 
     def _global(self, node: ast.Global) -> None:
         self._scope.outer_names.update(node.names)
+
+
+def _starts_the_group(node: ast.If) -> bool:
+    """``if not dist.is_initialized(): dist.init_process_group("nccl")``."""
+    return any(
+        isinstance(part, ast.Name | ast.Attribute) and _last(part) == "init_process_group"
+        for statement in node.body
+        for part in ast.walk(statement)
+    )
+
+
+def _last(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
 
 
 _WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {

@@ -42,9 +42,6 @@ _DEEPEST = 8
 _EVALUATION = re.compile(
     r"(^|[^a-z])(val|valid|validation|test|eval|evaluation|dev|infer|inference|predict)", re.IGNORECASE
 )
-_WORLD_SIZE = re.compile(
-    r"(^|_)(world_?size|n_?gpus?|num_?gpus?|ngpus_per_node|gpus_per_node|nprocs?)$|^world$", re.IGNORECASE
-)
 _BATCH_NORM = tuple(f"torch.nn.BatchNorm{dimensions}d" for dimensions in (1, 2, 3))
 _WITH_BATCH_NORM = re.compile(
     r"^torchvision\.models\.(\w+\.)?(resnet|resnext|wide_resnet|densenet|mobilenet|mnasnet|regnet|shufflenet|"
@@ -215,26 +212,6 @@ def written_to(script: Script, value: Value) -> str:
             if any(part is value.node for part in ast.walk(given)):
                 return written(target)
     return ", ".join(map(written, node.targets))
-
-
-def is_world_size(value: Value, depth: int = 4) -> bool:
-    """Whether a value is the number of ranks, or of a node's GPUs."""
-    return any(_is_world_size(option, depth) for option in value.alternatives())
-
-
-def _is_world_size(value: Value, depth: int) -> bool:
-    if isinstance(value, Call):
-        if value.name.endswith("get_world_size") or value.method == "get_world_size":
-            return True
-        first = value.args[0] if value.args else None
-        if first is None or not depth or value.name not in ("int", "float", "max", "os.environ.get", "os.getenv"):
-            return False
-        if isinstance(first.constant, str):
-            return first.constant == "WORLD_SIZE"
-        return is_world_size(first, depth - 1)
-    if value.kind == "name":
-        return bool(_WORLD_SIZE.search(value.name.rpartition(".")[2]))
-    return value.kind in ("attribute", "parameter", "element") and bool(_WORLD_SIZE.search(value.attribute))
 
 
 def operation(value: Value) -> tuple[ast.operator | None, Value, Value]:

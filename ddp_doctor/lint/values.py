@@ -132,11 +132,15 @@ NOTHING = Value(ast.Pass(), "none")
 
 
 class Condition(NamedTuple):
-    """What held when something ran: ``test`` was ``holds``; ``early`` if the other branch left the block before."""
+    """What held when something ran: ``test`` was ``holds``; ``early`` if the other branch left the block before.
+
+    ``always``: it holds in every job, as ``world_size > 1`` does.
+    """
 
     test: Value
     holds: bool
     early: bool = False
+    always: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -221,8 +225,9 @@ class Call(Value):
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What held, from the outermost condition to the innermost."""
-        return self.place.conditions
+        """What held, from the outermost condition to the innermost, but for what holds in every job."""
+        found = self.place.conditions
+        return tuple([each for each in found if not each.always]) if any(each.always for each in found) else found
 
     @property
     def loops(self) -> tuple[Loop, ...]:

@@ -25,8 +25,7 @@ from ddp_doctor.lint.devices import (
     is_device_count,
     starts_nccl,
 )
-from ddp_doctor.lint.expressions import SPAWN_INDEX
-from ddp_doctor.lint.ranks import GLOBAL_RANKS, environment, rank_kind
+from ddp_doctor.lint.ranks import GLOBAL_RANKS, SPAWN_INDEX, environment, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.start_up import settings
 from ddp_doctor.lint.script import Script

@@ -19,9 +19,8 @@ from itertools import islice
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import of_one_rank
-from ddp_doctor.lint.collectives import collectives
+from ddp_doctor.lint.collectives import collectives, forwards, is_doubtful
 from ddp_doctor.lint.expressions import is_launch
-from ddp_doctor.lint.frameworks import DOUBTFUL
 from ddp_doctor.lint.ranks import RankTest, rank_condition, rank_test, ranks_under
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
@@ -36,8 +35,10 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
 
     Finds: A collective of the default group under a condition that some ranks do not fulfill: `rank == 0`, `rank != 1`,
         `rank in (0, 1)`, `rank % 2 == 0`, `is_main_process`, or a decorator such as `rank_zero_only`. This includes the
-        forward of a DDP model with BatchNorm (it broadcasts buffers, even in `no_grad`) and of an FSDP model, the
-        backward pass of a wrapped model, the constructor of DDP, and what gathers the parameters of a model under FSDP.
+        forward of a DDP model with buffers such as BatchNorm's (it broadcasts them, even in `no_grad`), the forward and
+        `generate` of an FSDP model, also in a function of a file next to the script, the backward pass of a wrapped
+        model, the constructor of DDP, and what gathers the parameters of a model under FSDP. Models that Accelerate and
+        Fabric wrap count as well. Severity is warning if the script does not show whether the model has buffers.
         It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray Train that
         all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
         `engine.save_checkpoint`, `ray.train.report`. Severity is warning if the call waits only in some configurations.
@@ -51,17 +52,25 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     """
     if _splits_roles(script):
         return
-    for call in collectives(script):
-        for condition, who in _decisive(script, call.place):
-            if not _is_one_sided(script, call):
-                continue
+    found = [
+        (call, condition, who)
+        for call in sorted(collectives(script), key=lambda call: is_doubtful(script, call))
+        for condition, who in _decisive(script, call.place)
+        if _is_one_sided(script, call)
+    ]
+    conditions = set[Value]()
+    for call, condition, who in found:
+        if call not in forwards(script) or condition.test not in conditions:  # of many forwards the first is enough
+            conditions.add(condition.test)
             at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
             calls, hangs = ("calls", "it hangs") if len(who.ranks or ()) == 1 else ("call", "they hang")
+            is_unknown = call in forwards(script) and is_doubtful(script, call)
+            until = "if the model has buffers" if is_unknown else "until the timeout"
             yield Spot(
                 call,
-                f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} until the timeout",
+                f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} {until}",
                 remedy="Move the collective out of the condition, so that all ranks call it",
-                severity=Severity.WARNING if call.method in DOUBTFUL else None,
+                severity=Severity.WARNING if is_doubtful(script, call) else None,
             )
 
 
@@ -81,7 +90,8 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     for leave in script.leaves:
         for condition, who in _decisive(script, leave.place):
             candidates = (call for call in collectives(script) if _misses(leave, condition, call))
-            missed = next((call for call in candidates if _is_one_sided(script, call)), None)
+            one_sided = [call for call in candidates if _is_one_sided(script, call)]
+            missed = min(one_sided, key=lambda call: is_doubtful(script, call), default=None)
             if missed is None:
                 continue
             leaves, skips, them = ("leaves", "skips", "it") if len(who.ranks or ()) == 1 else ("leave", "skip", "them")
@@ -90,7 +100,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                 f"{who.who[0].upper()}{who.who[1:]} {leaves} here and {skips} the {collectives(script)[missed]}"
                 f" in line {missed.node.lineno}: the other ranks wait for {them}",
                 remedy="Broadcast the decision from rank 0, then leave on all ranks",
-                severity=Severity.WARNING if missed.method in DOUBTFUL else None,
+                severity=Severity.WARNING if is_doubtful(script, missed) else None,
             )
 
 
@@ -219,7 +229,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    reduced = [call for call, name in collectives(script).items() if not name.startswith("forward")]
+    reduced = [call for call in collectives(script) if call not in forwards(script)]
     for call in reduced:
         for condition in call.conditions:
             why = None if condition.early else _why_local(script, condition.test, call.order)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import names, training
-from ddp_doctor.lint.ranks import rank_kind
+from ddp_doctor.lint.ranks import is_world_size, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script, words
@@ -189,7 +189,7 @@ def _preparing(script: Script) -> tuple[Call, ...]:
 
 
 def _is_split(value: Value) -> bool:
-    if rank_kind(value) is not None or training.is_world_size(value):
+    if rank_kind(value) is not None or is_world_size(value):
         return True
     if isinstance(value, Call):
         local = value.local
@@ -359,7 +359,7 @@ def _is_dealt(value: Value) -> bool:
 
 
 def _is_by_rank(begin: Value, step: Value) -> bool:
-    return bool(rank_kind(begin)) and training.is_world_size(step)
+    return bool(rank_kind(begin)) and is_world_size(step)
 
 
 def _is_every_nth(test: Value) -> bool:

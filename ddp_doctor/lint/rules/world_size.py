@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names, training
+from ddp_doctor.lint.ranks import is_world_size
 from ddp_doctor.lint.rule import Spot, hand_written, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
@@ -170,8 +171,8 @@ def _divisions_of(value: Value, depth: int) -> tuple[int, Value]:
     operator, left, right = training.operation(value)
     inner, at = _divisions(left, depth - 1)
     if isinstance(operator, ast.Div | ast.FloorDiv):
-        return (inner + 1, value) if training.is_world_size(right) else (inner, at)
-    return (0, NOTHING) if training.is_world_size(right) or training.is_world_size(left) else (inner, at)
+        return (inner + 1, value) if is_world_size(right) else (inner, at)
+    return (0, NOTHING) if is_world_size(right) or is_world_size(left) else (inner, at)
 
 
 def _operation_of_all(value: Value, depth: int) -> tuple[Value, ast.operator | None, Value, Value]:
@@ -183,7 +184,7 @@ def _operation_of_all(value: Value, depth: int) -> tuple[Value, ast.operator | N
 
 def _division_by_world_size(value: Value, depth: int) -> Value:
     division, operator, left, right = _operation_of_all(value, depth)
-    if isinstance(operator, ast.Div) and training.is_world_size(right):
+    if isinstance(operator, ast.Div) and is_world_size(right):
         return division
     return _division_by_world_size(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else NOTHING
 
@@ -192,10 +193,10 @@ def _multiplication_by_world_size(value: Value, depth: int) -> Value:
     product, operator, left, right = _operation_of_all(value, depth)
     if isinstance(operator, ast.Mult):
         for rate, factor in ((left, right), (right, left)):
-            if training.is_world_size(factor) and not _divisions(rate)[0]:
+            if is_world_size(factor) and not _divisions(rate)[0]:
                 return product
         return _multiplication_by_world_size(left, depth - 1) or _multiplication_by_world_size(right, depth - 1)
-    if isinstance(operator, ast.Div) and not training.is_world_size(right):
+    if isinstance(operator, ast.Div) and not is_world_size(right):
         return _multiplication_by_world_size(left, depth - 1)
     return NOTHING
 
@@ -203,7 +204,7 @@ def _multiplication_by_world_size(value: Value, depth: int) -> Value:
 def _is_summed(division: Value) -> bool:
     for part in division.sources():
         operator, left, right = training.operation(part)
-        if isinstance(operator, ast.Mult) and (training.is_world_size(left) or training.is_world_size(right)):
+        if isinstance(operator, ast.Mult) and (is_world_size(left) or is_world_size(right)):
             return True
         if isinstance(part, Call) and _SUMMED.search(part.text):
             return True
