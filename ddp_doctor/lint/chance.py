@@ -116,7 +116,7 @@ Reason = Literal["its own batch", "chance", "its own clock"]
 
 def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     """Why a test may have another result on each rank though no data are compared, and what in it is to blame."""
-    for part in _operands(test):
+    for part in operands(test):
         if isinstance(part, Call) and part.name in _CLOCKS:
             return "its own clock", part
         if isinstance(part, Call) and is_drawn(part) and not rank_kind(part) and not _is_seeded_alike(script, part):
@@ -126,7 +126,7 @@ def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     return None
 
 
-def _operands(value: Value, depth: int = 8) -> Iterator[Value]:
+def operands(value: Value, depth: int = 8) -> Iterator[Value]:
     """What decides a test: operands, also of ``int()`` and ``.item()``, but not what a tensor's shape comes from."""
     for option in value.alternatives() if depth else ():
         yield option
@@ -138,7 +138,7 @@ def _operands(value: Value, depth: int = 8) -> Iterator[Value]:
         elif isinstance(option, Call) and option.method in _READS:
             parts = (option.receiver,)
         for part in parts:
-            yield from _operands(part, depth - 1)
+            yield from operands(part, depth - 1)
 
 
 def _asks_for_a_batch(value: Value) -> bool:

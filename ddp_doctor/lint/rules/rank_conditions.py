@@ -12,20 +12,18 @@ if torch.isnan(loss):
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 
-from ddp_doctor.lint import names, training
-from ddp_doctor.lint.chance import of_one_rank
+from ddp_doctor.lint import names
 from ddp_doctor.lint.collectives import collectives, forwards, is_doubtful
 from ddp_doctor.lint.expressions import is_launch
-from ddp_doctor.lint.ranks import RankTest, rank_condition, rank_test, ranks_under
+from ddp_doctor.lint.ranks import RankTest, rank_condition, ranks_under
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Leave, Place, Value, written
+from ddp_doctor.lint.values import Call, Condition, Leave, Place, Value
 from ddp_doctor.model.choices import Consequence, Severity
 
 
@@ -89,7 +87,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
         return
     for leave in script.leaves:
         for condition, who in _decisive(script, leave.place):
-            candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+            candidates = (call for call in collectives(script) if misses(leave, condition, call))
             one_sided = [call for call in candidates if _is_one_sided(script, call)]
             missed = min(one_sided, key=lambda call: is_doubtful(script, call), default=None)
             if missed is None:
@@ -168,7 +166,7 @@ def _ranks_of_world(script: Script) -> range:
     return next((range(size) for size in sizes if isinstance(size, int)), range(512))
 
 
-def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
+def misses(leave: Leave, condition: Condition, call: Call) -> bool:
     """Whether a call is skipped by those who leave under ``condition``."""
     place = call.place
     if call.root != leave.root or any(_rules_out(condition, other) for other in place.conditions if not other.early):
@@ -199,153 +197,3 @@ def _rules_out(condition: Condition, other: Condition) -> bool:
 def _splits_roles(script: Script) -> bool:
     """Parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
     return any(module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules)
-
-
-#: Functions after which all ranks have the same number.
-_AGREES = re.compile(r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE)
-
-
-#: Each is compared with all collectives; no script that people write has more.
-_MOST_LEAVES = 200
-#: What all ranks know of a batch, and functions whose result is the number that they are given.
-_SHAPES = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "batch_size", "num_graphs"))
-_SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
-#: Methods whose result depends on a tensor's values.
-_READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
-
-
-@lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK)
-def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
-    """Whether a rank takes part in a collective depends on its own loss.
-
-    Finds: A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's own
-        forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch that
-        could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a `continue`,
-        `break` or `return` under such a condition that skips one, or a loop that ends by the clock. Values that a
-        collective made equal on all ranks before are not meant, nor are shapes.
-    Why: Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of
-        one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
-        the others wait: a hang after hours, by chance.
-    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
-    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
-    """
-    reduced = [call for call in collectives(script) if call not in forwards(script)]
-    for call in reduced:
-        for condition in call.conditions:
-            why = None if condition.early else _why_local(script, condition.test, call.order)
-            if why is not None and not _is_in_both_branches(script, call, condition):
-                title = f"A rank runs this {collectives(script)[call]} depending on {why}: other ranks may wait for it"
-                yield _spot(call, title)
-        for loop in call.loops:
-            why = _why_local(script, loop.test, call.order) if loop.test else None
-            if why is not None:
-                title = f"A rank leaves this loop by {why}, and skips the {collectives(script)[call]} in line"
-                yield _spot(loop.test, f"{title} {call.node.lineno}")
-    for leave in script.leaves[:_MOST_LEAVES]:
-        for condition in leave.place.conditions:
-            why = None if condition.early else _why_local(script, condition.test, leave.order)
-            if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
-                continue
-            before = {name for call, name in collectives(script).items() if condition in call.conditions}
-            candidates = (call for call in reduced if _misses(leave, condition, call))
-            missed = next((call for call in candidates if collectives(script)[call] not in before), None)
-            if missed is not None:
-                title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
-                yield _spot(leave.node, f"{title} {missed.node.lineno}")
-
-
-def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
-    return any(
-        collectives(script)[other] == collectives(script)[call]
-        and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
-        for other in collectives(script)
-    )
-
-
-def _spot(at: Value | ast.AST, title: str) -> Spot:
-    return Spot(
-        at,
-        title,
-        remedy="All-reduce the flag first, and decide by the result",
-        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
-        cost="one small all-reduce per step",
-    )
-
-
-@lru_cache(maxsize=1)  # for each condition
-def _of_torch(script: Script) -> tuple[Call, ...]:
-    return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
-
-
-def _agreed(script: Script, test: Value, order: int) -> set[Value]:
-    """The values that an earlier collective made equal on all ranks, not only under this same condition."""
-    arguments = [
-        argument
-        for call in _of_torch(script)
-        if call.order < order and all(earlier.test is not test for earlier in call.conditions)
-        for argument in call.arguments
-    ]
-    given = {value for argument in arguments for value in (*argument.alternatives(), *argument.objects())}
-    lists = (option for argument in arguments for option in argument.alternatives() if option.kind == "tuple")
-    given |= {part for option in lists for part in option.parts}
-    return given | {assignment.value for assignment in script.assignments if assignment.owner in given}
-
-
-def _why_local(script: Script, test: Value, order: int) -> str | None:
-    """What of this rank alone a condition depends on; None where the ranks are known, or may have agreed."""
-    why = _why(script, test)
-    return None if why is None or _agreed(script, test, order).intersection(test.sources()) else why
-
-
-@lru_cache(maxsize=500)  # several calls and leaves stand under one condition
-def _why(script: Script, test: Value) -> str | None:
-    """What of this rank alone a condition depends on."""
-    if rank_test(test) is not None:
-        return None
-    made = list(test.sources())
-    equal = [call for call in test.calls() if _makes_equal(call)]
-    if found := of_one_rank(script, test):
-        return None if any(found[1] in call.sources() for call in equal) else found[0]
-    is_of_data = _is_numeric(test) and (
-        any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made)
-        or _asks_a_batch(test)
-    )
-    # a DistributedSampler of the batch makes no losses equal, but what is made of the output of a forward pass does
-    is_equal = any(training.is_forward(script, source) for call in equal for source in call.sources())
-    return "its own data" if is_of_data and not is_equal else None
-
-
-def _is_read_off_a_batch(value: Value) -> bool:
-    """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
-    if not isinstance(value, Call) or value.args or value.method not in _READS:
-        return False
-    return any(map(training.is_from_a_loader, value.receiver.sources()))
-
-
-def _asks_a_batch(value: Value, depth: int = 6) -> bool:
-    """``batch["size"] < n``: a comparison with what a batch holds, however it is put together; no shape, no length."""
-    if isinstance(value, Call):
-        given = value.args if value.name in _SAME_NUMBER else ()
-        return any(_asks_a_batch(part, depth - 1) for part in given)
-    if value.kind in ("other", "choice"):
-        return bool(depth) and any(_asks_a_batch(part, depth - 1) for part in value.parts)
-    if value.kind == "attribute" and value.attribute not in _SHAPES:
-        return training.is_from_a_loader(value.owner)
-    return value.kind == "element" and training.is_from_a_loader(value)
-
-
-def _makes_equal(call: Call) -> bool:
-    name = written(call.node.func).rpartition(".")[2]
-    is_local = call.method == "mean" or call.name.startswith(("torch.nn", "torch.utils.data"))
-    return bool(_AGREES.search(name)) and not is_local
-
-
-def _is_numeric(value: Value) -> bool:
-    """``loss > 3``, ``torch.isnan(loss)``; not ``loss is None`` and not ``"aux" in outputs``."""
-    identities = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
-    for node in ast.walk(value.node):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
-            return False
-        if isinstance(node, ast.Call) and written(node.func) in ("isinstance", "hasattr", "len", "callable"):
-            return False
-    return isinstance(value, Call) or isinstance(value.node, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Subscript)

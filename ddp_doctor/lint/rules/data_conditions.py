@@ -1,0 +1,82 @@
+"""Rules on collectives of which each rank decides by its own data, by chance or by its clock whether to take part.
+
+if torch.isnan(loss): continue            one rank skips the backward pass, the others wait for it in theirs
+if val_loss > best: bad += 1              counted from each rank's own part of the validation set
+if bad > patience: break                  so that one rank stops and the others go on
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ddp_doctor.lint.collectives import collectives, forwards
+from ddp_doctor.lint.decisions import why_local
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.rules.rank_conditions import misses
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.model.choices import Consequence
+
+#: Each is compared with all collectives; no script that people write has more.
+_MOST_LEAVES = 200
+
+
+@lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK, concerns=always)
+def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
+    """Whether a rank takes part in a collective depends on its own loss.
+
+    Finds: A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's own
+        forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch that
+        could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a `continue`,
+        `break` or `return` under such a condition that skips one, or a loop that ends by the clock. A counter, flag or
+        attribute that is set under such a condition (`bad += 1`, `self.stop = True`), or by one rank alone, and an
+        early-stopping object that is given such a loss count as well. Not reported: values that a collective made equal
+        on all ranks, shapes, and losses over a loader that gives every rank the same data.
+    Why: Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of
+        one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
+        the others wait: a hang after hours, by chance.
+    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
+    """
+    reduced = [call for call in collectives(script) if call not in forwards(script)]
+    for call in reduced:
+        for condition in call.conditions:
+            why = None if condition.early else why_local(script, condition.test, call.place, call.order)
+            if why is not None and not _is_in_both_branches(script, call, condition):
+                title = f"A rank runs this {collectives(script)[call]} depending on {why}: other ranks may wait for it"
+                yield _spot(call, title)
+        for loop in call.loops:
+            why = why_local(script, loop.test, call.place, call.order) if loop.test else None
+            if why is not None:
+                title = f"A rank leaves this loop by {why}, and skips the {collectives(script)[call]} in line"
+                yield _spot(loop.test, f"{title} {call.node.lineno}")
+    for leave in script.leaves[:_MOST_LEAVES]:
+        for condition in leave.place.conditions:
+            why = None if condition.early else why_local(script, condition.test, leave.place, leave.order)
+            if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
+                continue
+            before = {name for call, name in collectives(script).items() if condition in call.conditions}
+            candidates = (call for call in reduced if misses(leave, condition, call))
+            missed = next((call for call in candidates if collectives(script)[call] not in before), None)
+            if missed is not None:
+                title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
+                yield _spot(leave.node, f"{title} {missed.node.lineno}")
+
+
+def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
+    return any(
+        collectives(script)[other] == collectives(script)[call]
+        and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
+        for other in collectives(script)
+    )
+
+
+def _spot(at: Value | ast.AST, title: str) -> Spot:
+    return Spot(
+        at,
+        title,
+        remedy="All-reduce the flag first, and decide by the result",
+        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+        cost="one small all-reduce per step",
+    )
