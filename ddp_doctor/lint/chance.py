@@ -106,6 +106,11 @@ def is_drawn(value: Value) -> bool:
     return bool(_RANDOM.search(value.name or written(value.node.func))) and value.name not in _GENERATORS
 
 
+def reads_clock(value: Value) -> bool:
+    """Return True if a call reads the clock: ``time.time()``."""
+    return isinstance(value, Call) and value.name in _CLOCKS
+
+
 def _generator_of(value: Call) -> Call | None:
     return next((made for made in value.receiver.makers() if made.name in _GENERATORS), None)
 
@@ -117,9 +122,9 @@ Reason = Literal["its own batch", "chance", "its own clock"]
 def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     """Why a test may have another result on each rank though no data are compared, and what in it is to blame."""
     for part in operands(test):
-        if isinstance(part, Call) and part.name in _CLOCKS:
+        if reads_clock(part):
             return "its own clock", part
-        if isinstance(part, Call) and is_drawn(part) and not rank_kind(part) and not _is_seeded_alike(script, part):
+        if isinstance(part, Call) and is_drawn(part) and not rank_kind(part) and not is_seeded_alike(script, part):
             return "chance", part
         if _asks_for_a_batch(part):
             return "its own batch", part
@@ -163,8 +168,8 @@ def _is_batch(value: Value) -> bool:
     return source.kind in ("parameter", "attribute", "free") or training.is_from_a_loader(value)
 
 
-def _is_seeded_alike(script: Script, drawn: Call) -> bool:
-    """Whether all ranks may draw the same: somewhere a seed is set, and no rank is in it."""
+def is_seeded_alike(script: Script, drawn: Call) -> bool:
+    """Return True if all ranks may draw the same: somewhere a seed is set, and no rank is in it."""
     generator = _generator_of(drawn)
     if generator and generator.arguments:
         return not any(map(rank_kind, generator.sources()))

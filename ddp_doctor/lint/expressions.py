@@ -239,7 +239,7 @@ class Expressions:
                     self.follow(maker, call.args, call.keywords, call)
                 return
         if call.method != "launch" and call.method:
-            if _object(call.receiver) in self.instances:
+            if _inside(_object(call.receiver)) in self.instances:
                 self._follow_callable(call, callee, call.args)
         elif is_launch(call):
             self._launch(call)
@@ -255,12 +255,13 @@ class Expressions:
             if isinstance(option, Function):
                 call.returned = self.follow(option.decorated or option, args, named)
                 return None
-            made = _object(option.owner)
+            made = _inside(_object(option.owner))
             cls = self.instances.get(made) if option.kind == "attribute" else None
             if cls and (method := cls.find(option.attribute)):
-                if target is call.callee:
-                    call.local = method.node
-                call.returned = self.follow(method.decorated or method, args, named, made)
+                returned = self.follow(method.decorated or method, args, named, made)
+                if made is _object(option.owner):  # what goes around a wrapper is a call of its own for rules
+                    call.local = method.node if target is call.callee else call.local
+                    call.returned = returned
                 return None
         return None
 
@@ -361,6 +362,12 @@ def _object(value: Value) -> Value:
     if value.kind == "choice" or (isinstance(value, Call) and not value.is_itself):
         return next(iter(value.objects()), value)
     return value
+
+
+def _inside(value: Value) -> Value:
+    """The object that is wrapped: ``net`` of ``DDP(net).module``; otherwise the object itself."""
+    maker = next(iter(value.wrapper.objects()), None) if value.wrapper is not value else None
+    return _object(maker.args[0]) if isinstance(maker, Call) and maker.args and not maker.method else value
 
 
 _READERS: dict[type[ast.expr], Callable[..., Value]] = {

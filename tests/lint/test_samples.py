@@ -10,7 +10,7 @@ from ddp_doctor.lint.rules import RULES
 from tests.lint.documents import FOLDER, OF_RULES, PUBLIC, Sample
 
 
-@pytest.mark.parametrize("of", ["DDL10", "DDL11", "DDL12", "DDL13", "DDL14", "DDL15", "DDL16", "DDL17", ""])
+@pytest.mark.parametrize("of", ["DDL10", "DDL11", "DDL12", "DDL13", "DDL14", "DDL15", "DDL16", "DDL17", "DDL18", ""])
 def test_samples_are_reported_on_the_lines_that_say_so_and_on_no_other(of: str, tmp_path: Path):
     samples = [sample for sample in (*OF_RULES, *PUBLIC) if sample.rule[:5] == of]
     linted = {str(sample): _linted(sample, tmp_path / str(number)) for number, sample in enumerate(samples)}

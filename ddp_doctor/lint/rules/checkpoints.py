@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ddp_doctor.lint import names, training
-from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.ranks import chosen_ranks, rank_condition, rank_kind, ranks_under
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
@@ -33,6 +33,8 @@ _ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
 _WAITS = re.compile(
     r"barrier|wait|sleep|synchroni[sz]e|^backward$|^torch\.distributed\.\w*(reduce|gather|broadcast|scatter|all_to_all)"
 )
+#: What tells nodes apart.
+_NODE = re.compile(r"node|host|machine|GROUP_RANK|TMPDIR|scratch|SLURM", re.IGNORECASE)
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
 _SAVE = "torch.save"
@@ -100,6 +102,35 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
                 call,
                 "Every rank writes this checkpoint to the same path",
                 remedy="Save only on rank 0",
+                write=("if dist.get_rank() == 0:",),
+            )
+
+
+@lint_rule("DDL177", "checkpoint-saved-on-every-node", Consequence.KNOWN)
+def checkpoint_saved_on_every_node(script: Script) -> Iterator[Spot]:
+    """Local rank 0 of every node saves to the same path.
+
+    Finds: `torch.save` under `local_rank == 0`, to a path without a rank, node or host in it.
+    Why: On several nodes as many processes save. On a shared file system they write one file at the same time, and who
+        reads it then gets a broken checkpoint. On local disks it is right.
+    Remedy: Save on rank 0 of the job: `if dist.get_rank() == 0`.
+    See: https://github.com/pytorch/examples/pull/1357
+    """
+    for call in script.named(_SAVE) if script.is_distributed else ():
+        path, who = call.argument(1, "f"), ranks_under(call.conditions)
+        if not path or who is None or who.kind != "local_rank" or who.ranks != frozenset({0}):
+            continue
+        by_rank = [each for each in call.conditions if rank_condition(each)]
+        if any((rank_condition(each) or who).kind != "local_rank" for each in by_rank):
+            continue
+        told_apart = [each.test.text for each in call.conditions]
+        told_apart += [f"{part.text} {part.name}" for part in path.sources()]
+        if not any(map(_NODE.search, told_apart)) and not any(map(rank_kind, path.sources())):
+            yield Spot(
+                by_rank[-1].test,
+                f"Local rank 0 of every node saves to one path in line {call.node.lineno}: on a shared file system,"
+                " they overwrite each other",
+                remedy="Save on rank 0 of the job",
                 write=("if dist.get_rank() == 0:",),
             )
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.collectives import collectives
 from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.rules.placement import is_on_cpu
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Guard, Value, written
 from ddp_doctor.model.choices import Consequence
@@ -199,3 +200,40 @@ def _operands(value: Value) -> Iterator[tuple[Value, bool]]:
     elif value.kind == "other" and isinstance(node, _OPERATORS):
         is_identity = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
         yield from ((option, is_identity) for part in value.parts for option in part.alternatives())
+
+
+#: Collectives whose result, or whose one argument, is a tensor or a list of tensors, and where it is.
+_TENSOR_AT = {
+    **dict.fromkeys(("all_reduce", "broadcast", "reduce"), 0),
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"), 1),
+    **dict.fromkeys(("gather", "scatter"), 0),
+}
+
+
+@lint_rule("DDL174", "cpu-tensor-over-nccl", Consequence.FAILS)
+def cpu_tensor_over_nccl(script: Script) -> Iterator[Spot]:
+    """A collective over NCCL is given a tensor in host memory.
+
+    Finds: `all_reduce`, `broadcast`, `all_gather` and other collectives of the default group with a tensor that was
+        certainly made on the CPU or moved there, in a script whose group has NCCL alone. Not reported for a backend
+        such as `cpu:gloo,cuda:nccl`, none at all, and where a default device is set.
+    Why: NCCL takes tensors on GPUs alone: "No backend type associated with device type cpu", on all ranks.
+    Remedy: Make the tensor on the rank's GPU, or start the group with `cpu:gloo,cuda:nccl`.
+    See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
+    """
+    starts = list(script.named(names.INIT))
+    backends = {str(start.argument(0, "backend").constant).lower() for start in starts}
+    if backends != {"nccl"} or script.uses_in_any_case("set_default_device", "set_default_tensor_type"):
+        return
+    for call in collectives(script):
+        at = _TENSOR_AT.get(call.name.rpartition(".")[2]) if call.name.startswith("torch.distributed.") else None
+        if at is None or call.has_stars or not call.lacks(None, "group"):
+            continue
+        tensor = call.argument(at, "tensor", "input_tensor", "input")
+        if tensor and is_on_cpu(tensor):
+            yield Spot(
+                call,
+                f"This {call.name.rpartition('.')[2]} over NCCL is given a CPU tensor: it raises RuntimeError",
+                remedy="Make the tensor on the rank's GPU",
+                write=('tensor = tensor.to("cuda")',),
+            )

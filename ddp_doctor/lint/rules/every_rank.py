@@ -7,6 +7,7 @@ wandb.init(project="mine")                                one run for each rank
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import names, training
@@ -18,6 +19,8 @@ from ddp_doctor.model.choices import Consequence
 
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
+#: Words in conditions which show that one process may do it alone.
+_SOME_RANK = re.compile(r"main|master|rank|primary|chief|leader|local|proc|gpu", re.IGNORECASE)
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
 #: Functions that are given a model and do not call it.
 _CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
@@ -72,6 +75,40 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
             f"Every rank opens its own log with {'wandb.init' if call.name == 'wandb.init' else 'SummaryWriter'}",
             remedy="Open it only on rank 0",
         )
+
+
+_MAKES_DIRECTORIES = ("os.makedirs", "os.mkdir")
+
+
+@lint_rule("DDL184", "directory-made-by-every-rank", Consequence.RISK)
+def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
+    """All ranks make the same directory, and all but the first may fail.
+
+    Finds: `os.makedirs`, `os.mkdir` or a path's `mkdir` without `exist_ok=True`, reached by every rank, outside of
+        `try`, for a path without a rank; also below `if not os.path.exists(path)`.
+    Why: Between the question and the call another rank makes the directory: `FileExistsError` ends one rank, now and
+        then, and the job with it.
+    Remedy: Set `exist_ok=True`.
+    See: https://docs.python.org/3/library/os.html#os.makedirs
+    """
+    starts = list(script.named(names.SPAWN, "torch.multiprocessing.start_processes"))
+    groups = list(script.named(names.INIT))
+    paths = (
+        call for call in script.methods("mkdir") if any(made.name.endswith("Path") for made in call.receiver.makers())
+    )
+    for call in (*script.named(*_MAKES_DIRECTORIES), *paths):
+        if call.has_stars or call.argument(2, "exist_ok") or call.place.guards or call.place.in_handler:
+            continue
+        if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
+            continue
+        if not any(call.root == group.root for group in groups) or any(map(rank_kind, call.sources())):
+            continue
+        if not any(_SOME_RANK.search(each.test.text) for each in call.conditions):
+            yield Spot(
+                call,
+                "Every rank makes this directory: FileExistsError on ranks that are late",
+                remedy="Set exist_ok=True",
+            )
 
 
 @lint_rule("DDL165", "memory-given-back-every-step", Consequence.KNOWN)

@@ -163,6 +163,8 @@ _MAKERS = frozenset(
         *("eye", "Tensor", "FloatTensor"),
     )
 )
+#: Functions that make a tensor where another one is.
+_LIKE = frozenset(f"torch.{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn"))
 #: Where ``weight`` is among the arguments. Source: torch/nn/modules/loss.py and torch/nn/functional.py of torch 2.13.
 _WEIGHT_AT = {
     **{f"torch.nn.{name}": 0 for name in ("CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss")},
@@ -217,7 +219,7 @@ def _weights(script: Script) -> Iterator[Spot]:
             continue
         for loss in [call] if call.name in _WEIGHT_AT else call.callee.makers():
             weights = (loss.argument(_WEIGHT_AT.get(loss.name), "weight"), loss.argument(None, "pos_weight"))
-            if any(map(_is_on_cpu, weights)) and not _may_be_moved(script, loss):
+            if any(map(is_on_cpu, weights)) and not _may_be_moved(script, loss):
                 yield _spot(loss, "The weights of this loss are in host memory, but the output is on the GPU")
 
 
@@ -319,7 +321,7 @@ def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:
             layers = [*value.sources(), *(given for args in appended for given in args)]
             if uses and not any(use.is_in_init for use in uses) and any(map(_is_layer, layers)):
                 yield _spot(value, "These layers are in a plain list: .to() and DDP ignore them")
-        elif _is_on_cpu(value) and not _is_number(value):
+        elif is_on_cpu(value) and not _is_number(value):
             is_moved = any(use.is_rebound or use.is_moved for use in uses)
             if not is_moved and any(use.is_operand for use in uses):
                 yield _spot(value, f"self.{name} is a plain tensor: .to() does not move it with the model")
@@ -340,19 +342,24 @@ def _is_new_module(value: Value) -> bool:
     return is_module and not any("device" in context.text for context in value.place.withs)
 
 
-def _is_on_cpu(value: Value, depth: int = 8) -> bool:
+def is_on_cpu(value: Value, depth: int = 8) -> bool:
+    """Return True if a value is certainly a tensor in host memory."""
     options = list(value.alternatives())
     return bool(options) and bool(depth) and all(_made_on_cpu(option, depth - 1) for option in options)
 
 
 def _made_on_cpu(value: Value, depth: int) -> bool:
     if isinstance(value, Call):
+        if value.method == "cpu" or value.name in _LIKE:
+            return value.method == "cpu" or (
+                value.lacks(None, "device") and is_on_cpu(value.argument(0, "input"), depth)
+            )
         if value.name in _MAKERS:
             return value.lacks(None, "device") and not any("device" in each.text for each in value.place.withs)
         keeps_its_place = not moves_to_device(value) and value.method not in _NO_TENSOR
-        return keeps_its_place and _is_on_cpu(value.receiver, depth)
+        return keeps_its_place and is_on_cpu(value.receiver, depth)
     _, left, right = training.operation(value)
-    return _is_on_cpu(left, depth) or _is_on_cpu(right, depth)
+    return is_on_cpu(left, depth) or is_on_cpu(right, depth)
 
 
 def _is_number(value: Value) -> bool:

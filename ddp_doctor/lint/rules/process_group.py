@@ -12,10 +12,12 @@ dist.init_process_group("nccl", device_id=device)  the group is where device say
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ddp_doctor.lint import names, training
+from ddp_doctor.lint.chance import is_drawn, is_seeded_alike
 from ddp_doctor.lint.devices import (
     chooses_visible_gpus,
     device_ids,
@@ -25,7 +27,7 @@ from ddp_doctor.lint.devices import (
     is_device_count,
     starts_nccl,
 )
-from ddp_doctor.lint.ranks import GLOBAL_RANKS, SPAWN_INDEX, environment, rank_kind
+from ddp_doctor.lint.ranks import GLOBAL_RANKS, SPAWN_INDEX, chosen_ranks, environment, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.start_up import settings
 from ddp_doctor.lint.script import Script
@@ -157,6 +159,49 @@ def _is_started_by_torchrun(script: Script) -> bool:
     return bool(script.texts & {"RANK", "LOCAL_RANK"}) and not any(
         text.startswith(_OTHER_LAUNCHERS) for text in script.texts
     )
+
+
+#: Functions that draw a port that is free, by their names.
+_FREE_PORT = re.compile(r"(free|open|unused|available|random)_?\w*port|getsockname", re.IGNORECASE)
+_SHARES = re.compile(r"bcast|broadcast|gather|scatter|store|kvstore|read", re.IGNORECASE)
+
+
+@lint_rule("DDL178", "port-drawn-by-each-rank", Consequence.HANGS)
+def port_drawn_by_each_rank(script: Script) -> Iterator[Spot]:
+    """Each rank draws the port of the rendezvous for itself.
+
+    Finds: A free port (`getsockname()`, `find_free_port()`) or a random number that no common seed governs, as
+        MASTER_PORT or in `init_method="tcp://..."`, in a script whose ranks are started from outside: it reads the rank
+        from the environment. Not reported before `mp.spawn`, under a condition on the rank or on MASTER_PORT, and if
+        the port goes through a broadcast.
+    Why: Each rank has another port, so that no two ranks meet: all wait in init_process_group until the timeout.
+    Remedy: Take the port from the launcher: torchrun sets MASTER_PORT. Under srun, compute it from SLURM_JOB_ID.
+    See: https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
+    """
+    if not script.texts & {*GLOBAL_RANKS, "LOCAL_RANK"} or _sets(script, "RANK") or has_one_rank(script):
+        return
+    if any((call.name or call.method).rpartition(".")[2] in _STARTERS for call in script.calls):
+        return
+    sinks = [(each.node, each.value, each.place) for each in script.assignments if each.name == "MASTER_PORT"]
+    sinks += [(call.node, call.argument(1, "init_method"), call.place) for call in script.named(names.INIT)]
+    for at, value, place in sinks:
+        drawn = [part for part in value.sources() if isinstance(part, Call) and _draws_a_port(script, part)]
+        shared = any(_SHARES.search(f"{part.name}.{part.method}") for part in value.calls())
+        if not drawn or shared or chosen_ranks(place.conditions) is not None or place.in_handler:
+            continue
+        if not any("MASTER_PORT" in each.test.text or "environ" in each.test.text for each in place.conditions):
+            yield Spot(
+                at,
+                "Each rank draws a port for itself: no two ranks meet",
+                remedy="Use a port that all ranks know: MASTER_PORT of torchrun, or one computed from the job's id",
+                write=('port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000',),
+            )
+
+
+def _draws_a_port(script: Script, call: Call) -> bool:
+    if _FREE_PORT.search(call.method or call.name.rpartition(".")[2]):
+        return True
+    return is_drawn(call) and not rank_kind(call) and not is_seeded_alike(script, call)
 
 
 #: Variables of SLURM and MPI for the rank on the node; torch reads none of them.

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import names, training
+from ddp_doctor.lint.collectives import collectives, is_doubtful
 from ddp_doctor.lint.ranks import is_world_size, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
@@ -244,10 +245,20 @@ def _is_epoch_loop(loop: Loop) -> bool:
 #: What keeps the number of its elements, or has as many as the indices that it is given.
 _KEEPS = frozenset(
     (
-        *("torch.utils.data.Subset", "torch.utils.data.TensorDataset", "list", "tuple", "sorted", "zip", "enumerate"),
+        *(
+            "torch.utils.data.SubsetRandomSampler",
+            "torch.utils.data.Subset",
+            "torch.utils.data.TensorDataset",
+            "list",
+            "tuple",
+            "sorted",
+            "zip",
+            "enumerate",
+        ),
         *("numpy.array", "numpy.asarray", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.stack"),
     )
 )
+_COUNTS_FROM = {"range": 0, "numpy.arange": 0, "torch.arange": 0, "itertools.islice": 1}
 _DEALS = ("numpy.array_split", "torch.tensor_split", "torch.chunk")
 _GROWS = ("append", "extend", "insert", "pop")
 _NUMBER_OF_RANKS = re.compile(r"world|replicas|ranks|procs", re.IGNORECASE)
@@ -259,9 +270,10 @@ def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
     """The data are dealt out by rank, and nothing makes the shares equally long.
 
     Finds: `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
-        `array_split(...)[rank]` or a data set's `shard(num_shards, index)`, through whose elements a loop goes that
-        trains the wrapped model. Silent where anything in the script divides by the number of ranks, where the share is
-        cut or filled up, where ranks tell each other its length, in DDP's `join()`, and where the loop has a `break`.
+        `array_split(...)[rank]` or a data set's `shard(num_shards, index)`, if a loop over its elements trains the
+        wrapped model or calls a collective, as an evaluation may do. Silent where anything in the script divides by the
+        number of ranks, where the share is cut or filled up, where ranks tell each other its length, in DDP's `join()`,
+        and where the loop has a `break`.
     Why: Of n samples some ranks get one more than others, unless the number of ranks divides n. In the last step of an
         epoch those wait in an all-reduce to which the others do not come, or which meets their next epoch.
     Remedy: Use a DistributedSampler, which fills the shares up, or cut the data to a multiple of the number of ranks
@@ -290,15 +302,21 @@ def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
 
 
 def _training_loops_over_shares(script: Script) -> Iterator[tuple[Loop, Value]]:
-    for loop in dict.fromkeys(loop for backward in training.passes(script) for loop in backward.loops):
+    for loop in dict.fromkeys(loop for call in _meetings(script) for loop in call.loops):
         share = _share(_data_of_loop(loop), _DEEPEST)
         if share:
             yield loop, share
 
 
+def _meetings(script: Script) -> Iterator[Call]:
+    """The backward passes of the wrapped model, and the collectives in loops, as those of an evaluation."""
+    yield from training.passes(script)
+    yield from (call for call in collectives(script) if call.loops and not is_doubtful(script, call))
+
+
 def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
     """``if i % world_size != rank: continue`` in front of a backward pass."""
-    for backward in training.passes(script):
+    for backward in _meetings(script):
         for condition in backward.conditions:
             is_own = isinstance(getattr(condition.test.node, "ops", [None])[0], ast.Eq) == condition.holds
             if backward.loops and is_own and _is_every_nth(condition.test):
@@ -310,8 +328,10 @@ def _data_of_loop(loop: Loop) -> Value:
     over = training.passed_on(loop.over)
     for made in over.makers():
         if made.name == names.LOADER:
-            is_plain = made.lacks(training.SAMPLER, "sampler") and made.lacks(training.BATCH_SAMPLER, "batch_sampler")
-            return made.argument(0, "dataset") if is_plain else NOTHING
+            sampler = made.given(training.SAMPLER, "sampler")
+            if sampler or made.given(training.BATCH_SAMPLER, "batch_sampler"):
+                return sampler if is_result(sampler, lambda each: each.name in _KEEPS) else NOTHING
+            return made.argument(0, "dataset")
     return over
 
 
@@ -352,7 +372,7 @@ def _is_dealt(value: Value) -> bool:
     if isinstance(value, Call):
         if value.method == "shard":
             return _is_by_rank(value.argument(1, "index"), value.argument(0, "num_shards"))
-        first = {"range": 0, "itertools.islice": 1}.get(value.name)
+        first = _COUNTS_FROM.get(value.name)
         return first is not None and len(value.args) == first + 3 and _is_by_rank(value.args[first], value.args[-1])
     is_chosen = isinstance(node, ast.ListComp) and value.kind == "other"
     return is_chosen and any(map(_is_every_nth, value.parts))
@@ -384,4 +404,8 @@ def _may_be_even(script: Script, share: Value, loop: Loop, divisors: list[str]) 
     return any(
         call.name.startswith("torch.distributed.") and any(share in given.sources() for given in call.arguments)
         for call in script.calls
-    ) or any(isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments)
+        if loop not in call.loops
+    ) or any(
+        isinstance(each.node, ast.AugAssign) and share in each.value.parts[0].alternatives()
+        for each in script.assignments
+    )

@@ -101,7 +101,7 @@ def worker(gpu, gpus, args):
         train(train_loader, model, criterion, optimizer, args)
         accuracy = validate(val_loader, model, args)
         better, best = accuracy > best, max(accuracy, best)
-        if not args.spawn or (args.spawn and args.rank % gpus == 0):
+        if not args.spawn or (args.spawn and args.rank % gpus == 0):  # expect: DDL177
             save({"epoch": epoch + 1, "weights": model.state_dict(), "best": best,
                   "optimizer": optimizer.state_dict()}, better)
 
