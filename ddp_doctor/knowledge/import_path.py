@@ -25,6 +25,8 @@ NEEDED = frozenset(
     zlib
     """.split()  # noqa: SIM905  a list of words
 )
+#: Those that torch loads only with torch._dynamo, which torch.compile needs. Measured in the same way.
+LATE = frozenset("colorsys decimal fractions getpass hmac profile secrets sysconfig".split())  # noqa: SIM905  words
 #: What stands together in the folder of Python's own library, and nowhere else.
 _LIBRARY = {"os.py", "site.py"}
 

@@ -162,8 +162,10 @@ def _asks_for_a_batch(value: Value) -> bool:
 
 def _is_batch(value: Value) -> bool:
     """Whether a loop, or ``next``, takes a value from a loader, or from something of which nothing is known."""
-    source = training.looped_over(value)
-    if source is value:
+    source, part = training.looped_over(value), value
+    while part.kind == "element":
+        part = part.owner
+    if source is value or (part.kind != "loop" and part.name != "next"):
         return False
     return source.kind in ("parameter", "attribute", "free") or training.is_from_a_loader(value)
 

@@ -71,7 +71,7 @@ def collectives(script: Script) -> Mapping[Call, str]:
         elif _is_synchronised_backward(script, call):
             found[call] = "backward of the DDP model"
         elif call in forwards(script):
-            wrapper, _, elsewhere = forwards(script)[call]
+            wrapper, _, elsewhere, _ = forwards(script)[call]
             by = f"{wrapper} model" if wrapper.isupper() else f"model that the {wrapper} wraps"
             found[call] = f"{call.method or 'forward'} of the {by}{f' in {elsewhere}' if elsewhere else ''}"
     return found

@@ -54,23 +54,29 @@ def _agreed(script: Script, test: Value, order: int) -> set[Value]:
     return given | {assignment.value for assignment in script.assignments if assignment.owner in given}
 
 
-def why_local(script: Script, test: Value, place: Place, order: int) -> str | None:
+class Reason(NamedTuple):
+    """What of one rank alone a condition depends on, and the test in which that is asked first."""
+
+    why: str
+    root: Value
+
+
+def why_local(script: Script, test: Value, place: Place, order: int) -> Reason | None:
     """Return what of one rank alone a condition depends on; None if all ranks may have agreed on it."""
     why = _why(script, test)
-    found = _set_under(script, test) if why is None else ()
-    if found:
-        around = {condition.test for condition in place.conditions}
-        loops = set(place.loops)
-        reasons = (each for each in found if each.is_same or loops.intersection(each.loops))
-        why = next((each.why for each in reasons if each.test not in around), None)
-    return None if why is None or _agreed(script, test, order).intersection(test.sources()) else why
+    found = Reason(why, test) if why else None
+    if found is None and (setters := _set_under(script, test)):
+        around, loops = {condition.test for condition in place.conditions}, set(place.loops)
+        near = (each for each in setters if each.is_same or loops.intersection(each.loops))
+        found = next((each.reason for each in near if each.test not in around), None)
+    return None if found is None or _agreed(script, test, order).intersection(test.sources()) else found
 
 
-class _Reason(NamedTuple):
-    """A condition under which a value of a test was set, and what of one rank alone it depends on."""
+class _Setter(NamedTuple):
+    """A condition under which a value of a test was set."""
 
     test: Value
-    why: str
+    reason: Reason
     is_same: bool  # the value that the test reads, not an earlier or later one of the same name
     loops: tuple[Loop, ...]
 
@@ -106,27 +112,47 @@ def _bindings(
 
 
 @lru_cache(maxsize=500)
-def _set_under(script: Script, test: Value, depth: int = 3) -> tuple[_Reason, ...]:
+def _set_under(script: Script, test: Value, depth: int = 3) -> tuple[_Setter, ...]:
     keys, bound, returned = _bindings(script)
     if rank_test(test) is not None:
         return ()
-    found: list[_Reason] = []
+    found: list[_Setter] = []
     for value in operands(test):
-        places = [*returned.get(value, ()), *(each for key in keys.get(value, ()) for each in bound[key])]
+        same = [each for key in keys.get(value, ()) for each in bound[key]]
+        if any(isinstance(each.value, Call) and _makes_equal(each.value) for each in same):
+            continue
+        places = [*returned.get(value, ()), *(each for each in same if each.value.kind not in ("loop", "element"))]
         for each in places[-_MOST_PLACES:] if depth else ():
             for condition in each.place.conditions[-_MOST_CONDITIONS:]:
                 why = _why_set(script, condition, each, depth)
-                found += [_Reason(condition.test, why, each.value is value, each.place.loops)] if why else []
+                found += [_Setter(condition.test, why, each.value is value, each.place.loops)] if why else []
     return tuple(found)
 
 
-def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> str | None:
+def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> Reason | None:
+    if condition.early and not _skips(script, condition, at):
+        return None
     if who := rank_condition(condition):
-        return f"what only {who.who} decided" if len(who.ranks or ()) == 1 else None
+        is_one = len(who.ranks or ()) == 1 and not condition.early
+        return Reason(f"what only {who.who} decided", condition.test) if is_one else None
     if _agreed(script, condition.test, at.order).intersection(condition.test.sources()):
         return None
-    deeper = (each.why for each in _set_under(script, condition.test, depth - 1))
-    return _why(script, condition.test) or next(deeper, None)
+    if why := _why(script, condition.test):
+        return Reason(why, condition.test)
+    return next((each.reason for each in _set_under(script, condition.test, depth - 1)), None)
+
+
+def _skips(script: Script, condition: Condition, at: _Set) -> bool:
+    """Return True if a rank that left before a place gets there again: by ``continue``, or ``return`` of a function."""
+    for leave in script.leaves:
+        if not any(each.test is condition.test and each.holds != condition.holds for each in leave.place.conditions):
+            continue
+        if isinstance(leave.node, ast.Continue):
+            return True
+        if isinstance(leave.node, ast.Return) and leave.place.function is at.place.function:
+            inside = set(ast.walk(at.place.function)) if at.place.function else set[ast.AST]()
+            return not any(loop.node in inside for loop in at.place.loops)
+    return False
 
 
 _STOPS = re.compile(r"stop|patience|plateau", re.IGNORECASE)

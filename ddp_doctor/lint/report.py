@@ -1,8 +1,9 @@
 """The report of ``lint``: findings that have a place in a file, the verdict, and what ``--json`` writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
 from ddp_doctor import __version__
 from ddp_doctor.model.base import Frozen
@@ -56,7 +57,7 @@ class Linted:
 
 def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime) -> LintReport:
     """The report on these files."""
-    findings = tuple(finding for file in linted for finding in file.findings)
+    findings = tuple(_once_per_folder(finding for file in linted for finding in file.findings))
     unread = tuple(file.unread for file in linted if file.unread is not None)
     failed = sorted({code for file in linted for code, _ in file.failures})
     severities = {finding.severity for finding in findings}
@@ -82,6 +83,19 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
         suppressed=sum(file.suppressed for file in linted),
         unread=unread,
     )
+
+
+#: Rules on the folder of a script: of all scripts in it, the first reports it.
+_OF_FOLDERS = ("DDL170",)
+
+
+def _once_per_folder(findings: Iterable[LintFinding]) -> Iterator[LintFinding]:
+    seen = set[tuple[str, str]]()
+    for finding in findings:
+        key = str(Path(finding.path).parent), finding.title
+        if finding.code not in _OF_FOLDERS or key not in seen:
+            yield finding
+        seen.add(key)
 
 
 def _check(

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.lint.script import Script
@@ -17,16 +18,15 @@ _MOST_BYTES = 256 * 1024
 _IMPORTS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 #: Folders above the script that may hold the package it imports from.
 _MOST_ABOVE = 3
+_MOST_FILES = 50
 
 
-def function(script: Script, name: str) -> tuple[str, ast.FunctionDef] | None:
-    """Return the file name and the definition of an imported function; None if it is not found next to the script."""
+def script_of(script: Script, name: str) -> Script | None:
+    """Return the file next to a script that defines an imported function; None if there is none."""
     module, _, wanted = name.rpartition(".")
-    for path in _files(script, module):
-        for node in _definitions(path, _changed(path)):
-            if node.name == wanted:
-                return path.name, node
-    return None
+    found = next((_parsed(path, _changed(path)) for path in _files(script, module)), None)
+    functions = found.tree.body if found else ()
+    return found if any(isinstance(node, ast.FunctionDef) and node.name == wanted for node in functions) else None
 
 
 def import_torch(script: Script) -> bool:
@@ -35,6 +35,14 @@ def import_torch(script: Script) -> bool:
         return True
     files = (path for module in script.modules for path in _files(script, module, above=0))
     return any(_IMPORTS_TORCH.search(_text(path, _changed(path))) for path in files)
+
+
+def is_imported_folder(script: Script) -> bool:
+    """Return True if a file in the script's folder, or in the one above, imports that folder as a package."""
+    folder = Path(script.path).resolve().parent
+    imports = re.compile(rf"^\s*(from|import)\s+{re.escape(folder.name)}[.\s]", re.MULTILINE)
+    files = (path for place in (folder, folder.parent) for path in islice(sorted(place.glob("*.py")), _MOST_FILES))
+    return any(imports.search(_text(path, changed)) for path in files if (changed := _changed(path)))
 
 
 def _files(script: Script, module: str, above: int = _MOST_ABOVE) -> Iterator[Path]:
@@ -68,10 +76,10 @@ def _text(path: Path, _changed_ns: int) -> str:
         return ""
 
 
-@lru_cache(maxsize=20)
-def _definitions(path: Path, changed_ns: int) -> tuple[ast.FunctionDef, ...]:
+@lru_cache(maxsize=10)
+def _parsed(path: Path, changed_ns: int) -> Script | None:
+    text = _text(path, changed_ns)
     try:
-        tree = ast.parse(_text(path, changed_ns))
+        return Script(str(path), text, ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple(node for node in tree.body if isinstance(node, ast.FunctionDef))
+        return None

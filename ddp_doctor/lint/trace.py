@@ -84,7 +84,8 @@ class Trace(Expressions):
         cls = function.cls.node if function.cls else None
         chosen = (Condition(decorator, holds=True) for decorator in function.decorators)
         self.place = before.under(*chosen)._replace(function=function.node, cls=cls, depth=before.depth + 1)
-        self._bind_parameters(function, [*([bound] if bound else []), *given], named)
+        first = [] if not bound or _is_static(function.node) else [bound]
+        self._bind_parameters(function, [*first, *given], named)
         self._returns.append([])
         entered, self._entered = self._entered, len(self.place.conditions)
         self.block(function.node.body)
@@ -326,6 +327,10 @@ class Trace(Expressions):
 
     def _global(self, node: ast.Global) -> None:
         self._scope.outer_names.update(node.names)
+
+
+def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in node.decorator_list)
 
 
 def _starts_the_group(node: ast.If) -> bool:

@@ -98,7 +98,7 @@ class Value:
                     continue
                 seen.add(id(value))
                 if isinstance(value, Call) and not value.is_itself:
-                    waiting.append(value.returned or value.receiver)
+                    waiting.append(value.returned or (value.parts[0] if value.method else value.receiver))
                 else:
                     yield value
 
@@ -260,6 +260,10 @@ class Call(Value):
     def lacks(self, position: int | None, *names: str) -> bool:
         """Whether an argument is surely not given."""
         return not (self.has_stars or self.argument(position, *names))
+
+    def comes_after(self, made: Call) -> bool:
+        """Return True if an object was certainly made before this call: earlier, or by a constructor."""
+        return made.precedes(self) or getattr(made.place.function, "name", "") == "__init__"
 
     def precedes(self, other: Call) -> bool:
         """Whether it surely comes first; False also where the order is not known."""

@@ -15,10 +15,11 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 from ddp_doctor.lint import frameworks, names, siblings, training
-from ddp_doctor.lint.ranks import chosen_ranks
+from ddp_doctor.lint.ranks import RankTest, chosen_ranks, ranks_under
 from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
@@ -44,6 +45,7 @@ class Wrapped(NamedTuple):
     wrapper: str
     state: State
     elsewhere: str = ""  # file and line of the forward, if a function of another file runs it
+    who: RankTest | None = None  # the ranks that run it there, if not all that call the function do
 
 
 def forwards(script: Script) -> Iterator[tuple[Call, Wrapped]]:
@@ -63,32 +65,32 @@ def forwards(script: Script) -> Iterator[tuple[Call, Wrapped]]:
 
 
 def _run_elsewhere(script: Script, call: Call) -> Wrapped | None:
-    """Return the wrapped model that only some ranks give a function of another file, if that runs its forward."""
-    if call.name.startswith("torch.") or chosen_ranks(call.conditions) is None:
+    """Return the wrapped model that a call gives a function of another file, if only some ranks run its forward."""
+    if call.name.startswith("torch."):
         return None
-    given = [(each, found) for each in call.arguments if (found := wrapped(script, each, call))]
-    file, definition = (siblings.function(script, call.name) if given else None) or ("", None)
-    for value, found in given if definition else ():
-        line = _forward_of(definition, _parameter(definition, call, value)) if definition else 0
-        if line:
-            return found._replace(elsewhere=f"{file}:{line}")
+    given = [
+        (each, found) for each in call.arguments if (found := wrapped(script, each, call)) and found.state != "none"
+    ]
+    other = siblings.script_of(script, call.name) if given else None
+    for value, found in given if other else ():
+        for inner in other.calls if other else ():
+            if not _is_parameter(inner, call, value):
+                continue
+            who = chosen_ranks(call.conditions) or ranks_under(inner.conditions)
+            if who and who.differs:
+                at = f"{PurePath(other.path).name}:{inner.node.lineno}" if other else ""
+                return found._replace(elsewhere=at, who=None if chosen_ranks(call.conditions) else who)
     return None
 
 
-def _parameter(definition: ast.FunctionDef, call: Call, value: Value) -> str:
-    named = (name for name, given in call.keywords.items() if given is value)
-    places = [*definition.args.posonlyargs, *definition.args.args]
-    at = next((number for number, given in enumerate(call.args) if given is value), len(places))
-    return next(named, places[at].arg if at < len(places) else "")
-
-
-def _forward_of(definition: ast.FunctionDef, name: str) -> int:
-    """Return the line of ``model(x)`` in a function; 0 if it rebinds the name, as ``model = model.module`` does."""
-    nodes = list(ast.walk(definition))
-    if not name or any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in nodes):
-        return 0
-    calls = (node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
-    return next((call.lineno for call in calls if getattr(call.func, "id", "") == name), 0)
+def _is_parameter(inner: Call, call: Call, value: Value) -> bool:
+    """Return True if a call in another file calls what it is given as this argument."""
+    function = inner.place.function
+    if inner.callee.kind != "parameter" or inner.method or not isinstance(function, ast.FunctionDef):
+        return False
+    places = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    named = dict(zip(places, call.args, strict=False)) | call.keywords
+    return function.name == call.name.rpartition(".")[2] and named.get(inner.callee.attribute) is value
 
 
 def wrapped(script: Script, model: Value, at: Call) -> Wrapped | None:

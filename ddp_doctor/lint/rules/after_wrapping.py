@@ -79,7 +79,7 @@ def _replaced(script: Script, wrap: Call, inner: list[Value]) -> Iterator[Spot]:
             yield Spot(
                 assignment.node,
                 f"This layer is put in after line {wrap.node.lineno} wrapped the model in DDP: it is never averaged",
-                detail="Each rank trains it on its own data, and the ranks drift apart.",
+                detail="In the place of another layer, the next step fails; beside the others, the ranks drift apart.",
                 remedy="Replace layers before wrapping the model",
             )
 
@@ -223,6 +223,8 @@ def attribute_of_the_wrapper(script: Script) -> Iterator[Spot]:
             if value.kind != "attribute" or value.attribute in names.OF_DDP or value.attribute.startswith("_"):
                 continue
             if value.attribute in set_names or place.guards or not training.surely_ddp(value.owner):
+                continue
+            if not all(map(call.comes_after, value.owner.makers())):
                 continue
             if any(
                 in_a_job(each.test) is (not each.holds) or _ASKS.search(each.test.text) for each in place.conditions

@@ -38,6 +38,7 @@ _NODE = re.compile(r"node|host|machine|GROUP_RANK|TMPDIR|scratch|SLURM", re.IGNO
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
 _SAVE = "torch.save"
+_SCRIPTED = ("torch.jit.script", "torch.jit.trace")
 
 
 @lint_rule("DDL129", "wrapper-saved", Consequence.KNOWN)
@@ -83,27 +84,36 @@ def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
 def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
-    Finds: `torch.save` of a state dict or of the wrapped model, reached by every rank of a training script, to a path
-        that is the same on all ranks.
+    Finds: `torch.save` of a state dict or of the wrapped model, `save_pretrained` of the model inside the wrapper, or
+        `save` of a scripted model, reached by every rank of a training script, to a path that is the same on all ranks.
     Why: The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
         middle, gets a broken checkpoint; on a shared file system N copies are written for one.
     Remedy: Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     trains = {backward.root for backward in training.passes(script)}
-    for call in script.named(_SAVE):
-        path, saved = call.argument(1, "f"), call.argument(0, "obj")
-        if not path or call.root not in trains or _runs_on_some_ranks(script, call):
+    for call, path, saved in _saves(script):
+        if not path or not (call.root in trains or call.method) or _runs_on_some_ranks(script, call):
             continue
         if any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in path.sources()):
             continue  # each rank has a path of its own, or writes no file at all
-        if training.surely_ddp(saved.wrapper) or any(part.method == "state_dict" for part in saved.calls()):
+        is_model = call.method or training.surely_ddp(saved.wrapper)
+        if is_model or any(part.method == "state_dict" for part in saved.calls()):
             yield Spot(
                 call,
                 "Every rank writes this checkpoint to the same path",
                 remedy="Save only on rank 0",
                 write=("if dist.get_rank() == 0:",),
             )
+
+
+def _saves(script: Script) -> Iterator[tuple[Call, Value, Value]]:
+    """Yield calls that write a checkpoint, with its path and what is saved."""
+    yield from ((call, call.argument(1, "f"), call.argument(0, "obj")) for call in script.named(_SAVE))
+    for call in script.methods("save", "save_pretrained"):
+        is_model = training.surely_ddp(call.receiver.wrapper) and call.method == "save_pretrained"
+        if is_model or any(made.name in _SCRIPTED for made in call.receiver.makers()):
+            yield call, call.argument(0, "f", "save_directory"), call.receiver
 
 
 @lint_rule("DDL177", "checkpoint-saved-on-every-node", Consequence.KNOWN)
@@ -175,7 +185,8 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
         `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`.
     See: https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _checkpoint_folders(call)}
+    of_dcp = [call for call in script.calls if call.name.startswith(_DCP)]
+    folders = {folder for call in of_dcp for folder in _checkpoint_folders(call)}
     sharded = _loaded_into_shards(script)
     if not (folders or sharded or script.uses(".distcp")):
         return
@@ -191,6 +202,8 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
         path = call.argument(0, "f")
         if any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
+        if any(training.exclude_each_other(call, other) for other in of_dcp):
+            continue  # the script has asked what the path is
         if folders.intersection(_path_ids(path)) or any(".distcp" in source.text for source in path.sources()):
             yield Spot(
                 call,

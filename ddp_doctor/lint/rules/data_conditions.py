@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ddp_doctor.lint.collectives import collectives, forwards
-from ddp_doctor.lint.decisions import why_local
+from ddp_doctor.lint.decisions import Reason, why_local
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.rank_conditions import misses
 from ddp_doctor.lint.script import Script
@@ -39,29 +40,47 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
+    found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # what asks directly first
+    roots = set[Value]()
+    for each in found:
+        if each.reason.root not in roots:
+            roots.add(each.reason.root)
+            yield _spot(each.at, each.title)
+
+
+class _Found(NamedTuple):
+    """A collective that a rank may miss, and the test that decides it."""
+
+    at: Value | ast.AST
+    title: str
+    test: Value
+    reason: Reason
+
+
+def _found(script: Script) -> Iterator[_Found]:
     reduced = [call for call in collectives(script) if call not in forwards(script)]
     for call in reduced:
         for condition in call.conditions:
-            why = None if condition.early else why_local(script, condition.test, call.place, call.order)
-            if why is not None and not _is_in_both_branches(script, call, condition):
-                title = f"A rank runs this {collectives(script)[call]} depending on {why}: other ranks may wait for it"
-                yield _spot(call, title)
+            found = None if condition.early else why_local(script, condition.test, call.place, call.order)
+            if found is not None and not _is_in_both_branches(script, call, condition):
+                title = f"A rank runs this {collectives(script)[call]} depending on {found.why}: other ranks may wait"
+                yield _Found(call, title, condition.test, found)
         for loop in call.loops:
-            why = why_local(script, loop.test, call.place, call.order) if loop.test else None
-            if why is not None:
-                title = f"A rank leaves this loop by {why}, and skips the {collectives(script)[call]} in line"
-                yield _spot(loop.test, f"{title} {call.node.lineno}")
+            found = why_local(script, loop.test, call.place, call.order) if loop.test else None
+            if found is not None:
+                title = f"A rank leaves this loop by {found.why}, and skips the {collectives(script)[call]} in line"
+                yield _Found(loop.test, f"{title} {call.node.lineno}", loop.test, found)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
-            why = None if condition.early else why_local(script, condition.test, leave.place, leave.order)
-            if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
+            found = None if condition.early else why_local(script, condition.test, leave.place, leave.order)
+            if found is None or (found.why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
             before = {name for call, name in collectives(script).items() if condition in call.conditions}
             candidates = (call for call in reduced if misses(leave, condition, call))
             missed = next((call for call in candidates if collectives(script)[call] not in before), None)
             if missed is not None:
-                title = f"A rank may leave here because of {why}, and skip the {collectives(script)[missed]} in line"
-                yield _spot(leave.node, f"{title} {missed.node.lineno}")
+                title = f"A rank may leave here because of {found.why}, and skip the {collectives(script)[missed]} in"
+                yield _Found(leave.node, f"{title} line {missed.node.lineno}", condition.test, found)
 
 
 def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:

@@ -19,6 +19,7 @@ from ddp_doctor.lint.devices import (
     has_one_rank,
     index_in,
     moves_before,
+    starts_nccl,
     target_of,
 )
 from ddp_doctor.lint.ranks import chosen_ranks, is_surely_global, rank_kind
@@ -116,7 +117,9 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
 
 def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
     for call in script.named(names.SET_DEVICE, "torch.device"):
-        yield call, call.argument(1, "index") or call.argument(0, "device")
+        device = call.argument(1, "index") or call.argument(0, "device")
+        if call.name == "torch.device" or not any(made.name == "torch.device" for made in device.makers()):
+            yield call, device
     for wrap in script.wraps:
         for device in device_ids(wrap):
             yield wrap, device
@@ -166,7 +169,36 @@ def calls_what_may_set_up(script: Script) -> bool:
         _MAY_SET_UP.search(call.name)
         for call in script.calls
         if call.name and "." in call.name and not call.name.startswith(("torch.", "os.", "argparse."))
-    )
+    ) or any(made.name == "getattr" for call in script.calls for made in call.callee.makers() if not call.name)
+
+
+@lint_rule("DDL180", "current-gpu-never-set", Consequence.KNOWN)
+def current_gpu_never_set(script: Script) -> Iterator[Spot]:
+    """Each rank uses its own GPU by number, but the current GPU stays GPU 0.
+
+    Finds: A model that is wrapped with the GPU of its rank in `device_ids`, in a script that starts NCCL without
+        `torch.cuda.set_device` and without `device_id`.
+    Why: `barrier()`, object collectives, `"cuda"` and libraries use the current GPU. Each process puts a CUDA context
+        of some hundred MB on GPU 0, and two ranks that meet there fail with "Duplicate GPU detected".
+    Remedy: Call `torch.cuda.set_device(local_rank)` before init_process_group.
+    See: https://github.com/pytorch/examples/pull/1142
+        https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+    """
+    groups = [group for group in script.named(names.INIT) if starts_nccl(script, group)]
+    if not groups or any(not group.lacks(8, "device_id") for group in groups) or chooses_visible_gpus(script):
+        return
+    if script.calls_any(*_CHOOSE_GPU) or any(script.methods("set_device")) or calls_what_may_set_up(script):
+        return
+    if script.has_unknown_star or has_one_rank(script):
+        return
+    indices = (index_in(device) for wrap in script.wraps for device in device_ids(wrap))
+    if any(rank_kind(index) in ("local_rank", "spawn_index") for index in indices):
+        yield Spot(
+            groups[0],
+            "The current GPU is never set: barriers and object collectives use GPU 0 on every rank",
+            remedy="Call torch.cuda.set_device with LOCAL_RANK first",
+            write=_OWN_GPU,
+        )
 
 
 @lint_rule("DDL107", "gpu-chosen-late", Consequence.RISK)

@@ -56,6 +56,15 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
         for condition, who in _decisive(script, call.place)
         if _is_one_sided(script, call)
     ]
+    for call, model in forwards(script).items():
+        if model.who is not None:
+            yield Spot(
+                call,
+                f"Only {model.who.who} run the {collectives(script)[call]}: other ranks wait"
+                f"{' if the model has buffers' if is_doubtful(script, call) else ''}",
+                remedy="Run the forward on all ranks, or give the function the model inside the wrapper",
+                severity=Severity.WARNING if is_doubtful(script, call) else None,
+            )
     conditions = set[Value]()
     for call, condition, who in found:
         if call not in forwards(script) or condition.test not in conditions:  # of many forwards the first is enough

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import is_drawn, is_seeded_alike, reads_clock
 from ddp_doctor.lint.ranks import rank_kind
-from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Consequence, Severity
@@ -24,7 +24,7 @@ _AUGMENTS = re.compile(
 )
 
 
-@lint_rule("DDL182", "sampler-seeds-differ", Consequence.WRONG)
+@lint_rule("DDL182", "sampler-seeds-differ", Consequence.WRONG, concerns=always)
 def sampler_seeds_differ(script: Script) -> Iterator[Spot]:
     """A DistributedSampler has another seed on each rank.
 

@@ -93,7 +93,11 @@ def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL122", "set-epoch-missing", Consequence.RISK)
+def _deals_data(script: Script) -> bool:
+    return not script.libraries and (script.is_distributed or script.calls_any(names.SAMPLER))
+
+
+@lint_rule("DDL122", "set-epoch-missing", Consequence.RISK, concerns=_deals_data)
 def set_epoch_missing(script: Script) -> Iterator[Spot]:
     """A DistributedSampler shuffles, and no epoch tells it its number.
 
@@ -112,7 +116,9 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
         return
     has_epochs = any(_is_epoch_loop(loop) for call in training.passes(script) for loop in call.loops[:-1])
     for call in script.named(names.SAMPLER):
-        if id(call.node) in has_epoch or not (has_epochs or _is_gone_through_again(script, call)):
+        if id(call.node) in has_epoch:
+            continue
+        if not (has_epochs or _is_gone_through_again(script, call) or _is_in_loop_of_epochs(script, call)):
             continue
         shuffled = call.argument(3, "shuffle")
         if call.has_stars or (shuffled and shuffled.constant is not True):
@@ -224,6 +230,19 @@ def _is_gone_through_again(script: Script, sampler: Call) -> bool:
             ):
                 return True
     return False
+
+
+def _is_in_loop_of_epochs(script: Script, sampler: Call) -> bool:
+    """Return True if a loop over epochs goes through a training loader of the sampler, whatever it calls inside."""
+    loaders = {
+        loader
+        for loader in training.loaders(script)
+        if sampler in loader.argument(training.SAMPLER, "sampler").objects()
+    }
+    return any(
+        not loaders.isdisjoint(over.sources()) and any(map(_is_epoch_loop, loops))
+        for over, loops in training.iterations(script)
+    )
 
 
 def _repeats(loop: Loop) -> bool:

@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_doctor.knowledge.import_path import TORCH, hidden_modules
+from ddp_doctor.knowledge.import_path import LATE, TORCH, hidden_modules
 from ddp_doctor.lint import names
 from ddp_doctor.lint.devices import starts_nccl
 from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.devices import calls_what_may_set_up
 from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.siblings import import_torch, is_imported_folder
 from ddp_doctor.lint.values import NOTHING, Call
 from ddp_doctor.model.choices import Consequence, Severity
 
@@ -253,9 +254,7 @@ def _is_read_by_nccl(setting: Assignment) -> bool:
 
 
 def _trains(script: Script) -> bool:
-    return script.is_distributed or (
-        bool(script.libraries) and any(name.startswith("torch") for name in script.modules)
-    )
+    return (script.is_distributed or bool(script.libraries)) and import_torch(script)
 
 
 @lint_rule("DDL170", "module-hidden-by-a-file", Consequence.FAILS, concerns=_trains)
@@ -263,23 +262,26 @@ def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
     """A file beside the script has the name of a module that torch needs, and is imported in its place.
 
     Finds: A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of
-        Python without which torch does not come up, in the script's folder; the script itself may be that file. Silent
-        in folders with an `__init__.py`, whose modules are imported under the package's name.
+        Python without which torch does not come up, in the folder of a script that imports torch, itself or through a
+        file next to it; the script itself may be that file. Warning for modules that only torch.compile needs. Reported
+        once per folder. Not reported in packages, and in folders that a file in or above them imports as one.
     Why: `torchrun train.py` and `python train.py` search the script's folder first. All ranks end in their first import
         of torch: "cannot import name 'Random' from 'random'", "'torch' is not a package".
     Remedy: Rename the file, and remove what `__pycache__` kept of it.
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     beside = script.names_beside()
-    if Path(script.path).name not in beside or "__init__.py" in beside:
+    if Path(script.path).name not in beside or "__init__.py" in beside or is_imported_folder(script):
         return
     for module, file in hidden_modules(beside, script.names_beside).items():
         whose = TORCH if module == TORCH else f"Python's own {module}"
+        what = "torch.compile" if module in LATE else "torch"
         yield Spot(
             _import_of(script, module),
-            f"{file} in this directory shadows {whose}: torch cannot be imported",
+            f"{file} in this directory shadows {whose}: {what} cannot be imported",
             remedy=f"Rename {file}",
             cost="every import of that file must change",
+            severity=Severity.WARNING if module in LATE else None,
         )
 
 

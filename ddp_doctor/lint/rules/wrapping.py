@@ -357,6 +357,6 @@ def _wrapper(script: Script, value: Value, outer: Call) -> str:
         return ""
     if any(isinstance(each, Call) and each.name in _ZERO_INIT and each.is_enabled for each in value.place.withs):
         return "deepspeed.zero.Init"
-    if not value.precedes(outer) and getattr(value.place.function, "name", "") != "__init__":
+    if not outer.comes_after(value):
         return ""  # by another method, which need not run before
     return "" if value.name == "deepspeed.initialize" else _WRAPPERS.get(value.name, "")
