@@ -173,7 +173,10 @@ def _told(script: Script) -> frozenset[Value]:
             source in found or _sees_own_data(script, source) for given in call.arguments for source in given.sources()
         ):
             found.update(made)
-    shared = {option for call in script.calls if _makes_equal(call) for option in call.receiver.objects()}
+    of_found = (
+        call for call in script.calls if found and call.method and not found.isdisjoint(call.receiver.objects())
+    )
+    shared = {option for call in of_found if _makes_equal(call) for option in call.receiver.objects()}
     return frozenset(found - shared)
 
 
@@ -242,7 +245,8 @@ def _is_read_off_a_batch(value: Value) -> bool:
     """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
     if not isinstance(value, Call) or value.args or value.method not in _READS:
         return False
-    return any(map(training.is_from_a_loader, value.receiver.sources()))
+    is_of_batch = any(map(training.is_from_a_loader, value.receiver.sources()))
+    return is_of_batch and not any(map(_is_same_on_all_ranks, value.loops))
 
 
 def _asks_a_batch(value: Value, depth: int = 6) -> bool:

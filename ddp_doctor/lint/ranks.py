@@ -173,8 +173,13 @@ def environment(value: Value) -> frozenset[str]:
 
 def rank_test(value: Value) -> RankTest | None:
     """The ranks on which a condition holds; None if, as far as can be seen, it has the same result on all of them."""
-    test = _rank_test(value)
+    test = _tested(value)
     return test if test and test.differs else None
+
+
+@lru_cache(maxsize=_MOST_KEPT)  # the trace and several rules ask
+def _tested(value: Value) -> RankTest | None:
+    return _rank_test(value)
 
 
 def _rank_test(value: Value, depth: int = 6) -> RankTest | None:
@@ -350,7 +355,7 @@ def _is_world_size(value: Value, depth: int) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _held(condition: Condition) -> RankTest | None:
-    test = _rank_test(condition.test)
+    test = _tested(condition.test)
     return test if test is None or condition.holds else test.negated()
 
 
@@ -363,7 +368,7 @@ def rank_condition(condition: Condition) -> RankTest | None:
 
 def in_a_job(test: Value) -> bool | None:
     """Return whether a condition holds on all ranks of every job, or on none; None if that is not known."""
-    found = _rank_test(test)
+    found = _tested(test)
     return None if found is None or found.ranks is None or found.differs else bool(found.ranks)
 
 

@@ -190,7 +190,9 @@ class Trace(Expressions):
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
                 self.block(node.body)  # a script that is linted is one that is run
                 return False
-        held = None if _starts_the_group(node) else in_a_job(test)
+        held = in_a_job(test)
+        if held is not None and _starts_the_group(node):
+            held = None
         body_ends, body = self._branch(node.body, Condition(test, holds=True, always=held is True))
         else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False, always=held is False))
         alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]

@@ -94,8 +94,14 @@ def _is_parameter(inner: Call, call: Call, value: Value) -> bool:
 
 
 def wrapped(script: Script, model: Value, at: Call) -> Wrapped | None:
-    """Return what wraps a model on every path through the script, when a call runs; None if nothing certainly does."""
-    found = [_wrapped(script, option, at) for option in model.objects()]
+    """Return what wraps a model on every path through the script, when a call runs; None if nothing certainly does.
+
+    A path on which the same model stays as it is, as in ``if use_ddp: model = DDP(model)``, does not count.
+    """
+    options = list(model.objects())
+    wraps = [made for made in options if isinstance(made, Call) and made.name in (names.DDP, *SHARDED) and made.args]
+    inner = {each for made in wraps for each in made.args[0].objects()}
+    found = [_wrapped(script, option, at) for option in options if option not in inner]
     kinds = set(filter(None, found))
     if not kinds or None in found:
         return None
@@ -105,11 +111,13 @@ def wrapped(script: Script, model: Value, at: Call) -> Wrapped | None:
 
 def _wrapped(script: Script, option: Value, at: Call) -> Wrapped | None:
     if isinstance(option, Call) and option.name == names.DDP:
-        shares = option.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh")
-        return Wrapped("DDP", _of_ddp(script, option)) if shares else None
+        has_group = option.argument(names.SHARED_BY_DDP, "process_group") or option.argument(None, "device_mesh")
+        return None if has_group else Wrapped("DDP", _of_ddp(script, option))
     if isinstance(option, Call) and option.name in SHARDED:
         shares = option.lacks(1, "process_group") and option.lacks(None, "device_mesh")
         return Wrapped("FSDP", "sharded") if shares else None
+    if isinstance(option, Call) and option.name == "torch.compile" and option.args:
+        return wrapped(script, option.args[0], at)
     if _is_fully_sharded(script, option, at):
         return Wrapped("FSDP", "sharded")
     for made, model, is_sharded in frameworks.prepared(script, option):

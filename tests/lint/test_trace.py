@@ -8,6 +8,7 @@ import pytest
 from ddp_doctor.lint.ranks import chosen_ranks
 from ddp_doctor.lint.rule import hand_written
 from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.training import surely_ddp
 from ddp_doctor.lint.values import Call
 
 IMPORTS = """
@@ -64,6 +65,24 @@ def test_a_wrapped_model_is_known_by_whatever_name(text: str):
     found = script(text)
 
     assert any(found.is_ddp(call.receiver) for call in found.methods("train"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = m\nif dist.get_world_size() > 1:\n    model = DDP(model)\nmodel(x)",
+        "model = DDP(m) if dist.is_initialized() else m\nmodel(x)",
+        "model = m\nif int(os.environ.get('RANK', -1)) != -1:\n    model = DDP(model)\nmodel(x)",
+        "def wrap(m):\n    if not args.distributed:\n        return m\n    return DDP(m)\nmodel = wrap(m)\nmodel(x)",
+    ],
+)
+def test_wrap_that_every_job_reaches_is_certain(text: str):
+    assert surely_ddp(script(text).calls[-1].callee)
+
+
+def test_wrap_under_another_condition_is_not_certain():
+    text = "model = m\nif args.fast:\n    model = DDP(model)\nmodel(x)"
+    assert not surely_ddp(script(text).calls[-1].callee)
 
 
 @pytest.mark.parametrize(

@@ -56,15 +56,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
         for condition, who in _decisive(script, call.place)
         if _is_one_sided(script, call)
     ]
-    for call, model in forwards(script).items():
-        if model.who is not None:
-            yield Spot(
-                call,
-                f"Only {model.who.who} run the {collectives(script)[call]}: other ranks wait"
-                f"{' if the model has buffers' if is_doubtful(script, call) else ''}",
-                remedy="Run the forward on all ranks, or give the function the model inside the wrapper",
-                severity=Severity.WARNING if is_doubtful(script, call) else None,
-            )
+    yield from _run_elsewhere(script)
     conditions = set[Value]()
     for call, condition, who in found:
         if call not in forwards(script) or condition.test not in conditions:  # of many forwards the first is enough
@@ -79,6 +71,21 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
                 remedy="Move the collective out of the condition, so that all ranks call it",
                 severity=Severity.WARNING if is_doubtful(script, call) else None,
             )
+
+
+def _run_elsewhere(script: Script) -> Iterator[Spot]:
+    """Yield the calls of functions of other files, in which only some ranks run the forward."""
+    of_some = {model.elsewhere: (call, model.who) for call, model in forwards(script).items() if model.who is not None}
+    for call, who in of_some.values():
+        runs, hangs = ("runs", "it hangs") if len(who.ranks or ()) == 1 else ("run", "they hang")
+        is_unknown = is_doubtful(script, call)
+        yield Spot(
+            call,
+            f"Only {who.who} {runs} the {collectives(script)[call]}: {hangs}"
+            f" {'if the model has buffers' if is_unknown else 'until the timeout'}",
+            remedy="Run the forward on all ranks, or give the function the model inside the wrapper",
+            severity=Severity.WARNING if is_unknown else None,
+        )
 
 
 @lint_rule("DDL134", "collective-skipped-on-some-ranks", Consequence.HANGS, concerns=always)

@@ -121,7 +121,7 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
         if not (has_epochs or _is_gone_through_again(script, call) or _is_in_loop_of_epochs(script, call)):
             continue
         shuffled = call.argument(3, "shuffle")
-        if call.has_stars or (shuffled and shuffled.constant is not True):
+        if call.has_stars or (shuffled.kind == "constant" and shuffled.constant is not True):
             continue
         if not training.is_for_evaluation(script, call):
             yield Spot(

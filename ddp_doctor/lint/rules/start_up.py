@@ -254,7 +254,7 @@ def _is_read_by_nccl(setting: Assignment) -> bool:
 
 
 def _trains(script: Script) -> bool:
-    return (script.is_distributed or bool(script.libraries)) and import_torch(script)
+    return script.is_distributed or bool(script.libraries)
 
 
 @lint_rule("DDL170", "module-hidden-by-a-file", Consequence.FAILS, concerns=_trains)
@@ -271,9 +271,12 @@ def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     beside = script.names_beside()
-    if Path(script.path).name not in beside or "__init__.py" in beside or is_imported_folder(script):
+    if Path(script.path).name not in beside or "__init__.py" in beside:
         return
-    for module, file in hidden_modules(beside, script.names_beside).items():
+    hidden = hidden_modules(beside, script.names_beside)
+    if not hidden or not import_torch(script) or is_imported_folder(script):
+        return
+    for module, file in hidden.items():
         whose = TORCH if module == TORCH else f"Python's own {module}"
         what = "torch.compile" if module in LATE else "torch"
         yield Spot(

@@ -39,8 +39,12 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
         return
     steps = list(training.optimizer_steps(script))
     clears = list(script.methods("zero_grad"))
+    reported = list[Call]()
     for call in training.backwards(script):
+        if any(training.exclude_each_other(call, other) for other in reported):
+            continue  # the same pass, with a loss scaler and without
         if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(call, steps, clears)):
+            reported.append(call)
             yield Spot(
                 call,
                 "Every accumulated backward pass reduces gradients over all ranks, but only the last must",
