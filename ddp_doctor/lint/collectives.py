@@ -16,7 +16,7 @@ from functools import lru_cache
 from ddp_doctor.lint import frameworks, names, training
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, is_result
-from ddp_doctor.lint.wrapped import SHARDED, Wrapped
+from ddp_doctor.lint.wrapped import SHARDED, Wrapped, wrapped
 from ddp_doctor.lint.wrapped import forwards as wrapped_forwards
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
@@ -45,6 +45,10 @@ _FSDP_GATHERS = tuple(
     f"{names.FSDP[0]}.{name}"
     for name in ("optim_state_dict", "full_optim_state_dict", "summon_full_params", "get_state_dict")
 )
+#: Functions that gather all parameters if their options ask for the full state.
+_STATE_DICTS = tuple(
+    f"torch.distributed.checkpoint.state_dict.get_{name}" for name in ("model_state_dict", "state_dict")
+)
 _FSDP_STATES = tuple(f"{names.FSDP[0]}.{name}" for name in ("state_dict_type", "set_state_dict_type"))
 #: Optimizers whose states the ranks share out, and what collects these.
 _OF_SHARED_STATES = "consolidate_state_dict"
@@ -60,7 +64,10 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 def collectives(script: Script) -> Mapping[Call, str]:
     """Return the collective calls of a script in execution order, with their names for a sentence."""
     methods = _METHODS | (frameworks.METHODS if frameworks.are_imported(script) else frozenset())
-    possible = [*script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS), *script.methods(*methods)]
+    possible = [
+        *script.named(*_NAMES, *frameworks.FUNCTIONS, names.DDP, *_FSDP_GATHERS, *_STATE_DICTS),
+        *script.methods(*methods),
+    ]
     possible += forwards(script)
     found = {}
     for call in sorted(possible, key=lambda call: call.order):
@@ -122,6 +129,11 @@ def _gathers_parameters(script: Script, call: Call) -> bool:
     model = call.argument(0, "model", "module") if call.name in _FSDP_GATHERS else NOTHING
     if call.method in _OF_FSDP:
         model = call.receiver
+    elif call.name in _STATE_DICTS:
+        options = call.argument(None, "options").makers()
+        is_full = any(each.argument(0, "full_state_dict").constant is True for each in options)
+        found = wrapped(script, call.argument(0, "model"), call) if is_full else None
+        return found is not None and found.state == "sharded"
     if not model:
         return False
     states = (

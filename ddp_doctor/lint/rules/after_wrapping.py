@@ -132,25 +132,22 @@ def _way(value: Value) -> Iterator[Value]:
 
 
 def _is_of(script: Script, switch: _Switch, wrap: Call) -> bool:
-    whole = [wrap, *wrap.argument(0, "module").objects()]
-    return any(part in whole for part in _way(switch.target)) or bool(_holders(script, switch.target, whole))
-
-
-def _holders(script: Script, part: Value, whole: list[Value]) -> list[Value]:
-    """The modules among these that hold a part as one of their attributes."""
-    options = set(part.objects())
-    return [each.owner for each in script.assignments if each.value in options and {*each.owner.objects()} & {*whole}]
+    whole = {wrap, *wrap.argument(0, "module").objects()}
+    held = (each.owner for each in script.assignments if each.value in switch.target.objects())
+    return any(part in whole for target in (switch.target, *held) for part in _way(target))
 
 
 def _overlap(script: Script, first: _Switch, second: _Switch, wrap: Call) -> bool:
-    if not _is_of(script, first, wrap):
-        return False
+    """Return True if two switches mean the same parameters: of the whole model, or of parts of one name."""
     whole = {wrap, *wrap.argument(0, "module").objects()}
-    parts = [{*each.target.objects(), *each.target.wrapper.objects()} for each in (first, second)]
-    if any(part & whole for part in parts) or parts[0] & parts[1]:
-        return True
-    texts = [re.sub(r"\.module\b", "", each.target.text).rpartition(".")[2] for each in (first, second)]
-    return texts[0] == texts[1]
+    targets = [{*each.target.objects(), *each.target.wrapper.objects()} for each in (first, second)]
+    parts = [
+        {part.attribute for part in target} | {each.name for each in script.assignments if each.value in target}
+        for target in targets
+    ]
+    return _is_of(script, first, wrap) and (
+        any(target & whole for target in targets) or bool(parts[0] & parts[1] - {""})
+    )
 
 
 @lint_rule("DDL176", "second-forward-before-backward", Consequence.RISK)
