@@ -24,7 +24,7 @@ _AUGMENTS = re.compile(
 )
 
 
-@lint_rule("DDL182", "sampler-seeds-differ", Consequence.WRONG, concerns=always)
+@lint_rule("DDL182", "sampler-seed-by-rank", Consequence.WRONG, concerns=always)
 def sampler_seeds_differ(script: Script) -> Iterator[Spot]:
     """A DistributedSampler has another seed on each rank.
 
