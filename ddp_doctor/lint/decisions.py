@@ -21,11 +21,11 @@ from ddp_doctor.lint.ranks import rank_condition, rank_kind, rank_test
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value, is_result, written
 
-#: Functions after which all ranks have the same number.
+#: Functions whose result is the same on all ranks.
 _AGREES = re.compile(r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE)
 #: Modules whose functions compute on one rank, whatever their names.
 _LOCAL = ("torch.nn", "torch.utils.data", "torch.mean", "numpy.", "statistics.", "math.")
-#: Places where one name is set, and conditions around each, that are looked at: the last ones.
+#: Maximum number of assignments of a name to check, and of conditions around each.
 _MOST_PLACES = 20
 _MOST_CONDITIONS = 5
 #: What all ranks know of a batch, and functions whose result is the number that they are given.
@@ -55,14 +55,14 @@ def _agreed(script: Script, test: Value, order: int) -> set[Value]:
 
 
 class Reason(NamedTuple):
-    """What of one rank alone a condition depends on, and the test in which that is asked first."""
+    """The reason why ranks may decide differently, and the test that depends on it directly."""
 
     why: str
     root: Value
 
 
 def why_local(script: Script, test: Value, place: Place, order: int) -> Reason | None:
-    """Return what of one rank alone a condition depends on; None if all ranks may have agreed on it."""
+    """Return why a condition may differ between ranks; None if all ranks may have agreed on it."""
     why = _why(script, test)
     found = Reason(why, test) if why else None
     if found is None and (setters := _set_under(script, test)):
@@ -73,7 +73,7 @@ def why_local(script: Script, test: Value, place: Place, order: int) -> Reason |
 
 
 class _Setter(NamedTuple):
-    """A condition under which a value of a test was set."""
+    """A condition that decides whether a value of a test is set."""
 
     test: Value
     reason: Reason
@@ -162,7 +162,7 @@ _KEEPS = ("append", "extend", "update", "add")
 
 @lru_cache(maxsize=1)
 def _told(script: Script) -> frozenset[Value]:
-    """Return the lists, meters and early-stopping objects that are given what a rank computed of its own data."""
+    """Return the lists, meters and early-stopping objects that are given the results of one rank."""
     found = set[Value]()
     for call in script.calls:
         named = call.callee if not (call.name or call.method) else call.receiver
@@ -187,9 +187,9 @@ def _is_kept_in(value: Value, call: Call) -> bool:
     return bool(_STOPS.search(name))
 
 
-@lru_cache(maxsize=500)  # several calls and leaves stand under one condition
+@lru_cache(maxsize=500)  # several calls and leaves share a condition
 def _why(script: Script, test: Value) -> str | None:
-    """What of this rank alone a condition depends on."""
+    """Return why a condition may differ between ranks, by what it asks itself."""
     if rank_test(test) is not None:
         return None
     made = list(test.sources())

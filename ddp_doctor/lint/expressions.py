@@ -259,7 +259,7 @@ class Expressions:
             cls = self.instances.get(made) if option.kind == "attribute" else None
             if cls and (method := cls.find(option.attribute)):
                 returned = self.follow(method.decorated or method, args, named, made)
-                if made is _object(option.owner):  # what goes around a wrapper is a call of its own for rules
+                if made is _object(option.owner):  # rules see a call around the wrapper as a call
                     call.local = method.node if target is call.callee else call.local
                     call.returned = returned
                 return None

@@ -334,7 +334,7 @@ def _number(value: Value) -> int | None:
 
 
 def is_world_size(value: Value, depth: int = 4) -> bool:
-    """Whether a value is the number of ranks, or of a node's GPUs."""
+    """Return True if a value is the number of ranks, or of a node's GPUs."""
     return any(_is_world_size(option, depth) for option in value.alternatives())
 
 

@@ -85,7 +85,7 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
     )
 
 
-#: Rules on the folder of a script: of all scripts in it, the first reports it.
+#: Rules on a directory, which only its first script reports.
 _OF_FOLDERS = ("DDL170",)
 
 

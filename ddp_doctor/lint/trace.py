@@ -42,7 +42,7 @@ class Trace(Expressions):
         self.leaves: list[Leave] = []
         self.delegated: list[tuple[Value, Place]] = []  # what ``yield from`` goes through
         self._visits: dict[int, int] = {}
-        self._returns: list[list[tuple[Value, bool]]] = []  # and whether a job may get there
+        self._returns: list[list[tuple[Value, bool]]] = []  # and whether a job can reach them
         self._entered = 0  # conditions around the call of the function that is followed
         self._lasting: list[Condition] = []
         self.block(tree.body)

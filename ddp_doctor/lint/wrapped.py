@@ -35,7 +35,7 @@ _BUILTIN = ("super", "range", "len", "int", "list", "zip", "enumerate", "print",
 _WRITES_TEXT = ("math.", "torch.", "numpy.", "itertools.", "logging.", "warnings.")
 _HANDS_ON = (names.CONVERT_SYNC_BN, "torch.compile", "torch.jit.script")
 _DEEPEST = 8
-#: Contexts in which DDP does not share buffers, or ranks need not take part.
+#: Contexts that disable the exchange between ranks.
 _ALONE = re.compile(r"no_sync|join", re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ class Wrapped(NamedTuple):
     wrapper: str
     state: State
     elsewhere: str = ""  # file and line of the forward, if a function of another file runs it
-    who: RankTest | None = None  # the ranks that run it there, if not all that call the function do
+    who: RankTest | None = None  # the ranks that run it, if the function itself excludes some
 
 
 def forwards(script: Script) -> Iterator[tuple[Call, Wrapped]]:
@@ -96,7 +96,7 @@ def _is_parameter(inner: Call, call: Call, value: Value) -> bool:
 def wrapped(script: Script, model: Value, at: Call) -> Wrapped | None:
     """Return what wraps a model on every path through the script, when a call runs; None if nothing certainly does.
 
-    A path on which the same model stays as it is, as in ``if use_ddp: model = DDP(model)``, does not count.
+    ``if use_ddp: model = DDP(model)`` counts as wrapped.
     """
     options = list(model.objects())
     wraps = [made for made in options if isinstance(made, Call) and made.name in (names.DDP, *SHARDED) and made.args]
@@ -143,7 +143,7 @@ def _of_ddp(script: Script, wrap: Call) -> State:
 
 @lru_cache(maxsize=50)  # several calls run one model
 def buffers(script: Script, model: Value, depth: int = _DEEPEST) -> State:
-    """Return whether a model has buffers, as far as the script shows it."""
+    """Return whether a model has buffers; unknown if the script does not show it."""
     if any(training.keeps_batch_statistics(call) for call in model.calls()):
         return "buffers"
     states = {_buffers(script, option, depth) for option in model.objects()} if depth else set[State]()

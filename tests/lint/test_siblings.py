@@ -1,4 +1,4 @@
-"""What lint reads of the files next to a script: functions that are given a wrapped model, and imports of torch."""
+"""Forwards in functions of files next to the linted script."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.lint.wrapped import buffers
 from ddp_doctor.model.choices import Consequence, Severity
 
-#: What goes through the parameters, or layers, of a module.
+#: Methods that iterate over the parameters or layers of a module.
 _GOES_OVER = frozenset(("parameters", "named_parameters", "modules", "children", "named_modules", "named_children"))
 _LOOPS = ("enumerate", "list", "tuple", "filter", "zip")
 _DEEPEST = 12
@@ -64,7 +64,7 @@ def changed_after_wrapping(script: Script) -> Iterator[Spot]:
                 yield Spot(
                     switch.at,
                     f"Unfreezes parameters after line {wrap.node.lineno} wrapped them in DDP: they are never averaged",
-                    detail="Each rank trains them on its own data, and the ranks drift apart.",
+                    detail="Each rank trains them on its own data, so they differ between ranks.",
                     remedy="Unfreeze them before wrapping, or wrap the model again",
                 )
         yield from _replaced(script, wrap, inner)
@@ -79,7 +79,7 @@ def _replaced(script: Script, wrap: Call, inner: list[Value]) -> Iterator[Spot]:
             yield Spot(
                 assignment.node,
                 f"This layer is put in after line {wrap.node.lineno} wrapped the model in DDP: it is never averaged",
-                detail="In the place of another layer, the next step fails; beside the others, the ranks drift apart.",
+                detail="If it replaces a layer, the next step fails. If it is added, its weights differ between ranks.",
                 remedy="Replace layers before wrapping the model",
             )
 
@@ -247,7 +247,7 @@ def reentrant_checkpoint_with_search(script: Script) -> Iterator[Spot]:
     Finds: `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`, or without the argument (warning), in a script
         whose DDP has `find_unused_parameters=True` and no `static_graph=True`; the same in Transformers' arguments
         (`gradient_checkpointing=True` with `ddp_find_unused_parameters=True`, warning).
-    Why: The search marks parameters as ready that the inner backward pass of the checkpoint marks once more: "Expected
+    Why: Both the search and the inner backward pass of the checkpoint mark a parameter as ready: "Expected
         to mark a variable ready only once", on all ranks in the first backward pass.
     Remedy: Set `use_reentrant=False`, or leave `find_unused_parameters` out.
     See: https://pytorch.org/docs/stable/checkpoint.html

@@ -33,7 +33,7 @@ _ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
 _WAITS = re.compile(
     r"barrier|wait|sleep|synchroni[sz]e|^backward$|^torch\.distributed\.\w*(reduce|gather|broadcast|scatter|all_to_all)"
 )
-#: What tells nodes apart.
+#: Words in paths and conditions that differ between nodes.
 _NODE = re.compile(r"node|host|machine|GROUP_RANK|TMPDIR|scratch|SLURM", re.IGNORECASE)
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"

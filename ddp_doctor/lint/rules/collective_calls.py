@@ -202,7 +202,7 @@ def _operands(value: Value) -> Iterator[tuple[Value, bool]]:
         yield from ((option, is_identity) for part in value.parts for option in part.alternatives())
 
 
-#: Collectives whose result, or whose one argument, is a tensor or a list of tensors, and where it is.
+#: The position of the tensor among the arguments of a collective.
 _TENSOR_AT = {
     **dict.fromkeys(("all_reduce", "broadcast", "reduce"), 0),
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"), 1),
@@ -216,8 +216,8 @@ def cpu_tensor_over_nccl(script: Script) -> Iterator[Spot]:
 
     Finds: `all_reduce`, `broadcast`, `all_gather` and other collectives of the default group with a tensor that was
         certainly made on the CPU or moved there, in a script whose group has NCCL alone. Not reported for a backend
-        such as `cpu:gloo,cuda:nccl`, none at all, and where a default device is set.
-    Why: NCCL takes tensors on GPUs alone: "No backend type associated with device type cpu", on all ranks.
+        such as `cpu:gloo,cuda:nccl`, for the default backend, and if a default device is set.
+    Why: NCCL supports only tensors on GPUs: "No backend type associated with device type cpu", on all ranks.
     Remedy: Make the tensor on the rank's GPU, or start the group with `cpu:gloo,cuda:nccl`.
     See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Consequence
 
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
-#: Words in conditions which show that one process may do it alone.
+#: Words in conditions that select one process.
 _SOME_RANK = re.compile(r"main|master|rank|primary|chief|leader|local|proc|gpu", re.IGNORECASE)
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
 #: Functions that are given a model and do not call it.
@@ -86,8 +86,8 @@ def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
 
     Finds: `os.makedirs`, `os.mkdir` or a path's `mkdir` without `exist_ok=True`, reached by every rank, outside of
         `try`, for a path without a rank; also below `if not os.path.exists(path)`.
-    Why: Between the question and the call another rank makes the directory: `FileExistsError` ends one rank, now and
-        then, and the job with it.
+    Why: Another rank may make the directory between the check and the call. `FileExistsError` then ends that rank
+        and the job.
     Remedy: Set `exist_ok=True`.
     See: https://docs.python.org/3/library/os.html#os.makedirs
     """

@@ -163,7 +163,7 @@ _MAKERS = frozenset(
         *("eye", "Tensor", "FloatTensor"),
     )
 )
-#: Functions that make a tensor where another one is.
+#: Functions that make a tensor on the device of another one.
 _LIKE = frozenset(f"torch.{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn"))
 #: Where ``weight`` is among the arguments. Source: torch/nn/modules/loss.py and torch/nn/functional.py of torch 2.13.
 _WEIGHT_AT = {

@@ -74,7 +74,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
 
 
 def _run_elsewhere(script: Script) -> Iterator[Spot]:
-    """Yield the calls of functions of other files, in which only some ranks run the forward."""
+    """Yield the calls of functions in other files that run the forward on some ranks only."""
     of_some = {model.elsewhere: (call, model.who) for call, model in forwards(script).items() if model.who is not None}
     for call, who in of_some.values():
         runs, hangs = ("runs", "it hangs") if len(who.ranks or ()) == 1 else ("run", "they hang")

@@ -328,7 +328,7 @@ def _training_loops_over_shares(script: Script) -> Iterator[tuple[Loop, Value]]:
 
 
 def _meetings(script: Script) -> Iterator[Call]:
-    """The backward passes of the wrapped model, and the collectives in loops, as those of an evaluation."""
+    """Yield the backward passes of the wrapped model and the collectives in loops."""
     yield from training.passes(script)
     yield from (call for call in collectives(script) if call.loops and not is_doubtful(script, call))
 
