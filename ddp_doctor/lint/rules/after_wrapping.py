@@ -18,7 +18,7 @@ from ddp_doctor.lint import modules, names, training
 from ddp_doctor.lint.ranks import in_a_job
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Loop, Value
 from ddp_doctor.lint.wrapped import buffers
 from ddp_doctor.model.choices import Consequence, Severity
 
@@ -36,6 +36,7 @@ class _Switch(NamedTuple):
     on: bool  # gradients are needed afterwards
     order: int
     root: int
+    loops: tuple[Loop, ...]
 
 
 @lint_rule("DDL175", "changed-after-wrapping", Consequence.WRONG)
@@ -60,7 +61,9 @@ def changed_after_wrapping(script: Script) -> Iterator[Spot]:
         switches = [each for each in _switches(script) if each.root == wrap.root]
         frozen = [each for each in switches if not each.on and each.order < wrap.order and _is_of(script, each, wrap)]
         for switch in switches:
-            if switch.on and switch.order > wrap.order and any(_overlap(script, switch, each, wrap) for each in frozen):
+            if not switch.on or switch.order < wrap.order or not _trains_after(script, switch.order, switch.loops):
+                continue
+            if any(_overlap(script, switch, each, wrap) for each in frozen):
                 yield Spot(
                     switch.at,
                     f"Unfreezes parameters after line {wrap.node.lineno} wrapped them in DDP: they are never averaged",
@@ -70,11 +73,18 @@ def changed_after_wrapping(script: Script) -> Iterator[Spot]:
         yield from _replaced(script, wrap, inner)
 
 
+def _trains_after(script: Script, order: int, loops: tuple[Loop, ...]) -> bool:
+    """Return False if all backward passes of the script certainly run before."""
+    passes = list(script.methods("backward"))
+    return not passes or any(each.order > order or {*each.loops} & {*loops} for each in passes)
+
+
 def _replaced(script: Script, wrap: Call, inner: list[Value]) -> Iterator[Spot]:
     for assignment in script.assignments:
         if assignment.root != wrap.root or assignment.order < wrap.order or not assignment.owner:
             continue
         is_inside = assignment.owner is not wrap and any(part in (wrap, *inner) for part in _way(assignment.owner))
+        is_inside = is_inside and _trains_after(script, assignment.order, assignment.place.loops)
         if is_inside and any(map(_is_trained_layer, assignment.value.makers())):
             yield Spot(
                 assignment.node,
@@ -85,9 +95,8 @@ def _replaced(script: Script, wrap: Call, inner: list[Value]) -> Iterator[Spot]:
 
 
 def _is_trained_layer(made: Call) -> bool:
-    if made.name == "torch.nn.Sequential":
-        return any(map(_is_trained_layer, made.calls())) if made.args else False
-    return bool(modules.LAYERS.match(made.name))
+    layers = made.calls() if made.name == "torch.nn.Sequential" else (made,)
+    return any(modules.LAYERS.match(layer.name) for layer in layers)
 
 
 @lru_cache(maxsize=1)  # for each wrapped model
@@ -96,9 +105,10 @@ def _switches(script: Script) -> list[_Switch]:
     for call in script.methods("requires_grad_"):
         flag = call.argument(0, "requires_grad")
         if not flag or isinstance(flag.constant, bool):
-            found.append(_Switch(call, _module_of(call.receiver), flag.constant is not False, call.order, call.root))
+            module, on = _module_of(call.receiver), flag.constant is not False
+            found.append(_Switch(call, module, on, call.order, call.root, call.loops))
     found += [
-        _Switch(each.node, _module_of(each.owner), each.value.constant, each.order, each.root)
+        _Switch(each.node, _module_of(each.owner), each.value.constant, each.order, each.root, each.place.loops)
         for each in script.assignments
         if each.name == "requires_grad" and isinstance(each.value.constant, bool)
     ]

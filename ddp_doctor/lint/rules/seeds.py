@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.chance import is_drawn, is_seeded_alike, reads_clock
-from ddp_doctor.lint.ranks import rank_kind
+from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -37,7 +37,7 @@ def sampler_seeds_differ(script: Script) -> Iterator[Spot]:
     """
     for call in script.named(names.SAMPLER):
         seed, shuffled = call.argument(4, "seed"), call.argument(3, "shuffle")
-        if shuffled.constant is False:
+        if shuffled.constant is False or call.argument(1, "num_replicas").constant == 1:
             continue
         why = _differs(script, seed)
         if why:
@@ -75,7 +75,7 @@ def split_differs_by_rank(script: Script) -> Iterator[Spot]:
     """
     seeds = [call for call in script.calls if _TORCH_SEEDS.search(call.name) and call.arguments]
     for call in script.named("torch.utils.data.random_split", "torch.utils.data.dataset.random_split"):
-        before = [seed for seed in seeds if seed.precedes(call)]
+        before = [seed for seed in seeds if seed.precedes(call) and chosen_ranks(call.conditions) is None]
         if before and call.lacks(2, "generator") and _is_by_rank(before[-1]):
             yield _split(
                 call, f"line {before[-1].node.lineno} seeds by rank", "generator=torch.Generator().manual_seed(0)"
@@ -83,7 +83,8 @@ def split_differs_by_rank(script: Script) -> Iterator[Spot]:
     for call in script.named("sklearn.model_selection.train_test_split"):
         numpy_seeds = [each for each in script.calls if "seed" in (each.name or each.method).lower()]
         by_rank = any(_is_by_rank(each) for each in numpy_seeds if each.name.startswith("numpy."))
-        if call.lacks(None, "random_state") and (by_rank or not numpy_seeds):
+        is_drawn_alone = call.lacks(None, "random_state") and chosen_ranks(call.conditions) is None
+        if is_drawn_alone and (by_rank or not numpy_seeds):
             yield _split(call, "NumPy is seeded differently on each rank", "random_state=0")
 
 
