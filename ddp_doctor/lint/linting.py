@@ -197,7 +197,19 @@ def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
             else:
                 findings.append(finding)
     findings.sort(key=lambda finding: (finding.line, finding.column, finding.code))
-    return Linted(tuple(findings), suppressed, failures=tuple(failures))
+    return Linted(tuple(_once(findings)), suppressed, failures=tuple(failures))
+
+
+#: Rules on ranks that miss a collective: what one of them reports, the next ones do not report again.
+_OF_MISSED = ("DDL133", "DDL134", "DDL135")
+
+
+def _once(findings: Iterable[LintFinding]) -> Iterator[LintFinding]:
+    seen = set[int]()
+    for finding in findings:
+        if finding.code not in _OF_MISSED or finding.line not in seen:
+            yield finding
+        seen |= {finding.line} if finding.code in _OF_MISSED else set[int]()
 
 
 def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import compress, pairwise
 from typing import Literal
 
-from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.lint.values import Call, Condition, Value, written
 
 RankKind = Literal["rank", "local_rank", "spawn_index"]
 #: The first argument that torch.multiprocessing.spawn gives.
@@ -184,8 +184,10 @@ def _tested(value: Value) -> RankTest | None:
 
 def _rank_test(value: Value, depth: int = 6) -> RankTest | None:
     """Return the ranks of any condition, even if it holds on all ranks of a job or on none."""
-    tests = (_test(option, depth) for option in value.alternatives() if depth)
-    return next(filter(None, tests), None)
+    tests = [test for option in value.alternatives() if depth and (test := _test(option, depth))]
+    if len({test.ranks for test in tests}) > 1:  # it depends on the way which ranks these are
+        return RankTest(tests[0].kind, None)
+    return tests[0] if tests else None
 
 
 def _test(value: Value, depth: int) -> RankTest | None:
@@ -196,16 +198,29 @@ def _test(value: Value, depth: int) -> RankTest | None:
             case ast.Compare() as node:
                 return _compared(value.parts, node)
             case ast.BoolOp() as node:
-                tests = [test for part in value.parts if (test := _rank_test(part, depth - 1))]
-                is_and = isinstance(node.op, ast.And)
-                found = _combined(tests, is_and=is_and)
-                says_nothing = found and found.ranks == (_ALL if is_and else frozenset[int]())
-                return None if says_nothing and len(tests) < len(value.parts) else found
+                return _of_operands(value, node, depth - 1)
             case ast.UnaryOp(op=ast.Not()):
                 inner = _rank_test(value.parts[0], depth - 1)
                 return inner and inner.negated()
         return _true_on(_numbers(value))
     return _true_on(_numbers(value)) or _main(value.attribute or value.name.rpartition(".")[2])
+
+
+def _of_operands(value: Value, node: ast.BoolOp, depth: int) -> RankTest | None:
+    tests = [test for part in value.parts if (test := _rank_test(part, depth))]
+    is_and = isinstance(node.op, ast.And)
+    found = _combined(tests, is_and=is_and)
+    if found is None or len(tests) == len(value.parts):
+        return found
+    if found.ranks == (_ALL if is_and else frozenset[int]()):
+        return None
+    return found if is_and or _is_complement(node) else RankTest(found.kind, None)
+
+
+def _is_complement(node: ast.BoolOp) -> bool:
+    """``not several or (several and rank == 0)``: the operand without a rank says only what another one says too."""
+    first = node.values[0]
+    return isinstance(first, ast.UnaryOp) and written(first.operand) in written(node.values[-1])
 
 
 def _called(call: Call, depth: int) -> RankTest | None:

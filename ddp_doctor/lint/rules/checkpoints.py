@@ -91,9 +91,9 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     Remedy: Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    trains = {backward.root for backward in training.passes(script)}
+    trains = {call.root for call in (*training.passes(script), *script.wraps)}
     for call, path, saved in _saves(script):
-        if not path or not (call.root in trains or call.method) or _runs_on_some_ranks(script, call):
+        if not path or call.root not in trains or _runs_on_some_ranks(script, call):
             continue
         if any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in path.sources()):
             continue  # each rank has a path of its own, or writes no file at all
