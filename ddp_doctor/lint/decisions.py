@@ -112,7 +112,7 @@ def _bindings(
 
 
 @lru_cache(maxsize=500)
-def _set_under(script: Script, test: Value, depth: int = 3) -> tuple[_Setter, ...]:
+def _set_under(script: Script, test: Value, depth: int = 2) -> tuple[_Setter, ...]:
     keys, bound, returned = _bindings(script)
     if rank_test(test) is not None:
         return ()
@@ -135,11 +135,12 @@ def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> Reas
     if who := rank_condition(condition):
         is_one = len(who.ranks or ()) == 1 and not condition.early
         return Reason(f"what only {who.who} decided", condition.test) if is_one else None
-    if _agreed(script, condition.test, at.order).intersection(condition.test.sources()):
+    why = _why(script, condition.test)
+    deeper = () if why else _set_under(script, condition.test, depth - 1)
+    reason = Reason(why, condition.test) if why else next((each.reason for each in deeper), None)
+    if reason is None or not _agreed(script, condition.test, at.order).isdisjoint(condition.test.sources()):
         return None
-    if why := _why(script, condition.test):
-        return Reason(why, condition.test)
-    return next((each.reason for each in _set_under(script, condition.test, depth - 1)), None)
+    return reason
 
 
 def _skips(script: Script, condition: Condition, at: _Set) -> bool:
