@@ -110,6 +110,7 @@ RIGHT = {
     "a C loop": f"{FOUR}{HEAD}for ((i=0; i<4; i++)); do srun -N1 -w n$i {ON_FOUR} --node_rank=$i {STATIC} x & done",
     "a subshell in a sum": f'{FOUR}{HEAD}srun bash -c "{ON_FOUR} --rdzv-conf=is_host=\\$(((N)) && echo 0) {MEET} x"',
     "by hand": "torchrun --nnodes=${N:-1} --node_rank=${R:-0} --master_addr=${H:-localhost} x.py",
+    "a pod of several": "kind: Pod\nspec: {containers: [{command: [torchrun, --nnodes=2, --rdzv-endpoint=a:1, x.py]}]}",
     "one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --standalone --nproc_per_node=8 x.py",
     "a branch for one node": f"{FOUR}{HEAD}if [ $A ]; then torchrun --standalone x; else srun {ON_FOUR} {MEET} x; fi",
     "an array of jobs": "#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=8\n#SBATCH --array=0-3\n"

@@ -13,6 +13,7 @@ from ddp_doctor.remedies.kinds import in_job_script
 from ddp_doctor.wording.findings import counted, finding
 
 _ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
+_ONE_EACH_POD = "Start one torchrun in each pod, with as many ranks as GPUs, and as many pods as --nnodes"
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
 _SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
@@ -44,10 +45,16 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
                 [Culprit(kind="setting", name=launch.starts if by_torchrun else "srun")],
                 fault.title,
                 Evidence(text=f"line {launch.line}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
-                in_job_script(_ONE_EACH if by_torchrun else _BY_TASK),
+                in_job_script(_fix(text, by_torchrun=by_torchrun)),
                 confidence=Confidence.LIKELY,
                 severity=fault.severity,
             )
+
+
+def _fix(text: SettingText | None, *, by_torchrun: bool) -> str:
+    if text and text.job and text.job.program == "kubernetes":
+        return _ONE_EACH_POD
+    return _ONE_EACH if by_torchrun else _BY_TASK
 
 
 class _Fault(NamedTuple):
@@ -101,7 +108,7 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
     if launch.program in ("torchrun", "ssh"):  # other commands may start the others
         if job is None or job.nodes is None or fewest <= job.nodes[1] or launch.path:
             return None
-        why = f"--nnodes {fewest}; line {job.line}: {job.nodes[1]} nodes"
+        why = f"--nnodes {fewest}; line {job.line}: {counted(job.nodes[1], 'node')}"
         return _Fault(f"torchrun waits for {fewest} nodes, but the job has {job.nodes[1]}", why)
     if nodes is None or each is None:
         return None

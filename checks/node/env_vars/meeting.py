@@ -24,10 +24,15 @@ from ddp_doctor.wording.findings import finding
 #: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
 _LOOPBACK = ("lo", "=lo", "lo0")
 _FIRST_NODE = 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+_FIRST_POD = "Give the address of the pod with node rank 0, for example POD-0.SERVICE of a headless service"
 _ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
 _ON_EACH = (
     "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...', or use"
     " --rdzv-backend=c10d, which needs no node rank"
+)
+_ON_EACH_POD = (
+    "Give each pod its own node rank, for example $JOB_COMPLETION_INDEX of an Indexed Job, or use --rdzv-backend=c10d,"
+    " which needs no node rank"
 )
 _TORCHRUN = "torch/distributed/run.py"
 _WAIT = "The nodes wait for each other until the rendezvous times out."
@@ -86,6 +91,10 @@ _SEVERAL = 0
 def _is_open(launch: Launch) -> bool:
     given = launch.arguments.get("--nnodes")
     return torchruns(launch) and given is not None and (given.kind != "literal" or "$" in given.text)
+
+
+def _first(launch: Launch) -> str:
+    return _FIRST_POD if launch.program == "pods" else _FIRST_NODE
 
 
 def _counted(nodes: int) -> str:
@@ -205,7 +214,7 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
         if torchruns(launch) and backend(launch) in ("static", "c10d"):
             yield _no_endpoint(launch, nodes)
         return
-    remedy = in_job_script(_FIRST_NODE)
+    remedy = in_job_script(_first(launch))
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
     if host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
@@ -226,7 +235,7 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
         title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {_counted(nodes)}"
         why = f"after ||: {host.fallback}"
         detail = "If the command in front of || fails, as scontrol does in most containers, each node meets itself."
-        remedy = in_job_script(f"Remove the fallback. {_FIRST_NODE}")
+        remedy = in_job_script(f"Remove the fallback. {_first(launch)}")
         yield _draft(launch, title, why, remedy, detail=detail, severity=Severity.WARNING)
 
 
@@ -240,7 +249,7 @@ def _no_endpoint(launch: Launch, nodes: int) -> Draft:
         launch,
         f"{because} each of {_counted(nodes)} meets only itself at {default}{_if_several(nodes)}{unless}",
         f"{_counted(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
-        in_job_script(_FIRST_NODE.replace("Give", "Give --rdzv-endpoint")),
+        in_job_script(_first(launch).replace("Give", "Give --rdzv-endpoint")),
         detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
         severity=_severity(launch, nodes),
     )
@@ -276,7 +285,7 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
         ):
             where = "the host that submitted the job" if host.means == "submit-host" else "the last node"
             title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
-            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_FIRST_NODE))
+            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_first(launch)))
 
 
 @rule("DD131", "node-rank-same-on-all-nodes", Consequence.FAILS, SettingText)
@@ -317,11 +326,12 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             by_env = option == "RANK"  # which the script may not read
             severity, name = (Severity.WARNING, option) if by_env else (None, "")
             why = f"{_counted(nodes)}, each with the same {option}"
-            yield _draft(launch, fault, why, in_job_script(_ON_EACH), name=name, severity=severity)
+            fix = in_job_script(_ON_EACH_POD if launch.program == "pods" else _ON_EACH)
+            yield _draft(launch, fault, why, fix, name=name, severity=severity)
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"
-            yield _draft(launches[1], title, f"line {launches[0].line} has it too", in_job_script(_ON_EACH))
+            yield _draft(launches[1], title, f"line {launches[0].line} has it too", in_job_script(_ON_EACH_POD))
 
 
 def _of_older_operator(launch: Launch) -> Draft:

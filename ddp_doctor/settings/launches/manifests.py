@@ -46,6 +46,8 @@ _BY_OPERATOR: dict[str, dict[str, str]] = {
     "Job": {"JOB_COMPLETION_INDEX": _OWN},
     "volcano": {"MASTER_ADDR": "first", "MASTER_PORT": _ONE, "WORLD_SIZE": _ONE, "RANK": _OWN},
 }  # fmt: skip
+#: Kinds that know nothing of a job: a single pod of them may be one of several.
+_PLAIN = ("Job", "StatefulSet", "Deployment", "ReplicaSet", "Pod")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 #: ``$(NAME)`` in a command, which Kubernetes replaces if the container has the name.
 _REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)", re.ASCII)
@@ -94,7 +96,9 @@ class Manifest(Reader):
                 self._container(container, Frame(), None)
             return Launch(program="kubernetes", line=_line(top), nodes=(workers, workers) if workers else None)
         first = len(self.launches)
-        started = [role for role in roles if self._role(role, sum(each.count or 0 for each in roles))]
+        all_pods = sum(each.count or 0 for each in roles)
+        is_one = all_pods == 1 and kind in _PLAIN and "volcano" not in _text(top, "apiVersion")
+        started = [role for role in roles if self._role(role, all_pods, is_one=is_one)]
         counts = [role.count for role in started if role.count]
         total = sum(counts)
         if not total or len(counts) < len(started):
@@ -103,12 +107,13 @@ class Manifest(Reader):
         gpus |= {found for found in (_gpus_in(_map(_map(spec.get("trainer")).get("resourcesPerNode"))),) if found}
         each = gpus.pop() if len(gpus) == 1 else None
         self.launches[first:] = [
-            launch.model_copy(update={"nodes": (total, total)}) if launch.program == "pods" else launch
+            launch.model_copy(update={"nodes": (total, total)}) if launch.program == "pods" and not is_one else launch
             for launch in self.launches[first:]
         ]
-        return Launch(program="kubernetes", line=_line(top), nodes=(total, total), gpus_per_node=each)
+        nodes = None if is_one else (total, total)
+        return Launch(program="kubernetes", line=_line(top), nodes=nodes, gpus_per_node=each)
 
-    def _role(self, role: _Role, total: int) -> bool:
+    def _role(self, role: _Role, total: int, *, is_one: bool) -> bool:
         """Return True if the containers of these pods start ranks."""
         before = self.added
         for container in role.containers:
@@ -120,8 +125,8 @@ class Manifest(Reader):
                 if value := self._of_operator(name, kind, role, total):
                     frame.variables[name] = value
             frame.exported |= frame.variables.keys()
-            start = Start("pods", _line(container), 0, {"tasks_per_node": 1, "pods": role.count})
-            self._container(container, frame, start if total > 1 or role.count is None else None)
+            start = Start("pods", _line(container), 0, {"tasks_per_node": 1, "pods": role.count}, by_hand=is_one)
+            self._container(container, frame, start if total > 1 or is_one or role.count is None else None)
         return self.added > before
 
     def _env_value(self, pair: dict[str, Node], frame: Frame) -> str:
@@ -193,7 +198,7 @@ def _roles(kind: str, version: str, spec: dict[str, Node]) -> Iterator[_Role]:
         group = _map(spec.get("leaderWorkerTemplate"))
         pods_of_group = _containers({"template": group.get("workerTemplate", {})})
         yield _Role(_count(group, "size"), pods_of_group, _BY_OPERATOR[kind])
-    elif kind in ("Job", "StatefulSet", "Deployment", "ReplicaSet", "Pod"):
+    elif kind in _PLAIN:
         template: dict[str, Node] = {"template": {"spec": spec}} if kind == "Pod" else spec
         count = _pods(spec) if kind in ("Job", "Pod") else _count(spec, "replicas")
         yield _Role(count, _containers(template), _BY_OPERATOR["Job"] if kind == "Job" else {})
