@@ -79,14 +79,14 @@ def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
     remover.join()
 
 
-# Real ranks: what they leave is looked for in the working directory of this process, which is theirs.
+# Real ranks, in a working directory that no other test uses.
 
 
 @pytest.fixture
-def nothing_is_left() -> Iterator[None]:
-    before = set(Path.cwd().glob("ddp-doctor-job-*"))
+def nothing_is_left(working: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(working)
     yield
-    wait_until(lambda: set(Path.cwd().glob("ddp-doctor-job-*")) == before)
+    wait_until(lambda: not list(working.iterdir()))
 
 
 def kills_the_saver(ctx: RankContext) -> Fact:
