@@ -137,8 +137,7 @@ def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
     unread = None
     if found.unchecked:
         first = found.unchecked[0]
-        reason = f"the launch line was not checked: `{first.quote}` ({first.reason})"
-        unread = Unread(path=shown, line=first.line, reason=reason)
+        unread = Unread(path=shown, line=first.line, reason=f"`{first.quote}`: {first.reason}")
     return Linted(tuple(findings), unread=unread)
 
 
