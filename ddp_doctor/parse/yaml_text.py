@@ -28,6 +28,8 @@ _DEEPEST = 60
 _ENDS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 #: Lines of one value in brackets or quotes.
 _MOST_LINES = 200
+#: Lines of a whole text; further ones are not read.
+_LONGEST = 100_000
 _FOLD = re.compile(r"[ \t]*\n[ \t]*")
 
 
@@ -68,9 +70,9 @@ class Documents:
 
 def read_yaml(lines: Sequence[str]) -> Documents:
     """Return the documents of these lines. Never raises: what is not understood is listed."""
-    found = Documents()
+    found = Documents(unread=[_LONGEST + 1] if len(lines) > _LONGEST else [])
     part: list[_Line] = []
-    for number, raw in enumerate([*lines, "---"], 1):
+    for number, raw in enumerate([*lines[:_LONGEST], "---"], 1):
         line = raw.expandtabs(2).rstrip()
         if line in ("...", "---") or line.startswith("--- "):
             if any(each.text and not each.text.startswith("#") for each in part):

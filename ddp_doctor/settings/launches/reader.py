@@ -264,7 +264,8 @@ class Reader(Runner):
             **of_torchrun,
         )
         self.added += 1
-        if not self._silent and launch not in self.launches:
+        of_line = [each for each in self.launches if each.line == launch.line]
+        if not self._silent and launch not in of_line:
             self.launches.append(launch)
 
     def _endpoint(self, given: dict[str, str], depth: int, *, by_accelerate: bool) -> dict[str, Argument]:

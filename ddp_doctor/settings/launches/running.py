@@ -24,7 +24,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=(.*)", re.ASCII | r
 _DECLARES = frozenset(("export", "declare", "local", "readonly", "typeset"))
 _COUNTS = re.compile(r"\s*(?:\+\+|--)?\s*([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*]?=.*)?\s*", re.ASCII | re.DOTALL)
 _STARTS = re.compile(
-    r"^(?!\s*(?:#|echo\b|printf\b|pip\b))[^\n#]*?(?<![\w./-])"
+    r"^(?![ \t]*(?:#|echo\b|printf\b|pip\b))[^\n#]*?(?<![\w./-])"
     r"(?:(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)[\"']?,?\s+(?=[-$\w./\"'\\])"
     r"|(?<=- )[\"']?torchrun[\"']?\s*$)[^\n]*$",
     re.MULTILINE,
