@@ -91,7 +91,7 @@ def read_settings(text: str, options: Options = _ENV) -> Outcome:
 
 
 def _unchecked(lines: tuple[Unchecked, ...]) -> Reading:
-    """What stands in the way of a verdict: lines that start ranks and were not understood."""
+    """Return the reason against a verdict: lines that start ranks and were not understood."""
     first, *others = lines
     more = f", and {len(others)} more" if others else ""
     reason = f"the launch line was not checked: line {first.line}, `{first.quote}` ({first.reason}){more}"

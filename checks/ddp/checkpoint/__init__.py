@@ -1,6 +1,6 @@
 """checkpoint: does every rank load what the first one saved?
 
-What the probe does in a new folder of the working directory, which it removes at the end::
+The probe works in a new directory below the working directory and removes it at the end::
 
     rank 0    torch.save(version 1)   wait   load   wait   torch.save(version 2, same file)   wait   load
     rank 1                            wait   load   wait                                      wait   load
@@ -74,7 +74,7 @@ def _save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
 
 
 def _state(version: int) -> dict[str, Any]:
-    """What the first rank saves: tensors that identify the version."""
+    """Return the tensors that the first rank saves. They identify the version."""
     import torch
 
     return {"stamp": torch.tensor([version]), "weight": torch.full((_ELEMENTS,), float(version))}

@@ -30,7 +30,7 @@ _CHECKPOINTING = "+checkpointing"
 
 @cache
 def _began() -> float:
-    """Return the time at which this process measured its first strategy."""
+    """Return when this process measured its first strategy."""
     return monotonic()
 
 

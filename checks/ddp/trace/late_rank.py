@@ -122,7 +122,7 @@ def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Caus
 
 
 class Jitter(NamedTuple):
-    """Ranks that delay each other in turn without standing out."""
+    """Ranks that delay each other in turn."""
 
     ranks: tuple[int, ...]  # places in the window, the most costly first
     share: float  # of all steps together, lost to the last rank of each step

@@ -1,4 +1,4 @@
-"""DD128, DD133: what a job script or a configuration asks for, compared with its own commands."""
+"""DD128, DD133: the numbers in a job script or configuration contradict each other."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def _fault(text: SettingText, launch: Launch) -> _Fault | None:
 
 
 def _too_few_starts(job: Launch | None, launch: Launch, *, others: bool) -> _Fault | None:
-    """Of a torchrun that waits for several nodes, and that one command starts on one."""
+    """Return the fault of a torchrun that waits for several nodes but is started on one."""
     is_one = launch.program == "torchrun" or launch.nodes == (1, 1) or launch.tasks == 1
     waits = launch.agents[0] if launch.agents and torchruns(launch) else 1
     if waits < 2 or not is_one or launch.by_hand or launch.path or others or job is None:
@@ -87,7 +87,7 @@ def _too_few_starts(job: Launch | None, launch: Launch, *, others: bool) -> _Fau
 
 
 def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
-    """Of launchers that srun starts on each node and that know of no other."""
+    """Return the fault of launchers that srun starts on each node and that do not know of each other."""
     nodes = _exact(job, launch)
     is_own = launch.starts == "deepspeed" and not {"--no-ssh", "--node-rank"} & launch.arguments.keys()
     alone = (torchruns(launch) and is_alone(launch)) or is_own
@@ -183,7 +183,7 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
     """A configuration of accelerate or DeepSpeed that no job, or only one machine of it, can use.
 
     Finds: num_machines above 1 with one machine_rank in accelerate's file, a warning: each machine that uses the file
-        takes that rank. fp16 and bf16 both enabled in DeepSpeed's, and a train_batch_size that is no multiple of
+        takes that rank. fp16 and bf16 both enabled in DeepSpeed's, and a train_batch_size not divisible by
         train_micro_batch_size_per_gpu times gradient_accumulation_steps, errors.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; leave out one batch size.
@@ -215,7 +215,9 @@ def _of_deepspeed(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
     whole, micro, steps = (int(text) if text.isdecimal() else 0 for text in (given.get(name, "") for name in _BATCHES))
     each = micro * (steps or 1)
     if whole and each and whole % each:
-        title = f"train_batch_size={whole} is no multiple of {micro} (micro batch) x {steps or 1} (accumulation steps)"
+        title = (
+            f"train_batch_size={whole} is not a multiple of {micro} (micro batch) x {steps or 1} (accumulation steps)"
+        )
         why = "it has to be their product with the number of ranks"
         yield _of_configuration(launch, title, why, "Leave out train_batch_size")
 

@@ -1,8 +1,8 @@
 """DD127, DD129, DD131, DD132: whether the nodes of a launch meet, and as different nodes.
 
-What torchrun does with its options is torch 2.13 torch/distributed/run.py (config_from_args, get_rdzv_endpoint, run)
-and torch/distributed/elastic/rendezvous (static_tcp_rendezvous.py, c10d_rendezvous_backend.py): with the default
-backend static, node rank 0 hosts the store and each node must have its own rank; with c10d the node that has the
+Source: torch 2.13 torch/distributed/run.py (config_from_args, get_rdzv_endpoint, run) and
+torch/distributed/elastic/rendezvous (static_tcp_rendezvous.py, c10d_rendezvous_backend.py). With the default backend
+static, node rank 0 hosts the store and each node must have its own rank; with c10d the node that has the
 endpoint's name hosts it, and node ranks are ignored.
 """
 
@@ -50,7 +50,7 @@ def backend(launch: Launch) -> str:
 
 
 def is_alone(launch: Launch) -> bool:
-    """Return True if each of these torchruns is a job of its own."""
+    """Return True if each of these torchruns is a separate job."""
     return "--standalone" in launch.arguments or "--nnodes" not in launch.arguments
 
 
@@ -63,7 +63,7 @@ def starts_several(launch: Launch) -> bool:
 
 
 def nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    """The fewest and the most nodes whose ranks meet; None where that is open."""
+    """Return the minimum and maximum number of nodes whose ranks meet; None if unknown."""
     if torchruns(launch) and (launch.agents or is_alone(launch)):
         return launch.agents or (1, 1)
     if launch.tasks == 1 or launch.program == "torchrun":
@@ -84,7 +84,7 @@ def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Lau
             yield text, launch, number
 
 
-#: Of a launch whose number of nodes only the shell that runs it knows.
+#: The number of nodes if only the shell that runs the launch knows it.
 _SEVERAL = 0
 
 
@@ -106,7 +106,7 @@ def _if_several(nodes: int) -> str:
 
 
 def _severity(launch: Launch, nodes: int) -> Severity | None:
-    """A warning if the number of nodes is unknown, or another program may set PET_* where this one starts."""
+    """Return a warning if the number of nodes is unknown or if another program may set PET_*."""
     return Severity.WARNING if launch.by_hand or not nodes else None
 
 
@@ -159,7 +159,7 @@ def _each_once(drafts: Iterable[Draft]) -> Iterator[Draft]:
 
 
 def _of_job(text: SettingText) -> Iterator[Draft]:
-    """Of a script that starts its ranks in a way that is not known here."""
+    """Yield the findings about a script whose way to start ranks is unknown."""
     nodes = text.job.nodes if text.job else None
     if nodes is None or nodes[0] < 2:
         return
@@ -198,7 +198,7 @@ def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch |
 
 
 def _address(launch: Launch) -> tuple[str, Argument | None]:
-    """What the address is called, and what it is; of ranks without torchrun only if the script gives one."""
+    """Return the name of the address and its value; None for ranks without torchrun if the script sets none."""
     if launch.starts == "python":
         return "MASTER_ADDR", launch.environment.get("MASTER_ADDR")
     host = launch.arguments.get("host")
@@ -229,7 +229,7 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
     elif host.means in ("own-address", "own-addresses"):
         what = "may be 127.0.1.1 or" if host.means == "own-address" else "is a list of"
         title = f"The rendezvous address {host.text} {what} several addresses"
-        why = "a loopback address reaches no other node, and several addresses are no endpoint"
+        why = "a loopback address reaches no other node, and several addresses are not an endpoint"
         yield _draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
     elif is_loopback(host.fallback):
         title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {_counted(nodes)}"
@@ -257,7 +257,7 @@ def _no_endpoint(launch: Launch, nodes: int) -> Draft:
 
 @rule("DD129", "rendezvous-differs-between-nodes", Consequence.FAILS, SettingText)
 def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """The nodes of a launch are told different meeting points, or one that is not theirs.
+    """The nodes of a launch use different rendezvous endpoints, or one of another host.
 
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
         $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the host that submits the
@@ -365,7 +365,7 @@ def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
 def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
     """An option of torchrun that the chosen rendezvous ignores.
 
-    Finds: --standalone together with --nnodes above 1 or an endpoint, an error: each node then is a job of its own.
+    Finds: --standalone together with --nnodes above 1 or an endpoint, an error: each node then runs a separate job.
         --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes itself.
     Why: torchrun prints a warning at most, and the job is not the one that its command line describes.
     Remedy: Remove the option, or choose the rendezvous that uses it.
@@ -377,7 +377,7 @@ def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
         if launch.starts != "torchrun":
             continue
         if "--standalone" in given and (launch.agents or (1, 1))[0] > 1:
-            title = f"--standalone ignores --nnodes={given['--nnodes'].text}: each node is a job of its own"
+            title = f"--standalone ignores --nnodes={given['--nnodes'].text}: each node runs a separate job"
             yield _draft(
                 launch, title, "--standalone replaces the rendezvous", in_job_script("Remove --standalone"), detail=""
             )
