@@ -364,8 +364,13 @@ def _is_world_size(value: Value, depth: int) -> bool:
             return first.constant == "WORLD_SIZE"
         return is_world_size(first, depth - 1)
     if value.kind == "name":
-        return bool(_WORLD_SIZE.search(value.name.rpartition(".")[2]))
-    return value.kind in ("attribute", "parameter", "element") and bool(_WORLD_SIZE.search(value.attribute))
+        return _is_size(value.name.rpartition(".")[2])
+    return value.kind in ("attribute", "parameter", "element") and _is_size(value.attribute)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _is_size(name: str) -> bool:
+    return bool(_WORLD_SIZE.search(name))
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -70,15 +70,15 @@ def _found(script: Script) -> Iterator[_Found]:
             if found is not None:
                 title = f"A rank leaves this loop by {found.why}, and skips the {collectives(script)[call]} in line"
                 yield _Found(loop.test, f"{title} {call.node.lineno}", loop.test, found)
-    for leave in script.leaves[:_MOST_LEAVES]:
+    for leave in script.leaves[:_MOST_LEAVES] if reduced else ():
         for condition in leave.place.conditions:
-            found = None if condition.early else why_local(script, condition.test, leave.place, leave.order)
-            if found is None or (found.why == "its own batch" and isinstance(leave.node, ast.Break)):
+            if condition.early:
                 continue
             before = {name for call, name in collectives(script).items() if condition in call.conditions}
-            candidates = (call for call in reduced if misses(leave, condition, call))
-            missed = next((call for call in candidates if collectives(script)[call] not in before), None)
-            if missed is not None:
+            candidates = (call for call in reduced if collectives(script)[call] not in before)
+            missed = next((call for call in candidates if misses(leave, condition, call)), None)
+            found = why_local(script, condition.test, leave.place, leave.order) if missed else None
+            if missed and found and not (found.why == "its own batch" and isinstance(leave.node, ast.Break)):
                 title = f"A rank may leave here because of {found.why}, and skip the {collectives(script)[missed]} in"
                 yield _Found(leave.node, f"{title} line {missed.node.lineno}", condition.test, found)
 
