@@ -190,6 +190,7 @@ def test_a_rank_whose_recorder_kept_nothing_leaves_out_what_the_others_ended(tmp
     assert job.left_out == {"calls of the default group, which not all its ranks have kept": 6}
 
 
+@pytest.mark.fuzz
 def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_leaves_out(tmp_path):
     calls = [entry(seq) for seq in range(1, 2001)]
     job = loaded(tmp_path, dump(*calls, groups={"0": list(range(100_000)), "1": "[0, 999999]"}))

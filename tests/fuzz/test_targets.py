@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def damaged(seed: str, source: random.Random) -> str:
 # One text for all targets, and not each its own: hypothesis drawing them would cost more than the parsers.
 
 
+@pytest.mark.fuzz
 @given(number=st.integers(0, 2**32 - 1))
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 def test_damaged_seeds_are_read_or_refused(number: int):
@@ -86,6 +88,7 @@ def test_damaged_seeds_are_read_or_refused(number: int):
             _read_or_refused(target, damaged(source.choice(target.seeds), source))
 
 
+@pytest.mark.fuzz
 @given(text=st.text(max_size=500) | st.text(SIGNS, max_size=500))
 @settings(max_examples=80, suppress_health_check=list(HealthCheck))
 def test_any_text_is_read_or_refused(text: str):

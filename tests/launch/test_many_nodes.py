@@ -16,7 +16,6 @@ pytestmark = pytest.mark.ranks
 LONG = ("--level", "thorough", *WITHOUT_DDP, "--skip", "torchrun")
 
 
-@pytest.mark.smoke
 def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start):
     head, other = start(2, 0, *WITHOUT_DDP), start(2, 1, *WITHOUT_DDP)
 

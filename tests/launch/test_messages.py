@@ -78,6 +78,7 @@ def test_a_value_that_is_cut_short_is_unreadable():
         unpacked([whole[:-6]])
 
 
+@pytest.mark.fuzz
 def test_what_would_unpack_to_more_than_a_value_may_have_is_unreadable():
     with pytest.raises(Unreadable):
         unpacked([zlib.compress(b" " * (257 * 1024 * 1024), level=1)])

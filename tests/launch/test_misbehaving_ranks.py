@@ -157,8 +157,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
     wait_until(lambda: not list(Path("/dev/shm").glob("nccl-ddp-doctor-test*")))
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.smoke), *RANKS[1:]])
 def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=LIMIT_S)
 

@@ -316,6 +316,7 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert len(invocation["toolExecutionNotifications"]) == 1
 
 
+@pytest.mark.fuzz
 def test_a_hundred_scripts_take_seconds_at_most(tmp_path: Path):
     write_hundred(tmp_path)
     began = time.process_time()

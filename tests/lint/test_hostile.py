@@ -50,6 +50,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", JUDGED)
 def test_an_odd_script_is_judged_in_bounded_time(name: str):
     began = time.process_time()

@@ -46,6 +46,7 @@ def test_public_scripts_are_of_all_libraries():
     }
 
 
+@pytest.mark.fuzz
 def test_modules_of_the_standard_library_that_train_nothing_get_nothing():
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for folder in OTHER for file in (library / folder).rglob("*.py"))
@@ -56,6 +57,7 @@ def test_modules_of_the_standard_library_that_train_nothing_get_nothing():
         assert (linted.findings, linted.failures, linted.unread) == ((), (), None), file
 
 
+@pytest.mark.fuzz
 def test_modules_of_the_standard_library_get_nothing_even_where_they_import_torch():
     library = Path(sysconfig.get_path("stdlib"))
     for file in sorted((library / "multiprocessing").rglob("*.py")):

@@ -108,6 +108,7 @@ def test_marks_of_byte_order_and_utf_16_are_read_and_half_a_character_is_replace
 _OF_PROGRAMS = ("flight_recorder", "ras", "measured", "live", "accelerators", "packet_filter")
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "target",
     [
@@ -215,6 +216,7 @@ def _small_report() -> dict[str, Any]:
     return report
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(("kind", "name"), [("a recording", "replay"), ("a recording", "fleet"), ("a report", "fleet")])
 def test_every_value_in_every_place_of_the_doctors_own_files_is_read_or_refused(tmp_path, kind, name):
     for text in _replaced(_WRITTEN[kind](), 2):

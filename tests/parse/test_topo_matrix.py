@@ -273,6 +273,7 @@ def _check_separator_lost_in_every_row(one: Made, data: st.DataObject) -> None:
 HEADER = "\tGPU0\tGPU1\tCPU Affinity\n"
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "text",
     [

@@ -134,6 +134,7 @@ def _flood(piece: bytes, size: int) -> Iterator[bytes]:
         yield piece
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "piece", [b'{"name": "' + b"x" * 1_000_000, b" " * 1_000_000, b"{" * 1_000_000], ids=["string", "blanks", "nesting"]
 )

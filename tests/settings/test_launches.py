@@ -178,6 +178,7 @@ def test_the_certain_part_is_read_and_the_rest_is_listed(line: str, number: int)
     assert [each.line for each in text_read.unread] == [number]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("line", ["if [ $A ]; then B=1; fi", "A{}=1", 'A="$A$A"', 'A=("${A[@]}" "${A[@]}" x)', "x $("])
 def test_five_thousand_lines_are_followed(line: str):
     text = "".join(f"{line.format(at)}\n" if "{}" in line else f"{line}\n" for at in range(5000))
