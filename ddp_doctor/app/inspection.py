@@ -16,6 +16,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Options, Recording
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing.setting_origins import setting_origins
+from ddp_doctor.settings.files import ReadFile, read_none
 from ddp_doctor.settings.in_force import by_branch, with_settings
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
@@ -78,10 +79,13 @@ def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
     return judge_settings(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
 
-def read_settings(text: str, options: Options = _ENV) -> Outcome:
-    """What a text sets: an environment that was saved, a job script, a manifest."""
+def read_settings(text: str, options: Options = _ENV, read_file: ReadFile = read_none) -> Outcome:
+    """Judge the settings and launches of a text: a saved environment, a job script or a manifest.
+
+    ``read_file`` returns the text of a script that the text runs, by the name in it.
+    """
     try:
-        found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
+        found = read_setting_text(text, (*launchers.OTHERS, _IN_KUBERNETES), read_file)
         readings = [fact.collected("env_vars") for fact in (_as_environment(found), found)]
         if found.unchecked:
             readings.append(_unchecked(found.unchecked))
@@ -94,7 +98,7 @@ def _unchecked(lines: tuple[Unchecked, ...]) -> Reading:
     """Return the reason against a verdict: lines that start ranks and were not understood."""
     first, *others = lines
     more = f", and {len(others)} more" if others else ""
-    reason = f"the launch line was not checked: line {first.line}, `{first.quote}` ({first.reason}){more}"
+    reason = f"the launch line was not checked: {first.place}, `{first.quote}` ({first.reason}){more}"
     return Reading(check="env_vars", status=Status.FAILED, reason=reason)
 
 

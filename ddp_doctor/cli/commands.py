@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ddp_doctor import app
@@ -20,6 +21,8 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen
 from ddp_doctor.render.terminal import show_kept_run
+from ddp_doctor.settings.files import read_none
+from ddp_doctor.sources.given import read_beside
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -200,7 +203,8 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
         require_kind(
             file, text, "the output of `env`, a job script, a Dockerfile or a Kubernetes manifest", SHELL, JSON
         )
-        outcome = app.read_settings(text, options)
+        beside = partial(read_beside, file, most_bytes=_LONGEST_SCRIPT_BYTES)
+        outcome = app.read_settings(text, options, read_none if file == "-" else beside)
     return report(outcome, outputs)
 
 

@@ -7,8 +7,10 @@ It does not import launchers and checks, which takes longer than linting a hundr
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import cache, partial
 from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
@@ -28,13 +30,13 @@ from ddp_doctor.parse.file_kinds import PYTHON, is_launch
 from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
-from ddp_doctor.sources.given import CannotRead, is_folder, read_given
+from ddp_doctor.sources.given import CannotRead, is_folder, path_beside, read_beside, read_given
 
 #: Folders that hold no code of the user's.
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
 #: What ``python -m venv`` and virtualenv leave in a folder.
 _ENVIRONMENT = "pyvenv.cfg"
-_IN_LINE = re.compile(r"\bline (\d+)")
+_IN_LINE = re.compile(r"(?:(?<!\S)(\S+) )?\bline (\d+)")
 
 
 def lint(
@@ -51,7 +53,8 @@ def lint(
     paths = list(_script_paths(given))
     if not paths:
         raise UsageError(f"found no Python file in {', '.join(map(quoted, given))}")
-    launches = {path: found for path in paths if (found := _launch_text(path)) is not None}
+    read = _reader()
+    launches = {path: found for path in paths if (found := _launch_text(path, read)) is not None}
     known = _rules_of_launches() if launches else ()
     codes = rule_codes(select, (*RULES, *known)), rule_codes(ignore, (*RULES, *known))
     rules, of_launches = chosen(RULES, *codes), chosen(known, *codes)
@@ -60,9 +63,10 @@ def lint(
     kept = {rule.code for rule in of_launches}
     with no_garbage_collection():  # of a hundred trees
         linted = [
-            _lint_launch(path, launches[path], kept) if path in launches else _lint_file(path, rules) for path in paths
+            _lint_launch(path, launches[path], kept) if path in launches else _lint_file(path, rules, read)
+            for path in paths
         ]
-    report = lint_report(linted, fail_on, started_at)
+    report = lint_report([*_each_once(linted)], fail_on, started_at)
     problems = outputs.write(
         LintResults(report, [*rules, *of_launches], [_shown_path(path) for path in paths], fail_on)
     )
@@ -79,10 +83,19 @@ def lint(
     return ExitCode.USAGE.value if problems else report.exit_code
 
 
-def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
+def _each_once(linted: Iterable[Linted]) -> Iterator[Linted]:
+    """Report a finding once if a script is given and another given one runs it."""
+    seen = set[tuple[object, ...]]()
+    for file in linted:
+        keys = {(each.path, each.line, each.column, each.code, each.title): each for each in file.findings}
+        yield replace(file, findings=tuple(each for key, each in keys.items() if key not in seen))
+        seen |= keys.keys()
+
+
+def _lint_file(path: str, rules: Sequence[LintRule], read: Callable[[str], bytes]) -> Linted:
     shown = _shown_path(path)
     try:
-        data = _read(path)
+        data = read(path)
     except (OSError, CannotRead, ValueError) as error:
         reason = as_utf8(str(error))
         if isinstance(error, OSError):
@@ -95,12 +108,12 @@ def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
     return lint_bytes(shown, data, rules)
 
 
-def _launch_text(path: str) -> str | None:
+def _launch_text(path: str, read: Callable[[str], bytes]) -> str | None:
     """The text of a job script, a manifest or a launcher's configuration; None of any other file."""
-    if path == "-" or path.endswith(".py"):
+    if path.endswith(".py"):
         return None
     try:
-        data = _read(path)
+        data = read(path)
     except (OSError, CannotRead, ValueError):
         return None
     decoded = decoded_text(data)
@@ -114,36 +127,45 @@ def _rules_of_launches() -> tuple[Described, ...]:
 
 
 def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
-    """What ``env --from`` finds in a file, each finding in its line."""
+    """Report the findings of ``env --from`` in a file and the scripts it runs, each in its line."""
     from ddp_doctor.app.inspection import read_settings
     from ddp_doctor.facts.node.env_vars import SettingText
 
     shown = _shown_path(path)
-    outcome = read_settings(content)
+    outcome = read_settings(content, read_file=partial(read_beside, path, most_bytes=MOST_BYTES))
     found = outcome.recording.first(SettingText)
     if found is None:
         return Linted(unread=Unread(path=shown, line=1, reason=outcome.recording.readings[0].reason or ""))
     lines = {written.name: written.line for written in found.written}
+    run = {each.file for each in found.launches} | {each.file for each in found.unchecked}
+    files = {name: as_utf8(path_beside(path, name) or shown) if name else shown for name in run}
     findings = []
     for finding in outcome.report.findings:
         if finding.code in kept:
             names = [lines[culprit.name] for culprit in finding.culprits if culprit.name in lines]
             at = _IN_LINE.search("\n".join(evidence.text for evidence in finding.evidence))
-            line = int(at[1]) if at else names[0] if names else 1
-            place = Culprit(kind="file", name=f"{shown}:{line}")
-            where = {"path": shown, "line": line, "column": 1, "end_line": line, "end_column": 1}
+            line = int(at[2]) if at else names[0] if names else 1
+            file = files.get(at[1] or "", shown) if at else shown
+            place = Culprit(kind="file", name=f"{file}:{line}")
+            where = {"path": file, "line": line, "column": 1, "end_line": line, "end_column": 1}
             findings.append(LintFinding(**dict(finding) | {"culprits": (*finding.culprits, place)} | where))
     findings.sort(key=lambda finding: (finding.line, finding.code))
     unread = None
     if found.unchecked:
         first = found.unchecked[0]
-        unread = Unread(path=shown, line=first.line, reason=f"`{first.quote}`: {first.reason}")
+        unread = Unread(path=files[first.file], line=first.line, reason=f"`{first.quote}`: {first.reason}")
     return Linted(tuple(findings), unread=unread)
+
+
+def _reader() -> Callable[[str], bytes]:
+    """A function that reads a file; stdin, which can be read only once, is kept."""
+    stdin = cache(lambda: read_given("-"))
+    return lambda path: stdin() if path == "-" else _read(path)
 
 
 def _read(path: str) -> bytes:
     """The bytes of a file; of one that is too large one byte more than is taken, which shows it."""
-    if path != "-" and Path(path).is_file() and Path(path).stat().st_size > MOST_BYTES:
+    if Path(path).is_file() and Path(path).stat().st_size > MOST_BYTES:
         with Path(path).open("rb") as file:
             return file.read(MOST_BYTES + 1)
     return read_given(path)

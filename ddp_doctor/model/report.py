@@ -121,6 +121,7 @@ class UnreadLine(Frozen):
     text: str  # without credentials
     reason: str  # why it was not read
     is_launch: bool = False  # it starts ranks, or may, so that the verdict is unsure
+    file: str = ""  # the script that has this line, if the given one runs another
 
 
 class EnvReport(Report):

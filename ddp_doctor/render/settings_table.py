@@ -46,7 +46,8 @@ def show(report: EnvReport, out: Console) -> None:
     else:
         out.print("No relevant variable of NCCL, torch, gloo or torchrun is set.")
     for line in report.unread_lines[:_MOST_UNREAD]:
-        text = f"Not read: line {line.line}: {one_line(line.text)} ({line.reason})"
+        place = f"{line.file} line {line.line}".lstrip()
+        text = f"Not read: {place}: {one_line(line.text)} ({line.reason})"
         out.print(folded(text, width, hang=2), style="yellow" if line.is_launch else "dim")
     if len(report.unread_lines) > _MOST_UNREAD:
         out.print(f"Not read: {len(report.unread_lines) - _MOST_UNREAD} more lines", style="dim")

@@ -36,8 +36,10 @@ def with_settings(report: Report, recording: Recording) -> EnvReport:
         of_env["nccl"] = None if software.torch_hip else software.nccl_loaded
     if (text := recording.first(SettingText)) is not None:
         of_env["unread_lines"] = tuple(
-            UnreadLine(line=each.line, text=each.quote, reason=each.reason, is_launch=each in text.unchecked)
-            for each in sorted((*text.unchecked, *text.unread), key=lambda each: each.line)
+            UnreadLine(
+                line=each.line, text=each.quote, reason=each.reason, is_launch=each in text.unchecked, file=each.file
+            )
+            for each in sorted((*text.unchecked, *text.unread), key=lambda each: (each.file, each.line))
         )
     return EnvReport(**dict(report) | of_env)
 

@@ -41,6 +41,26 @@ def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SI
         raise CannotRead(f"cannot read {quoted(path)}: {error}") from error
 
 
+def path_beside(path: str, name: str) -> str | None:
+    """Return the path of a file that ``path`` names, relative to its folder or to the working directory; or None."""
+    for folder in (Path(path).parent, Path()):
+        try:
+            if folder.resolve() in (folder / name).resolve().parents and (folder / name).is_file():
+                return str(folder / name)
+        except (OSError, ValueError, RuntimeError):  # a closed folder, a null byte, a loop of links
+            continue
+    return None
+
+
+def read_beside(path: str, name: str, most_bytes: int) -> str | None:
+    """Return the text of such a file; None if there is none, or if it is too large or not text."""
+    try:
+        found = path_beside(path, name)
+        return read_given(found, most_bytes=most_bytes).decode() if found else None
+    except (CannotRead, OSError, ValueError):
+        return None
+
+
 def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> bytes:
     data = bytearray()
     if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # /dev/zero never ends

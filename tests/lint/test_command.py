@@ -54,6 +54,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_script_that_a_job_script_runs_is_reported_in_its_own_line(tmp_path: Path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/a.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=4 --gpus-per-node=8\nsrun bash run.sh\n")
+    (tmp_path / "job/run.sh").write_text("#!/bin/bash\n\ntorchrun --nnodes=4 --nproc-per-node=8 train.py\n")
+    (tmp_path / "secret.sh").write_text("torchrun --nnodes=4 train.py\n")
+
+    done = lint("job/a.sbatch", "job/run.sh", cwd=tmp_path)
+    assert done.stdout.count("job/run.sh:3:1: error DD127") == 1
+    assert (done.returncode, "job/a.sbatch:" in done.stdout) == (1, False)
+
+    (tmp_path / "job/run.sh").unlink()
+    (tmp_path / "job/run.sh").symlink_to("../secret.sh")
+    assert "run.sh was not read" in lint("a.sbatch", cwd=tmp_path / "job").stdout
+
+
+def test_a_job_script_on_stdin_is_checked(tmp_path: Path):
+    text = "#!/bin/bash\n#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes=4 --nproc-per-node=8 train.py\n"
+
+    done = process("-", cwd=tmp_path, text=text)
+
+    assert (done.returncode, "<stdin>:3:1: error DD127" in done.stdout) == (1, True)
+
+
 def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(folder: Path):
     done = process("sick.py", cwd=folder)
 

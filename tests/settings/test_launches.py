@@ -1,6 +1,9 @@
 """What a job script, a manifest or a launcher's configuration starts: found where it is broken, silent where not."""
 
 import json
+import posixpath
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -75,9 +78,9 @@ BROKEN = {
 }
 
 
-def read(text: str) -> tuple[dict[str, str], SettingText, int]:
+def read(text: str, files: Mapping[str, str] = MappingProxyType({})) -> tuple[dict[str, str], SettingText, int]:
     """The worst severity by code, what was read, and the exit code."""
-    outcome = app.read_settings(text)
+    outcome = app.read_settings(text, read_file=lambda name: files.get(posixpath.normpath(name)))
     found = {each.code: each.severity.value[0].upper() for each in reversed(outcome.report.findings)}
     text_read = outcome.recording.first(SettingText)
     assert text_read is not None
@@ -135,6 +138,66 @@ RIGHT = {
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
 def test_a_right_launch_is_healthy(text: str):
     found, text_read, code = read(text)
+
+    assert (found, text_read.unchecked, code) == ({}, (), 0)
+
+
+HOSTS = "#!/bin/bash\n#SBATCH --nodelist=n[1-2]\n#SBATCH --ntasks-per-node=1 --gpus-per-node=8\n"
+ON_TWO = "torchrun --nnodes=2 --nproc-per-node=8"
+#: The files next to a script, by name.
+FILES = {
+    "run.sh": f'{ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 "$@"',
+    "static.sh": f"{ON_FOUR} {STATIC} --node-rank=$1 x.py",
+    "job.sbatch": f"{FOUR}srun {ON_FOUR} {MEET} x.py",
+    "env.sh": "export HEAD=localhost",
+    "again.sh": "bash again.sh; . again.sh",
+    "accelerate.yaml": "num_machines: 4\nmachine_rank: 1\nmain_process_ip: n0\n",
+    "two": "# hosts\nn1 slots=8\nn2 slots=4\n",
+    "no-slots": "n1 slots=8\nn2\n",
+    "twice": "n1 slots=8\nn1 slots=8\n",
+    "empty": "# none\n",
+}
+WITH_FILES = {
+    "an included address": f"DD127 E {FOUR}source ./env.sh\nsrun {ON_FOUR} {MEET} x.py",
+    "a script with another number of nodes": f"DD128 E {FOUR.replace('4', '2')}{HEAD}srun bash run.sh x.py",
+    "a script in the folder of this one": f'DD127 E {FOUR}export HEAD=localhost\nsrun "$(dirname "$0")/run.sh" x.py',
+    "an argument that the script gets": f"DD131 E {FOUR}{HEAD}srun bash static.sh $SLURM_NODEID",
+    "a job that is submitted": "DD127 E export HEAD=localhost\nfor i in 1 2; do sbatch --export=ALL job.sbatch; done",
+    "accelerate's file": f"DD131 E {FOUR}srun accelerate launch --config_file accelerate.yaml x.py",
+    "fewer hosts": "DD133 E deepspeed --hostfile two --num_nodes 3 x.py",
+    "fewer slots": "DD133 W deepspeed --hostfile=two --num_gpus=8 x.py",
+    "a host without slots": "DD133 E deepspeed --hostfile no-slots x.py",
+    "a host twice": "DD133 E deepspeed --hostfile twice x.py",
+    "no host": "DD133 E deepspeed --hostfile empty x.py",
+    "a host outside the job": f"DD129 E {HOSTS}srun {ON_TWO} --rdzv-backend=c10d --rdzv-endpoint=n3.lan:1 x.py",
+    "not the first host": f"DD129 E {HOSTS}srun bash -c '{ON_TWO} --node-rank=$SLURM_NODEID --master-addr=n2 x.py'",
+}
+
+
+@pytest.mark.parametrize("row", WITH_FILES.values(), ids=WITH_FILES)
+def test_a_launch_that_is_broken_in_another_file_is_found(row: str):
+    code, severity, text = row.split(" ", 2)
+
+    assert read(text, FILES)[0].get(code) == severity
+
+
+RIGHT_WITH_FILES = {
+    "the head of the job": f"{FOUR}{HEAD}srun bash run.sh x.py",
+    "a number that each node expands": f"{FOUR}{HEAD}srun bash -c './static.sh $SLURM_NODEID'",
+    "as many hosts": "deepspeed --hostfile two --num_nodes 2 --num_gpus 4 x.py",
+    "hosts that the script adds": "for h in $H; do echo $h slots=8 >> two; done\n"
+    "deepspeed --hostfile two --num_nodes 4 x.py",
+    "another network's name": f"{HOSTS}srun {ON_TWO} --rdzv-backend=c10d --rdzv-endpoint=n1-ib:1 x.py",
+    "any host with c10d": f"{HOSTS}srun {ON_TWO} --rdzv-backend=c10d --rdzv-endpoint=n2:1 x.py",
+    "more nodes than hosts": f"{HOSTS}#SBATCH --nodes=3\nsrun torchrun --nnodes=3 --rdzv-backend=c10d"
+    " --rdzv-endpoint=n3:1 x.py",
+    "a script that runs itself": "#!/bin/bash\nbash again.sh",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT_WITH_FILES.values(), ids=RIGHT_WITH_FILES)
+def test_a_launch_that_is_right_with_its_files_is_healthy(text: str):
+    found, text_read, code = read(text, FILES)
 
     assert (found, text_read.unchecked, code) == ({}, (), 0)
 

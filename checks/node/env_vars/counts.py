@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddp_doctor.checks.node.env_vars.meeting import is_alone, starts_several, torchruns
-from ddp_doctor.facts.node.env_vars import Launch, SettingText
+from ddp_doctor.facts.node.env_vars import HostFile, Launch, SettingText
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -44,7 +44,7 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
             yield finding(
                 [Culprit(kind="setting", name=launch.starts if by_torchrun else "srun")],
                 fault.title,
-                Evidence(text=f"line {launch.line}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
+                Evidence(text=f"{launch.place}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
                 in_job_script(_fix(text, by_torchrun=by_torchrun)),
                 confidence=Confidence.LIKELY,
                 severity=fault.severity,
@@ -184,7 +184,8 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
 
     Finds: num_machines above 1 with one machine_rank in accelerate's file, a warning: each machine that uses the file
         takes that rank. fp16 and bf16 both enabled in DeepSpeed's, and a train_batch_size not divisible by
-        train_micro_batch_size_per_gpu times gradient_accumulation_steps, errors.
+        train_micro_batch_size_per_gpu times gradient_accumulation_steps, errors. A host file that DeepSpeed refuses or
+        that has fewer hosts than --num_nodes, errors; fewer slots than --num_gpus, a warning.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; leave out one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
@@ -194,6 +195,8 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
         given = {name: value.text for name, value in launch.arguments.items()}
         if launch.program == "configuration" and launch.starts == "deepspeed":
             yield from _of_deepspeed(launch, given)
+        elif launch.host_file is not None:
+            yield from _of_host_file(launch, launch.host_file, given)
         elif launch.program == "configuration" and given.get("--nnodes", "1") > "1" and "--node-rank" in given:
             rank, machines = given["--node-rank"], given["--nnodes"]
             yield _of_configuration(
@@ -205,6 +208,7 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
             )
 
 
+_OF_HOSTS = ("--num-nodes", "--num-gpus")
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -222,11 +226,27 @@ def _of_deepspeed(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
         yield _of_configuration(launch, title, why, "Leave out train_batch_size")
 
 
+def _of_host_file(launch: Launch, file: HostFile, given: dict[str, str]) -> Iterator[Draft]:
+    nodes, gpus = (int(text) if text.isdecimal() else 0 for text in (given.get(name, "") for name in _OF_HOSTS))
+    path = given["--hostfile"]
+    if file.refused:
+        title = f"DeepSpeed refuses the host file {path}: {file.refused}"
+        yield _of_configuration(launch, title, f"--hostfile {path}", "Write one line per host: NAME slots=8")
+    elif nodes > len(file.hosts):
+        found = counted(len(file.hosts), "host")
+        title = f"--num_nodes={nodes}, but the host file {path} has {found}: DeepSpeed starts on no other"
+        yield _of_configuration(launch, title, ", ".join(file.hosts[:8]), f"Add the missing hosts to {path}")
+    elif file.fewest_slots and gpus > file.fewest_slots:
+        title = f"--num_gpus={gpus}, but the host file {path} has slots={file.fewest_slots}"
+        fix = "Give --num_gpus the number of GPUs per host"
+        yield _of_configuration(launch, title, "--num_gpus replaces the slots", fix, Severity.WARNING)
+
+
 def _of_configuration(launch: Launch, title: str, why: str, fix: str, severity: Severity | None = None) -> Draft:
     return finding(
         [Culprit(kind="setting", name=launch.starts)],
         title,
-        Evidence(text=f"line {launch.line}: {why}", expected_from=f"{launch.starts}'s launcher"),
+        Evidence(text=f"{launch.place}: {why}", expected_from=f"{launch.starts}'s launcher"),
         in_job_script(fix),
         confidence=Confidence.LIKELY,
         severity=severity,

@@ -123,7 +123,7 @@ def _draft(
     return finding(
         [Culprit(kind="setting", name=name or launch.starts)],
         title,
-        Evidence(text=f"line {launch.line}: {why}", expected_from=_TORCHRUN),
+        Evidence(text=f"{launch.place}: {why}", expected_from=_TORCHRUN),
         remedy,
         detail=detail,
         confidence=Confidence.LIKELY,
@@ -185,7 +185,7 @@ def _of_interfaces(text: SettingText, launch: Launch, nodes: int) -> Iterator[Dr
 
 def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch | None) -> Draft:
     lines = [each.line for each in text.written if (each.name, each.value) == (name, value)]
-    where = f"line {launch.line} starts ranks" if launch else "the lines for SLURM ask for them"
+    where = f"{launch.place} starts ranks" if launch else "the lines for SLURM ask for them"
     fails = "or the first collective fails" if name == NCCL_IFNAME else "fails or hangs"
     return setting_draft(
         [name],
@@ -261,12 +261,13 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
 
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
         $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the host that submits the
-        job, although the node with rank 0 must have it. Silent if the value is expanded once, before the nodes start.
+        job, although the node with rank 0 must have it, or of a host that is not in --nodelist. Silent if the value is
+        expanded once, before the nodes start.
     Why: The nodes wait for each other at different places until the rendezvous times out.
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    for _, launch, nodes in launches_of_several(recording):
+    for text, launch, nodes in launches_of_several(recording):
         if "--standalone" in launch.arguments:
             continue
         by_env = launch.starts == "python"
@@ -286,6 +287,18 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             where = "the host that submitted the job" if host.means == "submit-host" else "the last node"
             title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
             yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_first(launch)))
+        hosts = text.job.hosts if text.job and launch.program == "srun" and launch.nodes is None else ()
+        if host is not None and host.kind == "literal" and not host.unless and len(hosts) >= nodes > 0:
+            name = host.text.partition(".")[0]
+            is_first = name == hosts[0] or (name in hosts and not by_env and backend(launch) == "c10d")
+            if not is_first and _stem(name) in map(_stem, hosts):  # other names may be aliases
+                where = "another node of the job, not the first one" if name in hosts else "not a node of the job"
+                why = f"--nodelist: {', '.join(hosts[:8])}"
+                yield _draft(launch, f"The rendezvous address {name} is {where}", why, in_job_script(_first(launch)))
+
+
+def _stem(host: str) -> str:
+    return re.sub(r"\d+", "0", host)
 
 
 @rule("DD131", "node-rank-same-on-all-nodes", Consequence.FAILS, SettingText)
@@ -331,7 +344,7 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"
-            yield _draft(launches[1], title, f"line {launches[0].line} has it too", in_job_script(_ON_EACH_POD))
+            yield _draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH_POD))
 
 
 def _of_older_operator(launch: Launch) -> Draft:

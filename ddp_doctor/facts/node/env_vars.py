@@ -65,6 +65,14 @@ Program = Literal["sbatch", "kubernetes", "srun", "mpirun", "ssh", "pods", "arra
 Started = Literal["", "torchrun", "accelerate", "deepspeed", "python", "script"]
 
 
+class HostFile(Frozen):
+    """The hosts that DeepSpeed's launcher reads from its host file."""
+
+    hosts: tuple[str, ...] = ()
+    fewest_slots: int | None = None
+    refused: str = ""  # why the launcher refuses the file
+
+
 class Launch(Frozen):
     """A command of a script that asks for nodes or starts ranks: its numbers, as far as they stand there."""
 
@@ -87,6 +95,14 @@ class Launch(Frozen):
     by_hand: bool = False  # nothing in the file starts it on several nodes
     pods: int | None = None  # with this very command
     environment: dict[str, Argument] = Field(default_factory=dict)  # as far as it decides who meets where
+    hosts: tuple[str, ...] = ()  # of SLURM's --nodelist, in SLURM's order
+    host_file: HostFile | None = None
+    file: str = ""  # the script that the text runs and that has this line; empty for the text itself
+
+    @property
+    def place(self) -> str:
+        """``line 5`` or ``run.sh line 5``."""
+        return f"{self.file} line {self.line}".lstrip()
 
 
 class Unchecked(Frozen):
@@ -95,6 +111,12 @@ class Unchecked(Frozen):
     line: int
     quote: str
     reason: str
+    file: str = ""  # as in Launch
+
+    @property
+    def place(self) -> str:
+        """``line 5`` or ``run.sh line 5``."""
+        return f"{self.file} line {self.line}".lstrip()
 
 
 class SettingText(Fact):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.node.env_vars import Launch, Unchecked
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.parse.yaml_text import Node, Scalar, read_yaml
+from ddp_doctor.settings.files import ReadFile, read_none
 from ddp_doctor.settings.launches.manifests import Manifest
 from ddp_doctor.settings.launches.running import Start
 from ddp_doctor.settings.launches.starts import array_of, job_of
@@ -36,12 +37,12 @@ class Launches:
     unread: tuple[Unchecked, ...] = ()
 
 
-def launches_of(lines: Sequence[str]) -> Launches:
-    """Return the launches in these lines. Never raises: what is not understood is listed."""
+def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launches:
+    """Return the launches in these lines and in the scripts they run; other lines are listed with the reason."""
     kept = [line if len(line) <= _LONGEST_LINE else "" for line in lines[:_MOST_LINES]]
     text = Values.cleaned("\n".join(kept))
     job = job_of(kept)
-    reader = Manifest(text, job)
+    reader = Manifest(text, job, read_file)
     for number, (line, as_given) in enumerate(zip(kept, lines, strict=False), 1):
         if line != as_given or _OF_TEMPLATE.fullmatch(line):
             reader.note_unread(number, "a line of a template" if line else "a line that is too long")

@@ -88,8 +88,9 @@ class Reader(Runner):
         if at is not None and at + 1 < len(words):
             self._run_text(words[at + 1], call.line, inner, start)
             return
-        file = next((word for word in words[1:] if not word.startswith("-")), "")
-        if file and self._run_file(file, inner, start):
+        named = next((at for at, word in enumerate(words) if at and not word.startswith("-")), len(words))
+        file = words[named] if named < len(words) else ""
+        if self._run_file(words[named:], inner, start):
             return
         if not file and call.document is not None:
             text = call.document if call.is_literal else self.text(call.document, frame)
@@ -99,16 +100,17 @@ class Reader(Runner):
 
     def _submitted(self, words: list[str], frame: Frame, call: Call) -> None:
         """A job that the script writes and submits itself."""
-        file = next((word for word in words[1:] if posixpath.normpath(word) in frame.files), "")
+        given = (self.file(word, frame) for word in words[1:] if not word.startswith("-"))
+        file = next(filter(None, given), None)
         line, text = call.line + 1, ""
         if call.document is not None:
             text = call.document if call.is_literal else self.text(call.document, frame)
         elif file:
-            first, _, text = frame.files[posixpath.normpath(file)].partition("\n")
-            line = int(first)
+            line, text = file
         outer, self.job = self.job, starts.job_of([*text.split("\n")], words[1:])
         if text:
-            inner = Frame(is_batch=True, numbers=numbers_of(self.job), files=frame.files)
+            inner = frame.inner(0, hands_on="--export=NONE" not in words)
+            inner.is_batch, inner.numbers, inner.sometimes = True, numbers_of(self.job), 0
             self._run_text(text, line, inner, None)
         self.job = outer or self.job
 
@@ -147,10 +149,10 @@ class Reader(Runner):
 
     def _program(self, name: str, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         shown = self.values.shown(name)
-        if self._run_file(words[0], frame.inner(frame.depth + 1), start):
-            return
         if name.endswith(".py"):
             self._launcher("python", ["python", *words], frame, start, call)
+        elif ("/" in words[0] or "." in name) and self._run_file(words, frame.inner(frame.depth + 1), start):
+            return
         elif name.endswith((".sh", ".bash", ".slurm")):
             self._unread_script(words[0], frame, start, call)
         elif not starts.is_harmless(name) and (at := _payload(words)):
@@ -219,8 +221,8 @@ class Reader(Runner):
 
     def _of_file(self, name: str, frame: Frame) -> dict[str, str]:
         """Return the options in a configuration of accelerate that the script itself writes."""
-        _, _, text = frame.files.get(posixpath.normpath(name or "."), "").partition("\n")
-        documents = read_yaml(text.split("\n")).read
+        found = self.file(name, frame) if name else None
+        documents = read_yaml(found[1].split("\n")).read if found else ()
         pairs = documents[0].items() if documents and isinstance(documents[0], dict) else ()
         options = {f"--{key.replace('_', '-')}": value for key, value in pairs if isinstance(value, str)}
         return {starts.ACCELERATE[option]: value for option, value in options.items() if option in starts.ACCELERATE}
@@ -247,13 +249,18 @@ class Reader(Runner):
         }
         nnodes, ranks = (arguments.get(name) for name in ("--nnodes", "--nproc-per-node"))
         of_torchrun: dict[str, Any] = {}
+        hosts = self.file(given["--hostfile"], frame) if "--hostfile" in given else None
+        if hosts is not None and started == "deepspeed":
+            of_torchrun["host_file"] = starts.host_file_of(hosts[1])
         if started in ("torchrun", "accelerate"):
             of_torchrun["agents"] = starts.nodes_of(nnodes.text) if nnodes and nnodes.kind == "literal" else None
             of_torchrun["ranks_per_task"] = int(ranks.text) if ranks and ranks.text.isdecimal() else None
             of_torchrun["node_rank"] = "--node-rank" in arguments
+        file, line = self.located(call.line)
         launch = Launch(
             program=start.program if start else "torchrun",
-            line=call.line,
+            line=line,
+            file=file,
             starts=started,
             quote=self.quote(call.line),
             arguments=arguments,

@@ -16,6 +16,7 @@ from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Launch, Program, Unchecked
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
+from ddp_doctor.settings.files import ReadFile, read_none
 from ddp_doctor.settings.launches.expansion import Expander, Frame
 from ddp_doctor.settings.launches.shell_tree import Block, Call, Node, Piece, Script, Word
 from ddp_doctor.settings.launches.values import OF_LOOP, Part
@@ -36,6 +37,7 @@ _LONGEST_QUOTE = 160
 _MOST_NOTED = 100
 #: More is no argument of a launcher.
 _LONGEST_VALUE, _MOST_WORDS = 32_768, 1000
+_MOST_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,11 @@ class Start:
 class Runner(Expander):
     """A script, and what is found in it."""
 
-    def __init__(self, text: str, job: Launch | None) -> None:
+    def __init__(self, text: str, job: Launch | None, read_file: ReadFile = read_none) -> None:
         super().__init__()
-        self.lines = text.split("\n")
+        self.lines = text.split("\n")  # with those of the files it runs behind them
+        self._read_file = read_file
+        self._files: list[tuple[int, str]] = []  # the number of lines in front of each file, and its name
         self.job = job
         self.launches: list[Launch] = []
         self.unchecked: list[Unchecked] = []
@@ -93,12 +97,18 @@ class Runner(Expander):
     def _note(self, to: list[Unchecked], line: int, why: str) -> None:
         if self._silent or len(to) >= _MOST_NOTED:
             return
-        noted = Unchecked(line=line, quote=self.quote(line), reason=why)
+        file, number = self.located(line)
+        noted = Unchecked(line=number, quote=self.quote(line), reason=why, file=file)
         if noted not in to:
             to.append(noted)
 
+    def located(self, line: int) -> tuple[str, int]:
+        """Return the name of the file that a line is in, empty for the text itself, and its number in that file."""
+        before, name = next((each for each in reversed(self._files) if each[0] < line), (0, ""))
+        return name, line - before
+
     def quote(self, line: int) -> str:
-        """Return a line of the file, without credentials."""
+        """Return a line of the text or of a file that it runs, without credentials."""
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
         return KEPT_BACK if looks_like_credential(text) else shorten(text.rstrip("\\").rstrip(), _LONGEST_QUOTE)
 
@@ -213,6 +223,8 @@ class Runner(Expander):
             self._function(name, words[1:], own, start, frame)
         elif words and not self._builtin(name, words, call, frame, start):
             self.start(words, own, start, call)
+        if call.output and call.document is None and (file := self.word(call.output, frame)):
+            frame.files[posixpath.normpath(file)] = ""  # it has what the command prints, whatever it had before
 
     def _assign(self, word: Word, frame: Frame) -> str:
         found = _assigned(word)
@@ -265,7 +277,7 @@ class Runner(Expander):
             text = call.document if call.is_literal else self.text(call.document, frame)
             frame.files[posixpath.normpath(file or ".")] = f"{call.line + 1}\n{text}"
         elif name in ("source", "."):
-            if not self._run_file(words[1] if len(words) > 1 else "", frame, start):
+            if not self._run_file(words[1:], frame, start):
                 self._note(self.unread, call.line, "the file that it includes")
         elif name == "eval":
             self._run_text(" ".join(words[1:]), call.line, frame, start)
@@ -297,13 +309,30 @@ class Runner(Expander):
             is_first = at == 0 and hosts is not None and hosts.means == "hosts"
             frame.variables[each] = self.values.derived(value, f"${each}", "first-host" if is_first else "")
 
-    def _run_file(self, name: str, frame: Frame, start: Start | None) -> bool:
-        text = frame.files.get(posixpath.normpath(name)) if name else None
-        if text is None:
+    def _run_file(self, words: Sequence[str], frame: Frame, start: Start | None) -> bool:
+        """Follow a file with its arguments. Return False if its text is unknown."""
+        found = self.file(words[0], frame) if words else None
+        if found is None:
             return False
-        line, _, rest = text.partition("\n")
-        self._run_text(rest, int(line), frame, start)
+        if len(words) > 1:
+            frame.variables.update({str(at): word for at, word in enumerate(words) if at})
+            frame.arrays["@"] = frame.arrays["*"] = [*words[1:]]
+        self._run_text(found[1], found[0], frame, start)
         return True
+
+    def file(self, name: str, frame: Frame) -> tuple[int, str] | None:
+        """Return the first line and the text of a file that the script writes, or that can be read; or None."""
+        path = posixpath.normpath(name)
+        if path not in frame.files and len(self._files) < _MOST_FILES:
+            folder, _, rest = name.partition("/")
+            shown = rest if self.values.only(folder) else name  # $(dirname "$0")/run.sh
+            text = self._read_file(shown) if shown and self.values.literal(shown) == shown else None
+            if text is not None:
+                self._files.append((len(self.lines), shown))
+                frame.files[path] = f"{len(self.lines) + 1}\n{self.values.cleaned(text)}"
+                self.lines += text.split("\n")
+        line, _, text = frame.files.get(path, "").partition("\n")
+        return (int(line), text) if line else None
 
     @abstractmethod
     def start(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:

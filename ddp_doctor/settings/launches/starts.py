@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddp_doctor.facts.node.env_vars import Launch
+from ddp_doctor.facts.node.env_vars import HostFile, Launch
+from ddp_doctor.parse.hostlist import expand
 
 
 def _names(text: str) -> frozenset[str]:
@@ -22,7 +23,7 @@ def _fields(text: str) -> dict[str, str]:
 SLURM = _fields("""
     -N nodes --nodes nodes -n tasks --ntasks tasks --ntasks-per-node tasks_per_node --tasks-per-node tasks_per_node
     -G gpus --gpus gpus --gpus-per-node gpus_per_node --gres gpus_per_node --gpus-per-task gpus_per_task
-    -c cpus_per_task --cpus-per-task cpus_per_task
+    -c cpus_per_task --cpus-per-task cpus_per_task -w hosts --nodelist hosts
 """)
 #: mpirun(1) of Open MPI and MPICH.
 MPI = _fields("""
@@ -94,7 +95,9 @@ def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
     words += options
     if not words or "hetjob" in words or "packjob" in words:
         return None
-    return Launch(program="sbatch", line=first, **fields_of(words, SLURM))
+    job = Launch(program="sbatch", line=first, **fields_of(words, SLURM))
+    is_by_hosts = job.hosts and job.nodes is None and job.tasks is None
+    return job.model_copy(update={"nodes": (len(job.hosts), len(job.hosts))}) if is_by_hosts else job
 
 
 def array_of(lines: Sequence[str]) -> int | None:
@@ -167,8 +170,36 @@ def nodes_of(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(dict.fromkeys(expand(text)), key=lambda name: (len(name), name)))
+    except ValueError:  # a file with names, or an expansion
+        return ()
+
+
+_SLOTS = re.compile(r"(\S+)\s+slots=(\d{1,6})")
+
+
+def host_file_of(text: str) -> HostFile:
+    """Return what DeepSpeed reads from a host file (deepspeed/launcher/runner.py: fetch_hostfile)."""
+    slots: dict[str, int] = {}
+    for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+        found = _SLOTS.match(line)
+        if not line or line.startswith("#"):
+            continue
+        if found is None or found[1] in slots:
+            why = "names a host again" if found else "has no slots=N"
+            return HostFile(refused=f"line {number} {why}")
+        slots[found[1]] = int(found[2])
+    if not slots:
+        return HostFile(refused="it has no host")
+    return HostFile(hosts=tuple(slots), fewest_slots=min(slots.values()))
+
+
 def _value(field: str, text: str) -> Any:
     if field == "nodes":
         return nodes_of(text)
+    if field == "hosts":
+        return _hosts(text)
     found = (_GPUS.search if field.startswith("gpus") else _EACH.fullmatch)(text)
     return int(next(group for group in found.groups() if group)) if found else None

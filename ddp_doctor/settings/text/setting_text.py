@@ -26,6 +26,7 @@ from collections.abc import Collection, Sequence
 from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import plain_lines
+from ddp_doctor.settings.files import ReadFile, read_none
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
@@ -89,10 +90,10 @@ class NoSettings(ValueError):
     """The text holds nothing that sets a variable; the message is one sentence for people."""
 
 
-def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
-    """What the text sets of the variables that are recorded, and of those named in ``also``.
+def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile = read_none) -> SettingText:
+    """Return the recorded variables, and those in ``also``, that the text sets, and the launches in it.
 
-    Raises NoSettings, also for more settings than any environment has.
+    Raises NoSettings, which includes more settings than any environment has.
     """
     from ddp_doctor.settings.launches.launches import Launches, launches_of  # a prolog reads no text
 
@@ -112,7 +113,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         _read_plain(lines, shell)
     else:
         _read_lines(lines, shell)
-    found = launches_of(lines) if form == "script" else Launches()
+    found = launches_of(lines, read_file) if form == "script" else Launches()
     if not (shell.given or found.launches or found.unchecked) and not any(map(_SETS.match, lines)):
         raise NoSettings(
             "sets no variable; expected the output of `env`, a job script, a Dockerfile or a Kubernetes manifest"
