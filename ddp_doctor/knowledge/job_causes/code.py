@@ -175,7 +175,7 @@ CAUSES = {
         " on GPUs that this job does not have.",
         remedies=(
             in_code("Save model.module.state_dict(), and load it before wrapping the model in DDP"),
-            in_code("Load with torch.load(…, map_location='cpu', weights_only=True)"),
+            in_code("Load with torch.load(path, map_location='cpu', weights_only=True)"),
         ),
         next_check="compare list(torch.load(PATH, map_location='cpu'))[:5] with list(model.state_dict())[:5]",
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
@@ -209,7 +209,8 @@ CAUSES = {
         " a library that is not on the loader's path.",
         remedies=(
             remedy(
-                "Install it in the ranks' environment on every node", "srun --ntasks-per-node=1 python -m pip install …"
+                "Install it in the ranks' environment on every node",
+                "srun --ntasks-per-node=1 python -m pip install PACKAGE",
             ),
         ),
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',

@@ -36,7 +36,8 @@ CAUSES = {
         remedies=(
             in_code("Use every parameter in the loss, or freeze unused parameters"),
             in_code(
-                "Set DistributedDataParallel(…, find_unused_parameters=True)", cost="a graph traversal in every step"
+                "Set DistributedDataParallel(model, find_unused_parameters=True)",
+                cost="a graph traversal in every step",
             ),
         ),
         next_check="run briefly with TORCH_DISTRIBUTED_DEBUG=INFO: the message then has the parameters' names",
@@ -63,8 +64,8 @@ CAUSES = {
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
         remedies=(
-            in_code("Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters"),
-            in_code("Set DistributedDataParallel(…, static_graph=True) if the graph is the same in each step"),
+            in_code("Use checkpoint(layer, x, use_reentrant=False), and drop find_unused_parameters"),
+            in_code("Set DistributedDataParallel(model, static_graph=True) if the graph is the same in each step"),
         ),
         next_check="run briefly with TORCH_DISTRIBUTED_DEBUG=INFO: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
@@ -86,7 +87,7 @@ CAUSES = {
             in_code("Do not wrap frozen modules"),
             in_code("Check whether the filter that freezes parameters matches too many"),
         ),
-        next_check="print sum(p.requires_grad for p in model.parameters()) before DistributedDataParallel(…)",
+        next_check="print sum(p.requires_grad for p in model.parameters()) before DistributedDataParallel(model)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
         signs={
@@ -104,7 +105,7 @@ CAUSES = {
         " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
         " gives the same message.",
         remedies=(
-            in_code("Set DistributedDataParallel(…, broadcast_buffers=False)"),
+            in_code("Set DistributedDataParallel(model, broadcast_buffers=False)"),
             in_code("Run both inputs in one forward pass"),
         ),
         next_check="run briefly with torch.autograd.set_detect_anomaly(True): it names the forward line",

@@ -243,7 +243,7 @@ CAUSES = {
                 " of the driver; an error that stays with one GPU is a GPU fault"
             ),
         ),
-        next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
+        next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python train.py; dmesg | grep Xid on that node",
         references=(CATALOG, CUDA_ERRORS),
         signs={
             "kernel-failed": hint(

@@ -82,8 +82,8 @@ CAUSES = {
         remedies=(
             remedy(
                 "Request GPUs for the job",
-                "sbatch --gpus-per-node=8 …",
-                "docker run --gpus=all …",
+                "sbatch --gpus-per-node=8 job.sbatch",
+                "docker run --gpus=all IMAGE",
                 container=("--gpus=all",),
             ),
             in_code("Use the gloo backend without GPUs"),

@@ -157,7 +157,7 @@ CAUSES = {
         " than the time-out of its group.",
         remedies=(
             in_code("Share the work among the ranks, or do it less often"),
-            in_code("Set a timeout longer than the work: init_process_group(timeout=…)"),
+            in_code("Set a timeout longer than the work: init_process_group(timeout=timedelta(hours=1))"),
         ),
         next_check="run ddp-doctor attach again in a minute to see whether it moved",
         references=_STACKS,

@@ -6,7 +6,7 @@ from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel,
 
 _MORE_SHARED_MEMORY = remedy(
     "Enlarge the container's shared memory; in Kubernetes, mount an emptyDir with medium: Memory on /dev/shm",
-    "docker run --shm-size=8g …",
+    "docker run --shm-size=8g IMAGE",
     container=("--shm-size=8g",),
 )
 
@@ -121,7 +121,9 @@ CAUSES = {
                 undo="unset NCCL_CUMEM_HOST_ENABLE",
             ),
             remedy(
-                "Use one /dev/shm for all containers of a node", "docker run --ipc=host …", container=("--ipc=host",)
+                "Use one /dev/shm for all containers of a node",
+                "docker run --ipc=host IMAGE",
+                container=("--ipc=host",),
             ),
             on_node("Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf"),
         ),
@@ -171,7 +173,7 @@ CAUSES = {
         " launcher says that an unknown sender killed one with SIGKILL.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
-            remedy("Request more memory from the scheduler", "sbatch --mem=… or --mem-per-gpu=…"),
+            remedy("Request more memory from the scheduler", "sbatch --mem=64G job.sbatch"),
             in_code(
                 "Use less memory: fewer DataLoader workers, a smaller prefetch_factor, no"
                 " dataset copy in every rank, weights loaded with mmap=True"
@@ -231,7 +233,7 @@ CAUSES = {
             on_node("Free space, or write to another disk", "df -h", "df -i", "quota -s"),
             remedy(
                 "Move the caches of torch and Triton from a small home or /tmp",
-                settings=(setting("TMPDIR", "/scratch/…"), setting("XDG_CACHE_HOME", "/scratch/…")),
+                settings=(setting("TMPDIR", "/scratch/tmp"), setting("XDG_CACHE_HOME", "/scratch/tmp")),
             ),
         ),
         next_check="df -h and df -i of the checkpoint directory on the rank's host",
@@ -276,7 +278,7 @@ CAUSES = {
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
         " promises more than it has, it kills the process later instead.",
         remedies=(
-            remedy("Request more memory from the scheduler", "sbatch --mem=…"),
+            remedy("Request more memory from the scheduler", "sbatch --mem=64G job.sbatch"),
             remedy("If the address space is limited, remove the limit", "ulimit -v unlimited"),
             in_code("Load less at a time: mmap=True, fewer workers, no copy in every rank"),
         ),

@@ -14,10 +14,10 @@ CAUSES = {
         remedies=(
             remedy(
                 "Start it without a terminal: in a batch job, in tmux, or detached",
-                "tmux new -d 'torchrun …'",
-                "setsid torchrun … </dev/null >job.log 2>&1 &",
+                "tmux new -d 'torchrun train.py'",
+                "setsid torchrun train.py </dev/null >job.log 2>&1 &",
             ),
-            remedy("Make torchrun ignore the signal", "torchrun --signals-to-handle=SIGTERM,SIGINT …"),
+            remedy("Make torchrun ignore the signal", "torchrun --signals-to-handle=SIGTERM,SIGINT train.py"),
         ),
         next_check="last, and sshd's log at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
@@ -35,7 +35,7 @@ CAUSES = {
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
-            remedy("Start it with torchrun", "torchrun --nproc-per-node=gpu train.py …"),
+            remedy("Start it with torchrun", "torchrun --nproc-per-node=gpu train.py"),
             remedy(
                 "Set them from SLURM's variables with srun",
                 "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",
@@ -85,9 +85,9 @@ CAUSES = {
             on_node("Stop the process that listens on the port, or choose another port", "ss -ltnp 'sport = :PORT'"),
             remedy(
                 "Let the launcher choose a free port, or set another one",
-                "torchrun --standalone …",
-                "accelerate launch --main_process_port 0 …",
-                "deepspeed --master_port $((20000 + RANDOM % 20000)) …",
+                "torchrun --standalone train.py",
+                "accelerate launch --main_process_port 0 train.py",
+                "deepspeed --master_port $((20000 + RANDOM % 20000)) train.py",
             ),
             in_code("If the script names the port, let the launcher choose it: init_method='env://'"),
         ),
@@ -125,7 +125,7 @@ CAUSES = {
         remedies=(
             remedy(
                 "Use a different endpoint and id for every job",
-                "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
+                "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID train.py",
                 "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
             ),
         ),
@@ -152,8 +152,8 @@ CAUSES = {
         remedies=(
             remedy(
                 "Use a name or address of the first node itself, or tell it that it is the host",
-                "torchrun --rdzv-conf=is_host=1 …  # on the first node",
-                "torchrun --rdzv-conf=is_host=0 …",
+                "torchrun --rdzv-conf=is_host=1 train.py  # on the first node",
+                "torchrun --rdzv-conf=is_host=0 train.py",
             ),
         ),
         next_check="ss -ltn on the first node while the job starts must list the endpoint's port",
@@ -179,7 +179,7 @@ CAUSES = {
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
         remedies=(
-            remedy("Use the address instead of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 …"),
+            remedy("Use the address instead of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 train.py"),
             remedy("Add the name to /etc/hosts or DNS on every node", scope="cluster"),
         ),
         next_check="getent ahosts NAME on the node that printed it",
@@ -335,10 +335,10 @@ CAUSES = {
         finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            remedy("Request more time", "sbatch --time=2-00:00:00 …"),
+            remedy("Request more time", "sbatch --time=2-00:00:00 job.sbatch"),
             remedy(
                 "Request a signal before the limit, and save a checkpoint on it",
-                "sbatch --signal=B:USR1@300 --requeue …",
+                "sbatch --signal=B:USR1@300 --requeue job.sbatch",
             ),
         ),
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
@@ -358,7 +358,9 @@ CAUSES = {
         finds="Slurm, Kubernetes or the cloud says that the job was preempted, requeued or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            remedy("Save checkpoints often, and restart automatically", "sbatch --requeue --open-mode=append …"),
+            remedy(
+                "Save checkpoints often, and restart automatically", "sbatch --requeue --open-mode=append job.sbatch"
+            ),
             remedy("Use a partition or a priority that is not preempted"),
         ),
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
@@ -437,9 +439,14 @@ CAUSES = {
         finds="mpirun or srun is asked for more ranks than its hosts or its allocation have slots for.",
         why="No rank was started. Open MPI counts one slot per core, and one per host that --host names.",
         remedies=(
-            remedy("Name the slots of each host, or start fewer ranks", "mpirun --host node0:8,node1:8 -np 16 …"),
-            remedy("Start more ranks than slots, if the GPUs suffice", "mpirun --oversubscribe -np N …"),
-            remedy("Request as many tasks in SLURM as the job starts", "sbatch --nodes=2 --ntasks-per-node=8 …"),
+            remedy(
+                "Name the slots of each host, or start fewer ranks",
+                "mpirun --host node0:8,node1:8 -np 16 python train.py",
+            ),
+            remedy("Start more ranks than slots, if the GPUs suffice", "mpirun --oversubscribe -np N python train.py"),
+            remedy(
+                "Request as many tasks in SLURM as the job starts", "sbatch --nodes=2 --ntasks-per-node=8 job.sbatch"
+            ),
         ),
         next_check="count the slots in the hostfile, or scontrol show job $SLURM_JOB_ID",
         references=("Open MPI help-orte-rmaps-base.txt", "Slurm src/common/slurm_errno.c"),
@@ -458,7 +465,7 @@ CAUSES = {
         finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(
-            remedy("Restart without that node", "sbatch --exclude=NODE --requeue …"),
+            remedy("Restart without that node", "sbatch --exclude=NODE --requeue job.sbatch"),
             remedy("Have the node inspected", "scontrol show node NODE", scope="cluster"),
         ),
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",

@@ -51,7 +51,7 @@ CAUSES = {
             remedy(
                 "Start all nodes with the same --nnodes and --nproc-per-node, and let the"
                 " launcher set RANK and WORLD_SIZE",
-                "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",
+                "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py",
             ),
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",

@@ -11,8 +11,10 @@ NOT_FAILED = ("job-starting", "end-not-shown")
 RECOVERED = "failed-then-finished"
 
 _EVERY_RANK = (
-    "torchrun --log-dir=/shared/logs --tee 3 …", "srun --label --output=job-%j.out …", "mpirun --tag-output …",
-)  # fmt: skip
+    "torchrun --log-dir=/shared/logs --tee 3 train.py",
+    "srun --label --output=job-%j.out python train.py",
+    "mpirun --tag-output python train.py",
+)
 #: What shows more of the next failure: of a collective that times out, of NCCL, of a start, of a process that exits.
 RECORD_NCCL = remedy(
     "Restart with recording for the next failure: torch's flight recorder writes"
