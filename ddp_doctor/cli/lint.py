@@ -36,6 +36,7 @@ from ddp_doctor.sources.given import CannotRead, is_folder, path_beside, read_be
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
 #: What ``python -m venv`` and virtualenv leave in a folder.
 _ENVIRONMENT = "pyvenv.cfg"
+_NOTHING = "does not start ranks or set any known variable"
 _IN_LINE = re.compile(r"(?:(?<!\S)(\S+) )?\bline (\d+)")
 
 
@@ -134,8 +135,9 @@ def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
     shown = _shown_path(path)
     outcome = read_settings(content, read_file=partial(read_beside, path, most_bytes=MOST_BYTES))
     found = outcome.recording.first(SettingText)
-    if found is None:
-        return Linted(unread=Unread(path=shown, line=1, reason=outcome.recording.readings[0].reason or ""))
+    if found is None or not (found.written or found.launches or found.unchecked):
+        reason = (outcome.recording.readings[0].reason if found is None else None) or _NOTHING
+        return Linted(unread=Unread(path=shown, line=1, reason=reason))
     lines = {written.name: written.line for written in found.written}
     run = {each.file for each in found.launches} | {each.file for each in found.unchecked}
     files = {name: as_utf8(path_beside(path, name) or shown) if name else shown for name in run}

@@ -8,6 +8,7 @@ from ddp_doctor.model.fact import Misused
 from ddp_doctor.probing.fit import peaks, subject, trace
 from ddp_doctor.probing.fit.estimate import estimate
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
+from ddp_doctor.probing.user_model.user_code import Misuse
 from tests.rank_harness import Ranks
 
 #: Two layers of 1,000 by 1,000 without a bias, 4 MB each, the second a unit of its own.
@@ -165,6 +166,12 @@ def test_a_model_of_transformers_needs_no_weights():
 def test_assumed_length_of_a_sample_is_at_most_that_of_the_model(name: str, asked: int | None, tokens: int):
     batch = subject.of(f"hf:{name}", 1, asked).given
     assert subject.tokens_of(batch) == tokens
+
+
+@NEEDS_TRANSFORMERS
+def test_a_longer_sample_than_the_model_takes_is_refused():
+    with pytest.raises(Misuse, match="--seq 33 exceeds the 32 positions of hf:gpt2"):
+        subject.of("hf:gpt2,n_embd=8,n_head=2,n_layer=1,n_positions=32", 1, 33)
 
 
 def test_bfloat16_takes_half():

@@ -69,6 +69,14 @@ def test_a_script_that_a_job_script_runs_is_reported_in_its_own_line(tmp_path: P
     assert "run.sh was not read" in lint("a.sbatch", cwd=tmp_path / "job").stdout
 
 
+def test_a_manifest_that_starts_nothing_is_not_called_right(tmp_path: Path):
+    (tmp_path / "map.yaml").write_text("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n")
+
+    done = lint("map.yaml", cwd=tmp_path)
+
+    assert (done.returncode, "map.yaml:1:1: not checked: does not start ranks" in done.stdout) == (3, True)
+
+
 def test_a_job_script_on_stdin_is_checked(tmp_path: Path):
     text = "#!/bin/bash\n#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes=4 --nproc-per-node=8 train.py\n"
 

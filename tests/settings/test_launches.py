@@ -72,6 +72,7 @@ BROKEN = {
     "main_process_ip: n0\nE\nsrun accelerate launch --config_file a.yaml x.py",
     "two of four pods": "DD128 E " + pods("[torchrun, --nnodes=2, x.py]"),
     "mpirun": f"DD128 E mpirun -np 16 --map-by ppr:8:node torchrun --nnodes=2 --nproc_per_node=8 {MEET} x.py",
+    "a torchrun for each GPU": f"DD128 E mpirun -np 16 -H a:8,b:8 torchrun --nnodes 2 --nproc_per_node 8 {MEET} x.py",
     "standalone": f"DD132 E {FOUR}srun {ON_FOUR} --standalone x.py",
     "accelerate's file": "DD133 W num_machines: 2\nmachine_rank: 0\nnum_processes: 16\n",
     "two precisions": 'DD133 E {"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',

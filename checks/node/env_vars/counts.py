@@ -110,11 +110,14 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
             return None
         why = f"--nnodes {fewest}; line {job.line}: {counted(job.nodes[1], 'node')}"
         return _Fault(f"torchrun waits for {fewest} nodes, but the job has {job.nodes[1]}", why)
-    if nodes is None or each is None:
-        return None
-    count = nodes * each
     expected = f"{fewest}:{most}" if most > fewest else f"{most}"
-    why = f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes, --nnodes {expected}"
+    if nodes is not None and each is not None:
+        count, where = nodes * each, f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes"
+    elif launch.program == "mpirun" and launch.tasks:
+        count, where = launch.tasks, f"-np {launch.tasks}"
+    else:
+        return None
+    why = f"{where}, --nnodes {expected}"
     is_whole = job is not None and job.nodes == (nodes, nodes) and not launch.path and launch.tasks != 1
     if count <= most and not (count < fewest and is_whole):
         return None

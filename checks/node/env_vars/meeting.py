@@ -23,17 +23,19 @@ from ddp_doctor.wording.findings import finding
 
 #: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
 _LOOPBACK = ("lo", "=lo", "lo0")
-_FIRST_NODE = 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-_FIRST_POD = "Give the address of the pod with node rank 0, for example POD-0.SERVICE of a headless service"
+#: By what starts the nodes.
+_FIRST = {
+    "pods": "Give the address of the pod with node rank 0, for example POD-0.SERVICE of a headless service",
+    "slurm": 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "hosts": "Give the name of the first host, as the other hosts resolve it",
+}
 _ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
-_ON_EACH = (
-    "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...', or use"
-    " --rdzv-backend=c10d, which needs no node rank"
-)
-_ON_EACH_POD = (
-    "Give each pod its own node rank, for example $JOB_COMPLETION_INDEX of an Indexed Job, or use --rdzv-backend=c10d,"
-    " which needs no node rank"
-)
+_OR_C10D = ", or use --rdzv-backend=c10d, which needs no node rank"
+_ON_EACH = {
+    "pods": f"Give each pod its own node rank, for example $JOB_COMPLETION_INDEX of an Indexed Job{_OR_C10D}",
+    "slurm": "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...'" + _OR_C10D,
+    "hosts": f"Give each host its own node rank ($OMPI_COMM_WORLD_RANK in a shell, or a loop counter){_OR_C10D}",
+}
 _TORCHRUN = "torch/distributed/run.py"
 _WAIT = "The nodes wait for each other until the rendezvous times out."
 
@@ -93,8 +95,13 @@ def _is_open(launch: Launch) -> bool:
     return torchruns(launch) and given is not None and (given.kind != "literal" or "$" in given.text)
 
 
-def _first(launch: Launch) -> str:
-    return _FIRST_POD if launch.program == "pods" else _FIRST_NODE
+def _started_by(text: SettingText, launch: Launch) -> str:
+    in_slurm = launch.program == "srun" or (text.job is not None and text.job.program == "sbatch")
+    return "pods" if launch.program == "pods" else "slurm" if in_slurm else "hosts"
+
+
+def _first(text: SettingText, launch: Launch) -> str:
+    return _FIRST[_started_by(text, launch)]
 
 
 def _counted(nodes: int) -> str:
@@ -149,7 +156,7 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
     text = recording.first(SettingText)
     drafts = list(_of_job(text)) if text is not None and not text.launches else []
     for of_text, launch, nodes in launches_of_several(recording):
-        drafts += [*_of_interfaces(of_text, launch, nodes), *_of_endpoint(launch, nodes)]
+        drafts += [*_of_interfaces(of_text, launch, nodes), *_of_endpoint(of_text, launch, nodes)]
     yield from _each_once(drafts)
 
 
@@ -192,7 +199,9 @@ def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch |
         f"{shown(name, value)} reaches no other node, but the job has {nodes} nodes",
         f"{shown(name, value)}{f' in line {lines[-1]}' if lines else ''}; {nodes} nodes: {where}",
         "a loopback interface reaches only its own host",
-        in_job_script(_FIRST_NODE) if name == "MASTER_ADDR" else unset({name: value}, "it reaches no other node"),
+        in_job_script(_FIRST["slurm"] if launch is None else _first(text, launch))
+        if name == "MASTER_ADDR"
+        else unset({name: value}, "it reaches no other node"),
         detail=f"Each rank looks for the other ranks on its own node, so init_process_group() {fails}.",
     )
 
@@ -206,15 +215,15 @@ def _address(launch: Launch) -> tuple[str, Argument | None]:
     return f"rendezvous endpoint {host.text if host else ''}{f':{port.text}' if port else ''}", host
 
 
-def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
+def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draft]:
     if launch.starts not in ("torchrun", "accelerate", "python") or "--standalone" in launch.arguments:
         return
     name, host = _address(launch)
     if host is None:
         if torchruns(launch) and backend(launch) in ("static", "c10d"):
-            yield _no_endpoint(launch, nodes)
+            yield _no_endpoint(text, launch, nodes)
         return
-    remedy = in_job_script(_first(launch))
+    remedy = in_job_script(_first(text, launch))
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
     if host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
@@ -235,11 +244,11 @@ def _of_endpoint(launch: Launch, nodes: int) -> Iterator[Draft]:
         title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {_counted(nodes)}"
         why = f"after ||: {host.fallback}"
         detail = "If the command in front of || fails, as scontrol does in most containers, each node meets itself."
-        remedy = in_job_script(f"Remove the fallback. {_first(launch)}")
+        remedy = in_job_script(f"Remove the fallback. {_first(text, launch)}")
         yield _draft(launch, title, why, remedy, detail=detail, severity=Severity.WARNING)
 
 
-def _no_endpoint(launch: Launch, nodes: int) -> Draft:
+def _no_endpoint(text: SettingText, launch: Launch, nodes: int) -> Draft:
     is_static = backend(launch) == "static"
     ignored = "--master-addr" in launch.arguments and not is_static
     default = "127.0.0.1:29500" if is_static else "localhost:29400"
@@ -249,7 +258,7 @@ def _no_endpoint(launch: Launch, nodes: int) -> Draft:
         launch,
         f"{because} each of {_counted(nodes)} meets only itself at {default}{_if_several(nodes)}{unless}",
         f"{_counted(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
-        in_job_script(_first(launch).replace("Give", "Give --rdzv-endpoint")),
+        in_job_script(_first(text, launch).replace("Give", "Give --rdzv-endpoint")),
         detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
         severity=_severity(launch, nodes),
     )
@@ -286,7 +295,7 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
         ):
             where = "the host that submitted the job" if host.means == "submit-host" else "the last node"
             title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
-            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_first(launch)))
+            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_first(text, launch)))
         hosts = text.job.hosts if text.job and launch.program == "srun" and launch.nodes is None else ()
         if host is not None and host.kind == "literal" and not host.unless and len(hosts) >= nodes > 0:
             name = host.text.partition(".")[0]
@@ -294,7 +303,9 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             if not is_first and _stem(name) in map(_stem, hosts):  # other names may be aliases
                 where = "another node of the job, not the first one" if name in hosts else "not a node of the job"
                 why = f"--nodelist: {', '.join(hosts[:8])}"
-                yield _draft(launch, f"The rendezvous address {name} is {where}", why, in_job_script(_first(launch)))
+                yield _draft(
+                    launch, f"The rendezvous address {name} is {where}", why, in_job_script(_first(text, launch))
+                )
 
 
 def _stem(host: str) -> str:
@@ -319,7 +330,7 @@ def node_rank_same_on_all_nodes(recording: Recording) -> Iterator[Draft]:
 
 def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
     fixed: dict[str, list[Launch]] = {}
-    for _, launch, nodes in launches_of_several(recording):
+    for text, launch, nodes in launches_of_several(recording):
         if launch.starts == "python":
             rank, option = launch.environment.get("RANK"), "RANK"
             if rank is None or not starts_several(launch):
@@ -339,12 +350,12 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             by_env = option == "RANK"  # which the script may not read
             severity, name = (Severity.WARNING, option) if by_env else (None, "")
             why = f"{_counted(nodes)}, each with the same {option}"
-            fix = in_job_script(_ON_EACH_POD if launch.program == "pods" else _ON_EACH)
+            fix = in_job_script(_ON_EACH[_started_by(text, launch)])
             yield _draft(launch, fault, why, fix, name=name, severity=severity)
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"
-            yield _draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH_POD))
+            yield _draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH["pods"]))
 
 
 def _of_older_operator(launch: Launch) -> Draft:

@@ -121,7 +121,10 @@ def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[
     def factory() -> Loaded:
         return Loaded(AutoModelForCausalLM.from_config(config).train(), make_batch)
 
-    tokens = sequence or min(SEQUENCE, _positions(config) or SEQUENCE)
+    most = _positions(config)
+    if sequence and most and sequence > most:
+        raise Misuse(f"--seq {sequence} exceeds the {most:,} positions of {name}; give --seq {most} or less")
+    tokens = sequence or min(SEQUENCE, most or SEQUENCE)
 
     def make_batch(_: int) -> dict[str, Any]:
         import torch

@@ -32,6 +32,8 @@ _MEANINGS: dict[str, ArgumentMeaning] = {
     **dict.fromkeys(("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"), "first-host"),
     **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), "hosts"),
 }
+#: What an index selects in a list of hosts.
+_PLACES: dict[str, ArgumentMeaning] = {"0": "first-host", "-1": "last-host"}
 #: Only a step of srun has them (man srun, man sbatch: output environment variables).
 _OF_STEP = "SLURM_STEP_"
 _PARAMETER = re.compile(r"([!#]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.ASCII | re.DOTALL)
@@ -241,8 +243,7 @@ class Expander:
         hosts = self.values.only(items[0]) if len(items) == 1 else None
         literal = self.values.literal(number)
         if hosts is not None and hosts.means == "hosts":
-            means: ArgumentMeaning = {"0": "first-host", "-1": "last-host"}.get(literal or "", "")  # type: ignore[assignment]
-            return self.values.derived(items[0] + number, shown, means)
+            return self.values.derived(items[0] + number, shown, _PLACES.get(literal or "", ""))
         if literal is None:
             return self.values.derived(number, shown)
         at = int(literal) if literal.lstrip("-").isdecimal() and len(literal) < 6 else len(items)

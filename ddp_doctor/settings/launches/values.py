@@ -8,7 +8,7 @@ joined and read as a script like any other text.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ddp_doctor.facts.node.env_vars import Argument, ArgumentKind, ArgumentMeaning
 
@@ -79,10 +79,10 @@ class Values:
         kind: Kind = "same" if first.kind == "default" else first.kind
         return self.token(Part(kind, text, first.depth, means))
 
-    def replaced(self, value: str, **changes: str) -> str:
+    def replaced(self, value: str, **changes: Any) -> str:
         """Return the token with changes to its part; other values stay as they are."""
         part = self.only(value)
-        return value if part is None else self.token(replace(part, **changes))  # type: ignore[arg-type]
+        return value if part is None else self.token(replace(part, **changes))
 
     def argument(self, value: str, depth: int) -> Argument:
         """The argument of a program that starts on several nodes, whose words expand there from ``depth`` on."""
