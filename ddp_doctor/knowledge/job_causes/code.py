@@ -16,8 +16,9 @@ CAUSES = {
     "DDJ160": code_cause(
         name="rank-exception",
         title="{who} stopped[ in {where}]: {type}[: {message}]",
-        finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
-        why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
+        finds="A rank ended with a Python exception that does not concern another rank and that no other cause"
+        " explains.",
+        why="The other ranks wait for the rank that stopped, and fail later with timeouts and closed connections.",
         remedies=(in_code("Read the traceback of the first named rank; other tracebacks are consequences"),),
         next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
@@ -26,10 +27,10 @@ CAUSES = {
     "DDJ100": JobCause(
         name=LIBRARY_EXCEPTION,
         title="{who} stopped[ in {where}]: {type}[: {message}]",
-        finds="A rank ended with an exception that a driver, NCCL or another library between ranks raised, and that no"
-        " other cause explains.",
-        why="The line of the job only made the call. The fault may be in the library, its release, the driver, a GPU"
-        " or the network, and a run with one process does not show it.",
+        finds="A rank ended with an exception from a driver, NCCL or another communication library that no other cause"
+        " explains.",
+        why="The job's line only made the call. The fault may be in the library, its release, the driver, a GPU or the"
+        " network. A run with one process does not reproduce it.",
         remedies=(remedy("Compare the versions of that library, of torch and of the driver with those it supports"),),
         next_check="ddp-doctor run on the same nodes",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
@@ -38,8 +39,8 @@ CAUSES = {
         name="gpu-out-of-memory",
         title="GPU[ {gpu}] of {who} is out of memory[: {size} requested]",
         finds="An allocation on a GPU failed because its memory is used up.",
-        why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank with"
-        " a longer batch stops, and the others wait for it.",
+        why="Activations, gradients, optimizer states and other processes on the GPU all use memory. A rank with a"
+        " longer batch stops, and the others wait for it.",
         remedies=(
             in_code(
                 "Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model (fully_shard)"
@@ -87,8 +88,8 @@ CAUSES = {
     "DDJ163": code_cause(
         name="device-mismatch",
         title="Tensors of {who} are on different devices[: {found}][: the group is on {bound}, the tensor on {issued}]",
-        finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
-        why="A batch or a part of the model stayed on the CPU, or on GPU 0 where the rank has another.",
+        finds="An operation received tensors on two devices, or a tensor on another GPU than the rank's process group.",
+        why="A batch or a part of the model stayed on the CPU, or on GPU 0 although the rank uses another.",
         remedies=(SET_DEVICE,),
         next_check="print(x.device, next(model.parameters()).device) before the line in the evidence",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
@@ -128,9 +129,9 @@ CAUSES = {
     "DDJ164": code_cause(
         name="backend-device-mismatch",
         title="{who} passed a tensor on a device that the process group does not support[: {on}]",
-        finds="A collective got a tensor on a device for which the process group has no backend: a CPU tensor with"
-        " NCCL.",
-        why="NCCL moves tensors of GPUs alone; gathered objects and metrics are often on the CPU.",
+        finds="A collective received a tensor on a device for which the process group has no backend, such as a"
+        " CPU tensor with NCCL.",
+        why="NCCL supports only GPU tensors. Gathered objects and metrics are often on the CPU.",
         remedies=(
             in_code('Use both backends, init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU'),
         ),
@@ -146,9 +147,9 @@ CAUSES = {
     "DDJ174": JobCause(
         name="dataloader-worker-died",
         title="DataLoader worker of {who} died[: {signal}][, process {pid}]",
-        finds="A worker process of a DataLoader was ended by a signal or left.",
-        why="“Killed” mostly means that the host ran out of memory; a segmentation fault comes from a library that"
-        " decodes the samples.",
+        finds="A worker process of a DataLoader exited or was killed by a signal.",
+        why="“Killed” usually means that the host ran out of memory. A segmentation fault comes from a library"
+        " that decodes the samples.",
         remedies=(
             remedy("Use fewer workers or more memory if it was killed"),
             in_code("Run with num_workers=0 if it crashed, to see the stack and the sample"),
@@ -170,9 +171,9 @@ CAUSES = {
     "DDJ175": code_cause(
         name="checkpoint-mismatch",
         title="Checkpoint loaded by {who} does not match[ {module}]",
-        finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
-        why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names, or"
-        " on GPUs that this job does not have.",
+        finds="load_state_dict or torch.load rejects the content of the checkpoint.",
+        why="The checkpoint belongs to another model or version, was saved with or without DDP's “module.” prefix,"
+        " or was saved on GPUs that this job does not have.",
         remedies=(
             in_code("Save model.module.state_dict(), and load it before wrapping the model in DDP"),
             in_code("Load with torch.load(path, map_location='cpu', weights_only=True)"),
@@ -205,8 +206,8 @@ CAUSES = {
         name="import-failed",
         title="{who} cannot load {missing}",
         finds="An import ends with ModuleNotFoundError or ImportError, or Python does not find the script.",
-        why="The environment of the ranks is not that of the shell: another interpreter, a node without the package, or"
-        " a library that is not on the loader's path.",
+        why="The ranks run in another environment than the shell: another interpreter, a node without the package,"
+        " or a library that is not on the loader's path.",
         remedies=(
             remedy(
                 "Install it in the ranks' environment on every node",
@@ -248,7 +249,8 @@ CAUSES = {
         name="loss-not-finite",
         title="The job ended itself: the loss or a gradient of {who} is NaN or infinite",
         finds="A guard of the training code or of torch stops at NaN, or at a loss scale that cannot fall further.",
-        why="A learning rate that is too high, a bad sample, half precision and, seldom, a sick GPU lead there.",
+        why="Typical reasons are a learning rate that is too high, a bad sample, half precision and, rarely, a"
+        " faulty GPU.",
         remedies=(
             in_code("Restart from the last checkpoint with a lower learning rate, or skip the batch"),
             in_code("Train in bfloat16, which needs no loss scale"),
@@ -299,8 +301,8 @@ CAUSES = {
     "DDJ178": code_cause(
         name="device-assert",
         title="Kernel on the GPU of {who} failed an assertion[: {assertion}]",
-        finds="A CUDA kernel's assert failed: mostly an index outside of an embedding, or a label outside of the"
-        " classes.",
+        finds="An assertion in a CUDA kernel failed, usually because of an index outside of an embedding or a"
+        " label outside of the classes.",
         why="The GPU's context is lost with it, and every later call of the rank fails with the same message.",
         remedies=(
             in_code("Check indices and labels of the batch: ids.min() >= 0, ids.max() < embedding.num_embeddings"),
@@ -322,8 +324,7 @@ CAUSES = {
         domain="data",
         restart="no",
         finds="A sample, an archive or a checkpoint cannot be decoded.",
-        why="An upload or a save that was interrupted, or a full disk, leaves such files; the rank that meets it"
-        " stops.",
+        why="An interrupted upload or save, or a full disk, leaves such files. The rank that reads the file stops.",
         remedies=(
             remedy("Find the file, then download or write it again"),
             in_code("Skip and count samples that cannot be decoded"),

@@ -9,7 +9,7 @@ CAUSES = {
         name="pg-not-initialized",
         title="{who} called torch.distributed without a process group",
         finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
-        why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
+        why="They need a process group. A model with SyncBatchNorm needs one even on a single GPU.",
         remedies=(
             in_code("Call init_process_group first in every process, and start the job with torchrun"),
             in_code("Use BatchNorm instead of SyncBatchNorm on one GPU"),
@@ -31,7 +31,7 @@ CAUSES = {
         name="ddp-unused-parameters",
         title="Model parameters get no gradient on {who}[: numbers {indices}][, {parameters}]",
         finds="DDP waits for gradients of parameters that the last step did not use.",
-        why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
+        why="DDP reduces a bucket when all its gradients are ready. A branch that is not taken leaves the bucket"
         " incomplete.",
         remedies=(
             in_code("Use every parameter in the loss, or freeze unused parameters"),
@@ -60,9 +60,9 @@ CAUSES = {
     "DDJ167": code_cause(
         name="ddp-ready-twice",
         title="DDP received a parameter's gradient twice in one step on {who}[: {parameter}]",
-        finds="A parameter under DDP is used in two backward passes of one step: re-entrant checkpointing, shared"
-        " weights, or a call past forward().",
-        why="DDP reduces a gradient once; what comes after that would be lost.",
+        finds="A parameter under DDP is used in two backward passes of one step, because of re-entrant"
+        " checkpointing, shared weights, or a call that bypasses forward().",
+        why="DDP reduces each gradient once. Later contributions would be lost.",
         remedies=(
             in_code("Use checkpoint(layer, x, use_reentrant=False), and drop find_unused_parameters"),
             in_code("Set DistributedDataParallel(model, static_graph=True) if the graph is the same in each step"),
@@ -82,7 +82,7 @@ CAUSES = {
         name="ddp-no-grad-params",
         title="{who} wrapped a model without trainable parameters in DDP",
         finds="No parameter of the wrapped module requires a gradient.",
-        why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
+        why="The module is frozen, or a filter on names matched nothing, so DDP has nothing to reduce.",
         remedies=(
             in_code("Do not wrap frozen modules"),
             in_code("Check whether the filter that freezes parameters matches too many"),
@@ -100,10 +100,10 @@ CAUSES = {
     "DDJ169": code_cause(
         name="ddp-buffer-inplace",
         title="DDP's broadcast of buffers changed a tensor of {who} between forward and backward[: {tensor}]",
-        finds="Autograd finds a tensor of one dimension changed in place since the forward pass.",
-        why="With broadcast_buffers=True each forward writes the buffers of rank 0, such as those of BatchNorm, over"
-        " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
-        " gives the same message.",
+        finds="Autograd finds that a one-dimensional tensor was changed in place after the forward pass.",
+        why="With broadcast_buffers=True, each forward overwrites the buffers, such as BatchNorm's, with those of"
+        " rank 0. A second forward before backward() thus changes values that the first one saved. Other in-place"
+        " changes cause the same message.",
         remedies=(
             in_code("Set DistributedDataParallel(model, broadcast_buffers=False)"),
             in_code("Run both inputs in one forward pass"),
@@ -130,9 +130,9 @@ CAUSES = {
         "[: {peer} sent {remote} bytes to a buffer of {local}][: rank {this} has"
         " {count} parameters, rank {other} {other_count}][: a parameter of {sizes} on"
         " rank {rank}][: {bytes} bytes instead of {other_bytes}]",
-        finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
-        why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
-        " batches or models of different size, break that.",
+        finds="torch, gloo, NCCL or DDP reports that ranks differ in their operation, size or model.",
+        why="In a collective, every rank must make the same call with matching tensors. Branches on data or on the"
+        " rank, and batches or models of different sizes, violate this.",
         remedies=(
             in_code("Call the same collectives on every rank, in the same order and with the same shapes"),
             in_code(
@@ -200,8 +200,8 @@ CAUSES = {
     "DDJ171": code_cause(
         name="rank0-only-collective",
         title="{who} called a collective that other ranks did not call[: {call}]",
-        finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
-        why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
+        finds="One rank waits in a barrier or another collective, while the others wait in the next one.",
+        why="Saving, evaluation and logging under “if rank == 0” often end in a barrier, which every rank must reach.",
         remedies=(in_code("Call functions with collectives on every rank, and decide inside which rank writes"),),
         next_check="run with TORCH_FR_BUFFER_SIZE=2000 and"
         " TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the dumps",
@@ -211,8 +211,8 @@ CAUSES = {
     "DDJ172": code_cause(
         name="timeout-long-rank0-work",
         title="{who} was still in its own code when other ranks timed out[ in {call}]",
-        finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
-        why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
+        finds="Some ranks time out in a collective, while another rank still does its own work.",
+        why="The other ranks wait only until the timeout of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(
             in_code("Raise the timeout: init_process_group(timeout=timedelta(hours=2))"),
             in_code("Prepare the data before the job, or a part of it on every rank"),
@@ -225,9 +225,9 @@ CAUSES = {
         name="peer-died-secondary",
         title="[{gone} exited without a message: {who} lost the connection][{who} could not connect to {peer}, where"
         " nothing listens][{who} lost torchrun's rendezvous: {ended}]",
-        finds="Ranks report closed or refused connections, and nothing says why the other end closed.",
-        why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
-        " record have the reason.",
+        finds="Ranks report closed or refused connections, and no line shows why the other end closed.",
+        why="Look for the first rank that ended. Its output, its host's kernel log or the scheduler's records"
+        " contain the reason.",
         remedies=(
             remedy(
                 "Read the output of the rank at the address in the messages, and its host's kernel log",

@@ -61,10 +61,10 @@ CAUSES = {
     "DDJ110": sick_gpu(
         name="nvlink-error",
         title="NVLink failed on {who}[, GPU {bus}]",
-        finds="A fatal NVLink error of a GPU or NVSwitch in the kernel log (Xid 74, 136, 144 to 150, 155, SXid),"
-        " CUDA's error for it, or NVLinks between two GPUs over which the driver allows no P2P.",
-        why="Transfers between the GPUs of the node stop or are lost. Other GPUs of the node report Xid 45 or CUDA"
-        " error 721 as a consequence.",
+        finds="The kernel log has a fatal NVLink error of a GPU or NVSwitch (Xid 74, 136, 144 to 150, 155, SXid),"
+        " CUDA reports such an error, or the driver does not allow P2P over the NVLinks between two GPUs.",
+        why="Transfers between the GPUs of the node stop or are lost. As a consequence, other GPUs of the node"
+        " report Xid 45 or CUDA error 721.",
         remedies=(_DRAIN,),
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
@@ -85,10 +85,10 @@ CAUSES = {
     "DDJ111": sick_gpu(
         name="gpu-ecc-error",
         title="GPU of {who} has an uncorrectable memory error[: GPU {bus}]",
-        finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it; as a"
-        " hint, Xid 63: a row is to be remapped.",
-        why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
-        " and the row is remapped.",
+        finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it."
+        " Xid 63, a pending row remapping, is a hint.",
+        why="The program that used the memory is lost. The next program may use the same cells until the GPU is"
+        " reset and the row is remapped.",
         remedies=(_DRAIN,),
         next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
         references=(CATALOG, CUDA_ERRORS),
@@ -107,8 +107,8 @@ CAUSES = {
         name="gpu-off-bus",
         title="GPU of {who} fell off the PCIe bus[: GPU {bus}]",
         finds="The driver no longer reaches a GPU: Xid 79, its own message, or NVML's error that the GPU is lost.",
-        why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
-        " old firmware are the usual reasons; a program is not.",
+        why="The GPU stays unavailable until the node is restarted. Typical reasons are power, temperature, a"
+        " loose card, a riser or old firmware, but not a program.",
         remedies=(
             on_node(
                 "Run the job on other nodes, restart the node, and check power, temperature,"
@@ -138,9 +138,9 @@ CAUSES = {
     "DDJ113": sick_gpu(
         name="gsp-timeout",
         title="System processor (GSP) of a GPU of {who} does not respond[: GPU {bus}]",
-        finds="Xid 119 or 120: the driver waited in vain for the GPU's system processor, or that failed.",
-        why="Each call to the GPU hangs or fails until it is reset. Firmware of some drivers does this; where"
-        " another Xid of the same GPU comes first, such as 79, that one is the cause.",
+        finds="Xid 119 or 120: the GPU's system processor failed or did not answer the driver.",
+        why="Each call to the GPU hangs or fails until it is reset. The firmware of some drivers causes this. If"
+        " the same GPU reported another Xid before, such as 79, that Xid is the cause.",
         remedies=(
             _DRAIN,
             on_node("Update the driver and the GSP firmware that comes with it", cost="ends all jobs of the node"),
@@ -166,9 +166,9 @@ CAUSES = {
         name="fabric-manager-down",
         title="Fabric manager does not run on {who}: CUDA cannot use its GPUs",
         finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
-        why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
-        " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
-        " confidential mode that are not set ready, and CUDA libraries of another driver, bring the same error.",
+        why="On nodes with NVSwitches, no program can use a GPU before nvidia-fabricmanager, in exactly the"
+        " driver's version, has set up the switches. Shortly after a boot, this may still be in progress. GPUs in"
+        " confidential mode that are not set ready, and CUDA libraries of another driver, cause the same error.",
         remedies=(
             on_node(
                 "Start the fabric manager in the driver's version",
@@ -192,8 +192,9 @@ CAUSES = {
         name="fabric-manager-restarted",
         title="NVLink SHARP (NVLS) cannot start on {who}: fabric manager or NVSwitch fault",
         finds="NCCL fails to bind multicast memory of the NVSwitches.",
-        why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
-        " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
+        why="If the fabric manager was restarted while GPUs were in use, the multicast state of the switches is"
+        " stale until the GPUs are reset. In virtual machines and partitions, the switches may not support"
+        " multicast.",
         remedies=(
             on_node(
                 "Stop all jobs of the node, restart the fabric manager and reset all GPUs, or restart the node",
@@ -227,11 +228,11 @@ CAUSES = {
     "DDJ123": JobCause(
         name="illegal-memory-access",
         title="Kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
-        finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
-        " 31 or 137. That this happened is proved, the reason is not.",
-        why="An index out of range in a kernel of the job or of a library, memory used after it was freed, a fault"
-        " of the driver or of the GPU look alike. The line of Python in the trace is often a later one, because"
-        " kernels run asynchronously.",
+        finds="A CUDA kernel used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13, 31 or"
+        " 137. The error is certain, its reason is not.",
+        why="An index out of range in a kernel, memory that is used after it was freed, and faults of the driver"
+        " or the GPU look the same. The Python line in the traceback is often a later one, because kernels run"
+        " asynchronously.",
         remedies=(
             remedy(
                 "Make CUDA report the error at its kernel, and check that kernel's inputs",
@@ -278,8 +279,8 @@ CAUSES = {
     "DDJ124": sick_gpu(
         name="gpu-fault",
         title="GPU[ {bus}] of {who} reported a fault[: {meaning} (Xid {xid})][: the driver asks for “{action}”]",
-        finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
-        " a hint, any that is not known; a GPU that the driver cannot start.",
+        finds="Another Xid (46, 62, 109, 110, 143, 156 or 158) that makes a GPU unusable until it is reset, or a"
+        " GPU that the driver cannot start. Unknown Xids are a hint.",
         why="The programs that use the GPU hang or end.",
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
@@ -302,7 +303,7 @@ CAUSES = {
     "DDJ137": sick_host(
         name="imex-not-working",
         title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
-        finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
+        finds="NCCL finds GPUs that are connected by NVLink across nodes but cannot share memory over it.",
         why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
         " device.",
         remedies=(

@@ -76,9 +76,9 @@ CAUSES = {
         name="no-gpu-visible",
         title="{who} sees no GPU",
         domain="host",
-        finds="CUDA, or the backend nccl, finds no GPU in the process: CUDA error 100, or no driver.",
-        why="The container was started without GPUs, the scheduler gave none, CUDA_VISIBLE_DEVICES is empty or names"
-        " GPUs that are not there, or the driver does not run on the node.",
+        finds="CUDA or the backend nccl finds no GPU in the process: CUDA error 100, or no driver.",
+        why="The container was started without GPUs, the scheduler assigned none, CUDA_VISIBLE_DEVICES is empty or"
+        " names GPUs that do not exist, or the driver does not run on the node.",
         remedies=(
             remedy(
                 "Request GPUs for the job",
@@ -112,8 +112,8 @@ CAUSES = {
         title="{who} cannot use its GPU: another process holds it exclusively, or it is faulty",
         domain="host",
         finds="CUDA error 46: the GPU is busy or unavailable.",
-        why="In compute mode EXCLUSIVE_PROCESS a GPU takes one process. Another job may hold it; or several ranks"
-        " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
+        why="In compute mode EXCLUSIVE_PROCESS, a GPU accepts one process. Another job may hold it, or several"
+        " ranks of this job chose GPU 0 because they did not call torch.cuda.set_device.",
         remedies=(
             SET_DEVICE,
             on_node("Allow several processes per GPU", "nvidia-smi -c 0", cost="two jobs may share one GPU"),
@@ -135,7 +135,7 @@ CAUSES = {
         name="mig-unsupported",
         title="Ranks use MIG slices of one GPU, which NCCL does not support",
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
-        why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
+        why="Before NCCL 2.30, two slices of one GPU count as the same GPU. MIG does not support P2P in any version.",
         remedies=(
             remedy("Use a whole GPU per rank: turn off MIG, or request full GPUs from the scheduler"),
             remedy("Train on one slice without DDP, or with the gloo backend", cost="far slower with gloo"),
@@ -152,8 +152,8 @@ CAUSES = {
         name="duplicate-gpu",
         title="{ranks} of one node use the same GPU[, {bus}]",
         finds="NCCL finds two ranks of one node on the same GPU.",
-        why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
-        " node with more ranks than GPUs, meet on one.",
+        why="Each process uses GPU 0 unless it chooses another. Two ranks share a GPU if they do not call"
+        " torch.cuda.set_device, or if the node has more ranks than GPUs.",
         remedies=(SET_DEVICE, _ONE_RANK_A_GPU),
         next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each"
         " rank before init_process_group",
@@ -177,8 +177,8 @@ CAUSES = {
         title="PCIe ACS or IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
         finds="Faults of the IOMMU in the kernel log of a job with GPUs, local protection errors of RDMA"
         " transfers, or NCCL's own hint that ACS is on.",
-        why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
-        " with an IOMMU that translates, it is refused or lost.",
+        why="ACS on PCIe bridges sends traffic between two devices up to the root complex, where it is slow. If"
+        " the IOMMU translates addresses, the traffic is rejected or lost.",
         remedies=(
             on_node(
                 "Turn off ACS on the PCIe bridges, after each boot or permanently in the BIOS",
@@ -210,7 +210,7 @@ CAUSES = {
         name="iommu-p2p-hang",
         title="IOMMU of {who} may drop transfers between its GPUs[: collective {first} hung]",
         finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
-        why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
+        why="Writes from one GPU to another go through the IOMMU. With some boards, they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
@@ -221,8 +221,8 @@ CAUSES = {
         name="p2p-broken-hang",
         title="P2P between GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
-        finds="A hang at one of the first collectives of ranks on GPUs of the GeForce or RTX PRO kind.",
-        why="On such boards some drivers offer P2P that moves no data, so NCCL's kernels wait for ever.",
+        finds="Ranks on GPUs of the GeForce or RTX PRO families hang in one of the first collectives.",
+        why="On such boards, some drivers offer P2P that does not move data, so NCCL's kernels wait forever.",
         remedies=(_WITHOUT_P2P, on_node("Update the driver; newer drivers refuse P2P if the GPU does not support it")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
@@ -231,9 +231,10 @@ CAUSES = {
     "DDJ122": sick_gpu(
         name="nvls-hang",
         title="{who} hangs during the set-up of NVLink SHARP (NVLS)",
-        finds="The set-up of NVLS is the last that NCCL says of a communicator that does not come to be.",
-        why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
-        " plain P2P works.",
+        finds="The last line that NCCL prints about a communicator is the setup of NVLS, and the communicator is"
+        " never completed.",
+        why="If the fabric manager or the NVSwitches are in a wrong state, the setup of multicast waits forever,"
+        " although plain P2P works.",
         remedies=(
             remedy(
                 "Set NCCL_NVLS_ENABLE=0 to see whether NVLS is the cause, then check the fabric manager",
@@ -252,10 +253,10 @@ CAUSES = {
     "DDJ162": code_cause(
         name="invalid-device-ordinal",
         title="{who} used a GPU number that is not visible to it",
-        finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
+        finds="A rank selects a GPU that does not exist: more ranks were started than GPUs are visible, or the"
         " number is not the local rank.",
-        why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
-        " have none.",
+        why="CUDA numbers the GPUs in CUDA_VISIBLE_DEVICES from 0. Global ranks may exceed these numbers, and so"
+        " do local ranks beyond the last GPU.",
         remedies=(_ONE_RANK_A_GPU, in_code("Select the GPU by LOCAL_RANK, never by RANK")),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),

@@ -17,8 +17,8 @@ CAUSES = {
         domain="code",
         finds="Ranks wait in a collective that another rank of the group has not called, and that rank waits in no"
         " collective at all, by the dumps of torch's flight recorder, or by the stacks of ranks that run.",
-        why="It stands in its own code: data loading, validation, a checkpoint, a lock, or an exception that is being"
-        " handled. The ranks that wait print the time-out and are victims.",
+        why="The rank is stuck in its own code: data loading, validation, a checkpoint, a lock, or the handling of"
+        " an exception. The waiting ranks print the timeout and are victims.",
         remedies=(
             in_code(
                 "Remove what it waits for (a writer of that file or pipe, a lock holder, a"
@@ -32,10 +32,10 @@ CAUSES = {
     "DDJ212": sick_gpu(
         name="gpu-stuck",
         title="The GPU of {who} does not complete {call}, which other ranks completed",
-        finds="A rank has called a collective and not completed it, and other members of the group completed it, by"
-        " the dumps of torch's flight recorder.",
-        why="The rank took part, or the others could not have completed it. Its GPU, driver or link stopped since,"
-        " and all later work of the rank waits for it.",
+        finds="According to the flight-recorder dumps, a rank called a collective but did not complete it,"
+        " although other members of the group did.",
+        why="The rank took part, because otherwise the others could not have completed the collective. Its GPU,"
+        " driver or link has stopped since, and all later work of the rank waits for it.",
         remedies=(on_node("Check the GPU of that rank for faults before the next job", "dmesg | grep Xid"),),
         next_check="on that rank's host: dmesg | grep Xid; ddp-doctor run",
         references=("torch 2.15 c10d/FlightRecorder.hpp, ProcessGroupNCCL.cpp (last_completed_collective)",),
@@ -45,8 +45,8 @@ CAUSES = {
         title="Ranks wait for each other in different process groups[, or {otherwise}][: {odd} used a different order]",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
         " dumps of torch's flight recorder.",
-        why="A collective ends when all members of its group have entered it. Where ranks take two groups in different"
-        " orders, each waits for the other for ever.",
+        why="A collective ends when all members of its group have entered it. If ranks use two groups in different"
+        " orders, they wait for each other forever.",
         remedies=(in_code("Call the groups' collectives in one order on every rank, from one thread"),),
         next_check="run with TORCH_FR_BUFFER_SIZE=20000, and compare the order of groups in each rank's dump",
         references=("torch 2.13 docs, torch.distributed.new_group: using multiple process groups",),
@@ -54,10 +54,10 @@ CAUSES = {
     "DDJ197": JobCause(
         name="rank-unreachable",
         title="{who} left no readable flight-recorder dump, and other ranks wait for it",
-        finds="Ranks wait for a rank of which there is no dump of torch's flight recorder, or an empty or cut-off"
-        " one, while the other ranks left theirs.",
-        why="A rank that was killed, whose host is gone, or that is being torn down writes none. The absence is no"
-        " proof: its own output and its host's kernel log decide.",
+        finds="Ranks wait for a rank whose flight-recorder dump is missing, empty or truncated, while the other"
+        " ranks left theirs.",
+        why="A rank does not write a dump if it was killed, if its host is down, or while it is being torn down. A"
+        " missing dump proves nothing: check the rank's output and its host's kernel log.",
         remedies=(remedy("Read the output and the kernel log of that rank's host first", "dmesg -T"),),
         next_check="dmesg -T on that rank's host, and the scheduler's record of the job",
         references=("torch issue 196968: a rank in teardown writes no dump",),
@@ -65,9 +65,9 @@ CAUSES = {
     "DDJ199": JobCause(
         name="collective-stalled",
         title="{who} [entered {call} and] did not leave it",
-        finds="All ranks whose dumps of torch's flight recorder are there wait in the same collective.",
-        why="No rank is late, so no rank's code is to blame: data does not arrive over a link, or a GPU does not"
-        " finish.",
+        finds="All ranks that left flight-recorder dumps wait in the same collective.",
+        why="No rank is late, so the ranks' code is not to blame: data does not arrive over a link, or a GPU does"
+        " not finish.",
         remedies=(remedy("Test the links and GPUs of these hosts without the job", "ddp-doctor run --hosts HOSTS"),),
         next_check="ddp-doctor run on the same hosts, and NCCL_DEBUG=INFO in the job",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
@@ -77,8 +77,8 @@ CAUSES = {
         title="{who} {is} {how}, and the job waits for it",
         domain="host",
         restart="on the same nodes",
-        finds="A rank of a job that runs is stopped: by SIGSTOP or Ctrl-Z, by a debugger, or with its control group.",
-        why="It does not run until somebody lets it go on. Every collective waits for it, until the job's time-out.",
+        finds="A rank of a running job is stopped: by SIGSTOP or Ctrl-Z, by a debugger, or with its control group.",
+        why="It does not run until it is resumed. Every collective waits for it until the job's timeout.",
         remedies=(on_node("Continue it, or find out what stopped it", "kill -CONT PID"),),
         next_check="grep -E 'State|TracerPid' /proc/PID/status on its host",
         references=_PROC,
@@ -87,8 +87,8 @@ CAUSES = {
         name="rank-gone",
         title="{who} {is} gone[, {how}][, and {others} still there]",
         finds="A job has fewer ranks on a host than its launcher started, while the others wait.",
-        why="A rank that has ended comes to no collective any more. The others wait until their time-out, if they do"
-        " not notice the closed connection.",
+        why="A rank that has ended no longer takes part in collectives. If the other ranks do not notice the"
+        " closed connection, they wait until their timeout.",
         remedies=(remedy("Read its own output and the host's kernel log, then end the job", "dmesg -T"),),
         next_check="dmesg -T on its host, and ddp-doctor logs with the job's output",
         references=_PROC,
@@ -98,8 +98,8 @@ CAUSES = {
         title="{who} {waits} for data that does not arrive[: its data loader worker is stuck at {line}]",
         domain="data",
         finds="A rank waits for its data loader, whose workers do nothing.",
-        why="A worker waits for a lock, a file system or a service, or was started by fork while a thread held a lock."
-        " The other ranks wait in a collective for this one.",
+        why="A worker waits for a lock, a file system or a service, or was forked while a thread held a lock. The"
+        " other ranks wait for this rank in a collective.",
         remedies=(
             in_code("Inspect the worker's line for a lock, a read or a request without a timeout"),
             in_code(
@@ -114,8 +114,8 @@ CAUSES = {
     "DDJ304": sick_host(
         name="rank-in-kernel",
         title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not respond",
-        finds="A rank is in uninterruptible sleep (state D) in every look, and reads and writes nothing.",
-        why="The kernel waits for a device or a file server. Not even SIGKILL ends the process before that answers.",
+        finds="A rank is in uninterruptible sleep (state D) in every sample and does not read or write anything.",
+        why="The kernel waits for a device or a file server. Until that answers, not even SIGKILL ends the process.",
         remedies=(
             on_node(
                 "Check the host's kernel log for file systems, disks and GPUs",
@@ -129,9 +129,9 @@ CAUSES = {
     "DDJ305": sick_network(
         name="data-not-acknowledged",
         title="The network loses data of {who} to {peer}: no acknowledgment",
-        finds="All ranks are in one collective, and a TCP connection of a rank sends the same data again and again.",
-        why="Packets are dropped on the way: a firewall, a wrong MTU, a cable or a switch. The rank sends again at"
-        " growing intervals, for a quarter of an hour, and nobody hears of it before the time-out.",
+        finds="All ranks are in one collective, and a rank keeps retransmitting the same data over a TCP connection.",
+        why="Packets are lost because of a firewall, a wrong MTU, a cable or a switch. The kernel retransmits at"
+        " growing intervals for about 15 minutes and reports nothing before the timeout.",
         remedies=(
             remedy(
                 "Test the path between the two hosts, including large packets",
@@ -151,10 +151,10 @@ CAUSES = {
         title="{who} {does}[ at {line}][ in {looks} samples][ (its data loader worker is at"
         " {worker})], and {others} for it",
         domain="code",
-        finds="A rank is at work of its own (it compiles, saves a checkpoint, evaluates, loads data), and the others"
-        " wait in a collective for it; or the job moves, and a rank comes last in three of four looks.",
-        why="The job gets on. The GPUs of the others are idle, and a collective times out where the work takes longer"
-        " than the time-out of its group.",
+        finds="The other ranks wait in a collective for a rank that compiles, saves a checkpoint, evaluates or"
+        " loads data; or the job makes progress, but one rank comes last in at least three of four samples.",
+        why="The job makes progress. The GPUs of the other ranks are idle, and a collective times out if the work"
+        " takes longer than the timeout of its group.",
         remedies=(
             in_code("Share the work among the ranks, or do it less often"),
             in_code("Set a timeout longer than the work: init_process_group(timeout=timedelta(hours=1))"),
@@ -165,9 +165,9 @@ CAUSES = {
     "DDJ307": JobCause(
         name="progress-not-known",
         title="{what}",
-        finds="What could be read of a job that runs does not tell whether it gets on.",
-        why="A rank that computes for long and one in an endless loop look alike for some seconds, and without stacks"
-        " many things do.",
+        finds="The information that could be read about a running job does not show whether it makes progress.",
+        why="For a few seconds, a long computation and an endless loop look the same, and without stacks many"
+        " states do.",
         remedies=(
             remedy("Run attach again in a minute, as root or with the setting for stacks that the report names"),
         ),
@@ -177,8 +177,8 @@ CAUSES = {
     "DDJ309": JobCause(
         name="waits-for-nodes",
         title="{who} {waits} for {what}[ at {endpoint}][: {why}]",
-        finds="The launchers or ranks of a job on this host wait for other nodes, and the job has not begun.",
-        why="A job begins when all of its nodes are connected to one endpoint. The other nodes wait for 10 minutes"
+        finds="Launchers or ranks of a job on this host wait for other nodes, and the job has not started.",
+        why="A job starts when all its nodes are connected to one endpoint. The other nodes wait for 10 minutes"
         " (torchrun with c10d) or longer.",
         remedies=(remedy("Start the job on the missing nodes, with the same endpoint on all nodes", scope="cluster"),),
         next_check="run ddp-doctor attach on the other nodes of the job",

@@ -15,8 +15,8 @@ CAUSES = {
         name="shm-too-small",
         title="/dev/shm of {who} is too small for NCCL[: no room for {size} more bytes]",
         finds="NCCL cannot make or extend a segment in /dev/shm, because there is no space left on it.",
-        why="Ranks of one node that have no P2P between their GPUs exchange data through /dev/shm. A container gets"
-        " 64 MB of it unless it is asked for more.",
+        why="Ranks of one node whose GPUs have no P2P exchange data through /dev/shm. A container gets 64 MB of it"
+        " by default.",
         remedies=(
             _MORE_SHARED_MEMORY,
             remedy(
@@ -52,10 +52,10 @@ CAUSES = {
     "DDJ102": host_cause(
         name="shm-too-small-dataloader",
         title="/dev/shm of {who} is too small for the batches of DataLoader workers",
-        finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
-        " does.",
-        why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
-        " more; a write to a page that does not fit ends the worker with SIGBUS.",
+        finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies with a bus error while"
+        " writing it.",
+        why="Workers pass their batches on in shared memory. A container gets 64 MB of it by default, and writing"
+        " to a page that does not fit kills the worker with SIGBUS.",
         remedies=(
             _MORE_SHARED_MEMORY,
             in_code("Use fewer workers, or a smaller prefetch_factor"),
@@ -82,8 +82,9 @@ CAUSES = {
     "DDJ103": host_cause(
         name="shm-permission",
         title="/dev/shm of {who} is not writable by the job's user",
-        finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
-        why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and open.",
+        finds="NCCL or torch is not allowed to create a file in /dev/shm or to open a file that another rank created.",
+        why="Ranks of one node exchange data in files in /dev/shm, so every rank must be allowed to create and"
+        " open them.",
         remedies=(
             on_node("Make it writable for all users, as by default", "chmod 1777 /dev/shm"),
             remedy("Start all ranks of a node as one user"),
@@ -111,9 +112,11 @@ CAUSES = {
         name="shm-cumem-numa",
         title="A rank of {who} cannot open shared memory of another rank of the node[: {segment}]",
         domain="host",
-        finds="NCCL opens a segment that another rank of the node made, and it is not there.",
-        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a /dev/shm of"
-        " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
+        finds="NCCL tries to open a shared-memory segment that another rank of the node created, but the segment"
+        " does not exist.",
+        why="The two ranks use different methods to share memory. Possible reasons are a NUMA node without memory,"
+        " containers with separate /dev/shm, systemd's RemoveIPC, and an error in NCCL 2.22 and 2.23. The output"
+        " does not show which one applies.",
         remedies=(
             remedy(
                 "Share host memory only by files",
@@ -141,8 +144,8 @@ CAUSES = {
         title="NCCL cannot share host memory between GPUs of {who} with cuMem",
         finds="NCCL's shared-memory transport fails in CUDA's virtual memory calls with error 217, peer access not"
         " supported.",
-        why="Since NCCL 2.24 ranks of one node share host memory through cuMem where the driver offers it; on GPUs"
-        " without P2P access to each other it may fail.",
+        why="Since NCCL 2.24, ranks of one node share host memory through cuMem if the driver supports it. On GPUs"
+        " without P2P access to each other, this may fail.",
         remedies=(
             remedy(
                 "Share host memory by files in /dev/shm",
@@ -169,9 +172,9 @@ CAUSES = {
         name="host-oom-kill",
         title="[Host memory ran out on {who}, and a process of the job was killed][{killed} was killed by SIGKILL]"
         "[: {process}][, pid {pid}]",
-        finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory, or a"
-        " launcher says that an unknown sender killed one with SIGKILL.",
-        why="A process that is killed leaves no word; its peers only see that the connection is closed.",
+        finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray reports that it ended a process over"
+        " memory, or a launcher reports that an unknown sender killed a process with SIGKILL.",
+        why="A killed process prints nothing. Its peers only see that the connection is closed.",
         remedies=(
             remedy("Request more memory from the scheduler", "sbatch --mem=64G job.sbatch"),
             in_code(
@@ -226,9 +229,9 @@ CAUSES = {
     "DDJ107": host_cause(
         name="disk-full",
         title="Disk of {who} is full[: {path}]",
-        finds="A write ends with “No space left on device”, or the user's quota is used up.",
-        why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
-        " stops and takes the job with it.",
+        finds="A write fails with “No space left on device”, or the user's quota is used up.",
+        why="Checkpoints, logs, caches of compiled kernels and temporary files all need space. The rank that"
+        " writes stops, and the job ends with it.",
         remedies=(
             on_node("Free space, or write to another disk", "df -h", "df -i", "quota -s"),
             remedy(
@@ -255,8 +258,8 @@ CAUSES = {
         name="too-many-open-files",
         title="Too many open files on {who}: the limit (ulimit -n) is too low",
         finds="A call ends with “Too many open files”.",
-        why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts allow"
-        " 1024 a process.",
+        why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count. Many hosts"
+        " allow 1024 per process.",
         remedies=(
             remedy(
                 "Raise the limit in the launcher of the ranks",
@@ -275,8 +278,8 @@ CAUSES = {
         name="host-out-of-memory",
         title="Host memory allocation failed on {who}[ at {raised_at}][: {size} requested]",
         finds="An allocation of host memory failed in the rank itself.",
-        why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
-        " promises more than it has, it kills the process later instead.",
+        why="An allocation fails immediately if it exceeds a limit on the address space or all of the memory. If"
+        " the kernel promises more memory than it has, it kills the process later instead.",
         remedies=(
             remedy("Request more memory from the scheduler", "sbatch --mem=64G job.sbatch"),
             remedy("If the address space is limited, remove the limit", "ulimit -v unlimited"),
@@ -298,9 +301,9 @@ CAUSES = {
     "DDJ150": host_cause(
         name="memlock-limit",
         title="Locked memory limit (ulimit -l) of {who} is too low for RDMA",
-        finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
-        why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
-        " kB to 8 MB.",
+        finds="Registering memory with an RDMA device fails because too little memory may be locked.",
+        why="RDMA locks its buffers in memory. Shells started by ssh, Slurm, systemd and containers often allow"
+        " only 64 kB to 8 MB.",
         remedies=(
             on_node(
                 "Raise the limit at its source for the job's processes",

@@ -8,7 +8,7 @@ CAUSES = {
     "DDJ180": scheduler_cause(
         name="sighup-terminal",
         title="The terminal of torchrun was closed, which ended the job",
-        finds="torchrun got SIGHUP and handed it on to the ranks.",
+        finds="torchrun received SIGHUP and passed it on to the ranks.",
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
         remedies=(
@@ -32,8 +32,8 @@ CAUSES = {
     "DDJ181": code_cause(
         name="launch-env-missing",
         title="{who} has no launcher variables[: {variable} is not set]",
-        finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
-        why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
+        finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, but the variable is not set.",
+        why="torchrun sets these variables; python does not, and srun and mpirun set others.",
         remedies=(
             remedy("Start it with torchrun", "torchrun --nproc-per-node=gpu train.py"),
             remedy(
@@ -79,8 +79,8 @@ CAUSES = {
         title="Port[ {port}] on {who} is in use by another program or a leftover job",
         domain="host",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
-        why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
-        " outlived its job. The other ranks fail to connect, later.",
+        why="Two jobs on one host use the same port, a script sets another port under torchrun, or a process"
+        " outlived its job. The other ranks fail to connect later.",
         remedies=(
             on_node("Stop the process that listens on the port, or choose another port", "ss -ltnp 'sport = :PORT'"),
             remedy(
@@ -119,9 +119,9 @@ CAUSES = {
         name="rendezvous-port-conflict",
         title="Another job uses the same rendezvous[: its server answered {who} at {peer}:{port}]",
         domain="scheduler",
-        finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol.",
-        why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
-        " have the port.",
+        finds="A rank reached a server on the rendezvous port that does not speak the store's protocol.",
+        why="Two jobs with the same default endpoint share a store and mix their keys, or a proxy or another"
+        " service uses the port.",
         remedies=(
             remedy(
                 "Use a different endpoint and id for every job",
@@ -146,7 +146,7 @@ CAUSES = {
         name="rendezvous-host-mismatch",
         title="No node serves the rendezvous[ at {server}:{port}] for {who}",
         domain="scheduler",
-        finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
+        finds="Nodes cannot reach torchrun's rendezvous, and no node serves it.",
         why="torchrun serves the endpoint only on the host that it recognizes as its own. A name or address that the"
         " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
         remedies=(
@@ -175,7 +175,7 @@ CAUSES = {
     "DDJ185": network_cause(
         name="hostname-unresolvable",
         title="{who} cannot resolve the host name[ {name}]",
-        finds="The name of the rendezvous' host, or the own one, has no address.",
+        finds="The host name of the rendezvous, or of the node itself, cannot be resolved.",
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
         remedies=(
@@ -206,8 +206,8 @@ CAUSES = {
     "DDJ186": network_cause(
         name="gloo-ifname-invalid",
         title="GLOO_SOCKET_IFNAME matches no interface of {who}[: {interface}]",
-        finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
-        why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
+        finds="No interface has the name in GLOO_SOCKET_IFNAME.",
+        why="gloo expects full names, separated by commas. It takes NCCL's “^lo” and prefixes literally.",
         remedies=(
             remedy(
                 "Set an interface of that host, or let gloo choose",
@@ -227,9 +227,9 @@ CAUSES = {
     "DDJ187": network_cause(
         name="gloo-loopback-hostname",
         title="gloo uses an address of {who} that other nodes cannot reach[: {peer}]",
-        finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
-        why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
-        " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
+        finds="gloo connects to 127.x and is refused, or the host's name does not resolve to one of its addresses.",
+        why="gloo announces the address that the host's name resolves to. On many systems, /etc/hosts contains"
+        " 127.0.1.1 for it. The rank that prints the error is not the one with the wrong address.",
         remedies=(
             remedy(
                 "Set the interface between the nodes",
@@ -269,8 +269,8 @@ CAUSES = {
         name="script-arguments",
         restart="no",
         title="The arguments[ of {script}] were rejected: {message}",
-        finds="The training script, or the launcher, ends because an argument is missing or not known.",
-        why="Launchers, configurations and scripts are changed apart from each other.",
+        finds="The training script or the launcher exits because an argument is missing or unknown.",
+        why="Launchers, configurations and scripts are often changed independently of each other.",
         remedies=(remedy("Compare the arguments with SCRIPT --help"),),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
@@ -290,8 +290,8 @@ CAUSES = {
     "DDJ193": JobCause(
         name="process-crashed",
         title="{who} crashed[ with {signal}][ ({process}, pid {pid})] in a native library, not in Python code",
-        finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
-        why="The kernel ends a process that touches memory which is not its own. The native stack tells the library.",
+        finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort.",
+        why="The kernel ends a process that accesses memory it does not own. The native stack shows the library.",
         remedies=(
             remedy("Enable Python's stack trace for crashes", settings=(setting("PYTHONFAULTHANDLER", "1"),)),
             remedy("Look for packages built for another torch or CUDA", "python -m pip check"),
@@ -332,7 +332,7 @@ CAUSES = {
     "DDJ188": scheduler_cause(
         name="scheduler-time-limit",
         title="The scheduler ended the job at its time limit",
-        finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
+        finds="Slurm, PBS, LSF or Kubernetes reports that the job reached its time limit.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
             remedy("Request more time", "sbatch --time=2-00:00:00 job.sbatch"),
@@ -355,7 +355,7 @@ CAUSES = {
     "DDJ189": scheduler_cause(
         name="scheduler-preempted",
         title="The scheduler preempted or requeued the job",
-        finds="Slurm, Kubernetes or the cloud says that the job was preempted, requeued or evicted.",
+        finds="Slurm, Kubernetes or the cloud provider reports that the job was preempted, requeued or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
             remedy(
@@ -385,9 +385,9 @@ CAUSES = {
     "DDJ190": scheduler_cause(
         name="scheduler-cancelled",
         title="The job was stopped from outside[ on {node}]: canceled, or a signal to its launcher",
-        finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
-        why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
-        " it.",
+        finds="Slurm prints CANCELLED without a reason, or the launcher received SIGTERM, SIGINT or SIGQUIT.",
+        why="A person (scancel), the scheduler or the system ended the job. Later messages of the ranks are"
+        " consequences.",
         remedies=(remedy("Ask the scheduler who stopped it", "sacct -j JOB -o JobID,State,End"),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
@@ -436,7 +436,7 @@ CAUSES = {
         name="too-few-slots",
         restart="no",
         title="The launcher has too few slots[ for {wanted} ranks]",
-        finds="mpirun or srun is asked for more ranks than its hosts or its allocation have slots for.",
+        finds="mpirun or srun is asked to start more ranks than its hosts or its allocation have slots.",
         why="No rank was started. Open MPI counts one slot per core, and one per host that --host names.",
         remedies=(
             remedy(
@@ -462,8 +462,8 @@ CAUSES = {
     "DDJ191": sick_host(
         name="scheduler-node-failure",
         title="The scheduler lost a node of the job[: {node}]",
-        finds="Slurm, Ray or mpirun says that a node no longer answered.",
-        why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
+        finds="Slurm, Ray or mpirun reports that a node no longer responds.",
+        why="The node went down or lost its network. Ranks on other nodes only see that the connection is closed.",
         remedies=(
             remedy("Restart without that node", "sbatch --exclude=NODE --requeue job.sbatch"),
             remedy("Have the node inspected", "scontrol show node NODE", scope="cluster"),

@@ -16,10 +16,11 @@ CAUSES = {
     "DDJ157": host_cause(
         name="nccl-settings-differ",
         title="Ranks have different settings or releases of NCCL[: {bytes} bytes instead of {other_bytes}]",
-        finds="While NCCL's ranks make a communicator, one gets more from a peer than it has room for, or takes a"
-        " peer's memory for that of another transport.",
-        why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
-        " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
+        finds="While NCCL creates a communicator, a rank receives more data from a peer than expected, or takes"
+        " the peer's memory for that of another transport.",
+        why="The data that ranks exchange at this point depend on NCCL's release and on settings such as"
+        " NCCL_MAX_NCHANNELS, NCCL_P2P_DISABLE and NCCL_NET, which must be equal on all ranks. The rank that reads"
+        " first prints the error.",
         remedies=(
             remedy(
                 "Use the same NCCL_* variables, nccl.conf and libnccl on all ranks",
@@ -43,10 +44,10 @@ CAUSES = {
     "DDJ159": code_cause(
         name="world-sizes-differ",
         title="Ranks have inconsistent numbers[: rank {rank} of a job of {world}]",
-        finds="A rank begins NCCL's communicator with another number of ranks than the others, or with a number beyond"
-        " them.",
-        why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
-        " a rank that does not exist: nobody but the rank beyond the world ends.",
+        finds="A rank starts NCCL's communicator with another number of ranks than the others, or with a rank"
+        " number outside of it.",
+        why="RANK and WORLD_SIZE come from the launcher or from a script that sets them. NCCL waits for a rank"
+        " that does not exist, and only the rank outside of the world ends.",
         remedies=(
             remedy(
                 "Start all nodes with the same --nnodes and --nproc-per-node, and let the"
@@ -69,10 +70,10 @@ CAUSES = {
     "DDJ158": host_cause(
         name="nccl-setting-refused",
         title="NCCL rejects a setting of {who}[: {setting}]",
-        finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs; or"
-        " NCCL_GRAPH_FILE names a file that is not there.",
-        why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
-        " make the communicator, or fail in the first collective that has no way left.",
+        finds="NCCL_ALGO or NCCL_PROTO has a value that this NCCL does not know or that these GPUs do not support,"
+        " or NCCL_GRAPH_FILE names a file that does not exist.",
+        why="One unknown word invalidates the list. NCCL up to 2.21 ignores it silently; newer releases refuse to"
+        " create the communicator, or fail in the first collective without a remaining algorithm.",
         remedies=(
             remedy(
                 "Unset it, so that NCCL chooses",
@@ -110,9 +111,9 @@ CAUSES = {
     "DDJ200": JobCause(
         name=NCCL_STATES,
         title="NCCL reports[ on {who}]: {message}",
-        finds="A warning of NCCL that its callers returned as an error, or the text after “Last error:” in an"
-        " exception, if no other cause is known.",
-        why="NCCL prints the reason in this line. Lines after it only say that the call failed.",
+        finds="A warning of NCCL was returned as an error, or an exception has a text after “Last error:”, and no"
+        " other cause is known.",
+        why="NCCL prints the reason in this line. Later lines only report that the call failed.",
         remedies=(remedy("Follow the message; search for it in NCCL's issues and source"),),
         next_check="ddp-doctor run on the same nodes",
         references=("NCCL 2.18 to 2.32, src/debug.cc, src/include/checks.h; torch 2.15 c10d/NCCLUtils.cpp",),
@@ -129,7 +130,8 @@ CAUSES = {
         name="rank-not-answering",
         title="A process of the job no longer responds to NCCL's RAS[: rank {rank}][ on {node}]",
         restart="on other nodes",
-        finds="A process that NCCL's RAS could not reach: dead after 60 seconds, unresponsive before.",
+        finds="NCCL's RAS could not reach a process: it is reported as dead after 60 seconds, and as unresponsive"
+        " before.",
         why="The process has ended, is stopped, or its host or network is gone. The other ranks wait for it.",
         remedies=(remedy("Read that process's output and its host's kernel log first", "dmesg -T"),),
         next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
@@ -144,10 +146,10 @@ CAUSES = {
     "DDJ154": JobCause(
         name="rank-behind",
         title="{ranks} launched fewer collectives than other ranks: {launched} of {most}",
-        finds="A rank behind the others in NCCL's counts of launched operations: the same in two answers of RAS, or in"
-        " one beside a time-out.",
-        why="The other ranks wait in an operation that this rank has not launched: it stands in its own code, is"
-        " slow, or took another way. The counts are of launches; what is complete they do not tell.",
+        finds="A rank is behind the others in NCCL's counts of launched operations: in two answers of RAS, or in"
+        " one answer and a timeout.",
+        why="The other ranks wait in an operation that this rank has not launched. The rank is stuck in its own"
+        " code, is slow, or took another branch. The counts show launches, not completed operations.",
         remedies=(in_code("Check what that rank does", "py-spy dump --pid PID"),),
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
@@ -159,8 +161,9 @@ CAUSES = {
     "DDJ155": sick_gpu(
         name="wrong-results",
         title="nccl-tests results are wrong: {elements} values out of bounds",
-        finds="A run of nccl-tests whose check of the results failed.",
-        why="A GPU, a link, a driver or NCCL corrupts data without a message. Training on it is worth nothing.",
+        finds="The check of the results in a run of nccl-tests failed.",
+        why="A GPU, a link, a driver or NCCL corrupts data without a message. The results of training on it are"
+        " useless.",
         remedies=(
             remedy(
                 "Repeat it on half of the GPUs, and halve again until one GPU or pair is left",
@@ -179,9 +182,9 @@ CAUSES = {
     "DDJ156": sick_gpu(
         name="p2p-test-failed",
         title="P2P from rank {rank} to rank {peer_rank} moves wrong data or none[, over {path}]",
-        finds="A pair of GPUs between which NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS=1) failed.",
-        why="They run before the job sends anything: the fault is of a GPU, the link, the driver or the settings of"
-        " the system, and collectives hang or give wrong sums over it.",
+        finds="NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS=1) failed for a pair of GPUs.",
+        why="The diagnostics run before the job sends any data, so the fault is in a GPU, the link, the driver or"
+        " the system's settings. Collectives over this pair hang or compute wrong sums.",
         remedies=(
             on_node(
                 "Check the links between them for errors, ACS and the IOMMU",

@@ -56,9 +56,9 @@ CAUSES = {
     "DDJ140": sick_network(
         name="firewall-or-unreachable",
         title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
-        finds="A connection between two nodes that times out or finds no route.",
-        why="Ranks connect over ports that the kernel chooses. A firewall that opens the master's port alone, or a"
-        " node in another network, lets the rendezvous succeed and NCCL fail.",
+        finds="A connection between two nodes times out or has no route.",
+        why="Ranks connect over ports that the kernel chooses. With a firewall that opens only the master's port,"
+        " or with a node in another network, the rendezvous succeeds but NCCL fails.",
         remedies=(
             remedy(
                 "Allow all TCP ports between the nodes, or the kernel's ephemeral ports",
@@ -135,8 +135,9 @@ CAUSES = {
     "DDJ141": host_cause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",
-        finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
-        why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
+        finds="NCCL finds no suitable interface: only loopback and bridges, or none that is up.",
+        why="Even on a single node, NCCL needs an address that the ranks can use. A container without a network"
+        " has none.",
         remedies=(
             remedy("Use the host's network in the container", container=("--network=host",)),
             remedy(
@@ -159,10 +160,10 @@ CAUSES = {
         name="socket-ifname-wrong",
         title="NCCL on {who} uses the wrong network interface[: no {interface} there][:"
         " {peer} is a different machine on each node]",
-        finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
-        " loopback, of a container's bridge or of one link.",
-        why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
-        " 172.17.0.1 is another machine's own on each node.",
+        finds="NCCL_SOCKET_IFNAME names an interface that does not exist, or ranks connect to an address of"
+        " loopback, a container's bridge or a point-to-point link.",
+        why="By default, NCCL uses the first interface it finds. An address such as 127.0.0.1 or 172.17.0.1"
+        " belongs to a different machine on each node.",
         remedies=(remedy("Set the interface between the nodes, with each node's own name for it", settings=(_NAME,)),),
         next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
         references=(_SOCKETS, _BOOTSTRAP),
@@ -199,8 +200,8 @@ CAUSES = {
         name="duplicate-hostname",
         title="NCCL treats ranks of different nodes as one node: their hosts may share a name",
         finds="NCCL sees two ranks on one GPU, in a job with one rank on each node.",
-        why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
-        " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
+        why="NCCL identifies a host by its name up to the first dot and by the kernel's boot id. Containers of one"
+        " image, or cloned machines, may share both. NCCL then tries P2P and shared memory across hosts.",
         remedies=(
             remedy(
                 "Set a different NCCL_HOSTID per host",
@@ -216,9 +217,9 @@ CAUSES = {
     "DDJ134": sick_host(
         name="net-plugin-load-failed",
         title="NCCL's network plug-in[ {plugin}] is unusable on {who}[: {reason}]",
-        finds="A network plug-in of NCCL that is installed cannot be loaded or finds no device.",
-        why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
-        " plug-in.",
+        finds="An installed network plug-in of NCCL cannot be loaded or finds no device.",
+        why="NCCL continues with its own InfiniBand or TCP transport, which is several times slower, or fails if"
+        " NCCL_NET names the plug-in.",
         remedies=(
             on_node(
                 "Install the plug-in's libraries on all nodes, in compatible versions",
@@ -263,9 +264,9 @@ CAUSES = {
     "DDJ135": host_cause(
         name="net-plugin-version-mismatch",
         title="NCCL's network plug-in on {who} is incompatible with this NCCL or the driver",
-        finds="NCCL finds a network plug-in whose interface it does not speak.",
-        why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
-        " the drivers that they support as well.",
+        finds="NCCL finds a network plug-in but does not support the version of its interface.",
+        why="A plug-in and an NCCL each support a few versions of the interface. Plug-ins of cloud providers also"
+        " require certain drivers.",
         remedies=(on_node("Install plug-in, NCCL and driver from one set of the provider"),),
         next_check="NCCL_DEBUG=INFO shows NET/Plugin lines and the plug-in's version",
         references=(_PLUGINS,),
@@ -281,9 +282,9 @@ CAUSES = {
     "DDJ136": sick_host(
         name="net-transport-mismatch",
         title="Nodes use different networks for NCCL[: {who} finds another type at {peer}]",
-        finds="One end of a connection speaks another transport, or another kind of RDMA link, than the other.",
-        why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
-        " makes it fall back to TCP, while the others wait for RDMA.",
+        finds="The two ends of a connection use different transports or different kinds of RDMA links.",
+        why="Each node chooses its own transport. A plug-in that fails to load on one node, or a port that is"
+        " down, makes that node fall back to TCP, while the other nodes wait for RDMA.",
         remedies=(
             on_node("Repair the node whose choice differs", "grep -h 'Using network' *.log | sort | uniq -c"),
             remedy(

@@ -64,9 +64,9 @@ CAUSES = {
     "DDJ144": sick_network(
         name="ib-unusable",
         title="NCCL cannot use its RDMA device of {who}[: {call} fails][, {reason}]",
-        finds="A call to set up RDMA fails on a device that NCCL found, for another reason than missing memory.",
-        why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
-        " container or a broken driver, ends the job when NCCL sets it up.",
+        finds="A call that sets up RDMA fails on a device that NCCL found, for a reason other than missing memory.",
+        why="NCCL uses every active RDMA port. If a port belongs to another fabric, lacks permission in the"
+        " container or has a broken driver, the job fails when NCCL sets it up.",
         remedies=(
             remedy(
                 "Set the devices between the nodes",
@@ -104,11 +104,10 @@ CAUSES = {
     "DDJ145": sick_network(
         name="ib-fabric-fault",
         title="RDMA transfers of {who}[ to {peer}] failed: the peer did not answer any retry",
-        finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"
-        " 12, 13).",
-        why="A port, cable, switch or node on the way is broken; or the peer's process had died before. Where many"
-        " nodes complain of one address, it is that node's. Failing on the first transfer speaks of the set-up"
-        " (GID, routes, MTU), failing after hours of hardware.",
+        finds="Transfers over InfiniBand, RoCE or EFA were retried without an answer (status 12, 13).",
+        why="A port, cable, switch or node on the path is broken, or the peer's process died before. If many nodes"
+        " report the same address, the fault is on that node. A failure in the first transfer indicates the setup"
+        " (GID, routes, MTU), a failure after hours the hardware.",
         remedies=(
             _WITHOUT_NODE,
             _IB_OFF,
@@ -135,9 +134,9 @@ CAUSES = {
     "DDJ146": sick_network(
         name="ib-link-flap",
         title="RDMA link of {who} went down[: {device}]",
-        finds="NCCL or the kernel tells that a port went down, or that a device failed.",
-        why="Transfers over the port run out of tries a few seconds later. Cable, optics or the switch port are"
-        " the usual reasons.",
+        finds="NCCL or the kernel reports that a port went down or a device failed.",
+        why="Transfers over the port exceed their retry limit a few seconds later. Typical reasons are the cable,"
+        " the optics or the switch port.",
         remedies=(_WITHOUT_NODE,),
         next_check="dmesg | grep -iE 'mlx5|Link (up|down)'; mlxlink -d DEVICE -c -e; ibqueryerrors",
         instead_of=("ib-fabric-fault",),
@@ -160,10 +159,10 @@ CAUSES = {
     "DDJ147": network_cause(
         name="ib-mtu-mismatch",
         title="RDMA ports of {who}[ and {peer}] reject each other's packets: their MTU may differ",
-        finds="A transfer that the receiver refused as too long or invalid (status 1 or 9), or access errors of a"
-        " queue.",
-        why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
-        " other port takes. Faults of ACS or the IOMMU look alike.",
+        finds="The receiver rejected a transfer as too long or invalid (status 1 or 9), or a queue reported access"
+        " errors.",
+        why="Since NCCL 2.20, each end uses the MTU of its own port. If the MTUs differ, packets are too long for"
+        " the other port. Faults of ACS or the IOMMU look the same.",
         remedies=(
             remedy(
                 "Set the same MTU on the ports of all nodes and of the switches between them",
@@ -186,8 +185,8 @@ CAUSES = {
         name="ib-rail-unroutable",
         title="RDMA port[ {device}] of {who} has no route to its peer[ {remote_gid}]: they may be on different rails",
         finds="Connecting two RDMA ports timed out.",
-        why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
-        " it finds that faster. A GID that is not routed looks alike.",
+        why="In rail-optimized fabrics, only ports with the same number reach each other. NCCL also connects other"
+        " ports if it considers them faster. A GID that is not routed looks the same.",
         remedies=(
             remedy(
                 "Keep transfers on one rail",
@@ -215,9 +214,10 @@ CAUSES = {
     "DDJ149": network_cause(
         name="roce-gid-index",
         title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
-        finds="RoCE connections with a link-local GID that fail, or a GID index that the port does not have.",
-        why="A RoCE port has several addresses, the GIDs. Only that of RoCE v2 with the port's IPv4 address passes"
-        " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
+        finds="RoCE connections with a link-local GID fail, or the port does not have the GID index.",
+        why="A RoCE port has several addresses (GIDs). Only the RoCE v2 GID with the port's IPv4 address is"
+        " routed. A fixed NCCL_IB_GID_INDEX may mean different GIDs on different nodes. Before NCCL 2.21 the default"
+        " was 0.",
         remedies=(
             remedy(
                 "Let NCCL choose the GID (since NCCL 2.21)",
@@ -283,7 +283,7 @@ CAUSES = {
         title="EFA transfers of {who} do not reach their peers: probably blocked by the security group",
         finds="EFA reports a receiver that does not answer or cannot be reached.",
         why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
-        " ping work without that. A peer whose process died looks alike.",
+        " ping work without it. A peer whose process died looks the same.",
         remedies=(
             remedy(
                 "Allow all traffic of the security group to itself, inbound and outbound",

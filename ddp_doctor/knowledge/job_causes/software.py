@@ -16,11 +16,10 @@ CAUSES = {
     "DDJ125": sick_host(
         name="driver-library-mismatch",
         title="NVIDIA libraries and kernel module on {who} have different versions",
-        finds="The driver refuses its own libraries: NVML's version mismatch, CUDA errors 803 and 804, the kernel's"
-        ' "API'
-        ' mismatch".',
+        finds="The driver rejects its own libraries: NVML's version mismatch, CUDA errors 803 and 804, or the"
+        ' kernel\'s "API mismatch".',
         why="An update replaced the libraries while the old kernel module stayed loaded, or a container brings"
-        " libraries of another version. No program can use the GPU until both are the same.",
+        " libraries of another version. No program can use the GPU until the versions match.",
         remedies=(
             on_node(
                 "Restart the node, or reload the kernel module",
@@ -51,8 +50,9 @@ CAUSES = {
     "DDJ126": sick_host(
         name="driver-too-old",
         title="NVIDIA driver of {who} is too old for the software's CUDA version[: {version}]",
-        finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
-        why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
+        finds="CUDA reports that the driver is older than the runtime, or that the driver cannot compile its code.",
+        why="A CUDA runtime needs a driver of the same generation or newer: CUDA 12 needs 525 or newer, and CUDA"
+        " 13 needs 580 or newer.",
         remedies=(
             on_node("Update the driver of the node", cost="ends all programs on its GPUs"),
             remedy(
@@ -80,10 +80,9 @@ CAUSES = {
     "DDJ127": host_cause(
         name="nccl-cuda-mismatch",
         title="NCCL library of {who} was built for another CUDA version or without its GPU's architecture",
-        finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
-        " built for.",
-        why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"
-        " driver or runtime does not run it.",
+        finds="CUDA rejects NCCL's kernels, or NCCL's library does not find the CUDA runtime it was built for.",
+        why="A libnccl of the system or of another package is built for one CUDA version. The driver or runtime of"
+        " another major version cannot run it.",
         remedies=(_SAME_NCCL,),
         next_check="NCCL_DEBUG=VERSION prints the CUDA of NCCL (2.x+cudaY); python -c 'import torch;"
         " print(torch.version.cuda)'",
@@ -114,8 +113,8 @@ CAUSES = {
         name="no-kernel-image",
         title="The software has no code for the GPU of {who}[ ({capability})]",
         finds="A CUDA kernel was not built for this kind of GPU.",
-        why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
-        " own packages, or an extension that was compiled on another machine.",
+        why="Binaries contain code for a list of architectures and do not run on newer or older GPUs. This applies"
+        " to torch's packages and to extensions that were compiled on another machine.",
         remedies=(
             remedy(
                 "Install a torch that lists the GPU's architecture",
@@ -154,9 +153,9 @@ CAUSES = {
     "DDJ129": host_cause(
         name="nccl-too-old-for-gpu",
         title="NCCL does not recognize the GPU topology of {who}: it may be too old",
-        finds="NCCL's search over the topology of the node ends in an error of its own.",
-        why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
-        " that show half of their PCIe tree bring the same errors.",
+        finds="NCCL's search over the topology of the node fails with an internal error.",
+        why="Each generation of GPUs and NVSwitches needs a newer NCCL; Hopper needs 2.15 or newer. Virtual"
+        " machines that show only a part of their PCIe tree cause the same errors.",
         remedies=(
             remedy("Install a torch with a newer NCCL", "python -c 'import torch; print(torch.cuda.nccl.version())'"),
             remedy(
@@ -186,9 +185,9 @@ CAUSES = {
     "DDJ130": host_cause(
         name="nccl-library-conflict",
         title="{who} loads a different NCCL library than the software was built for",
-        finds="A symbol of NCCL is missing where torch looks for it, or ranks run different versions of NCCL.",
-        why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
-        " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
+        finds="torch does not find a symbol of NCCL, or ranks run different versions of NCCL.",
+        why="A libnccl from another package or from LD_LIBRARY_PATH is loaded instead of torch's. The packages"
+        " nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
         remedies=(_SAME_NCCL,),
         next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each node",
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
@@ -206,8 +205,8 @@ CAUSES = {
     "DDJ131": host_cause(
         name="nccl-not-built",
         title="torch of {who} has no NCCL: a build for CPUs, Windows or macOS",
-        finds="init_process_group was asked for the backend nccl, and this torch has none.",
-        why="NCCL is part of torch's CUDA packages for Linux alone.",
+        finds="init_process_group was called with the backend nccl, but this torch does not contain it.",
+        why="Only torch's CUDA packages for Linux contain NCCL.",
         remedies=(
             remedy(
                 "Install torch's package for CUDA",
@@ -225,8 +224,8 @@ CAUSES = {
     "DDJ132": JobCause(
         name="nccl-bug",
         title="NCCL hit an internal error on {who}",
-        finds="NCCL's checks of its own state failed.",
-        why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
+        finds="NCCL detected an inconsistent internal state.",
+        why="This is a bug in this version of NCCL, or another program overwrote its memory.",
         remedies=(
             remedy(
                 "Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
@@ -253,9 +252,9 @@ CAUSES = {
     "DDJ133": sick_host(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
-        finds="libnvidia-ml.so.1 is not there, or cannot be initialized.",
-        why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
-        " where the container runtime is told to bring it.",
+        finds="libnvidia-ml.so.1 does not exist or cannot be initialized.",
+        why="NCCL gets information about GPUs and their links from NVML. In a container, the library comes from"
+        " the host's driver, but only if the container runtime is configured to mount it.",
         remedies=(
             remedy(
                 "Mount the driver's utilities with the container runtime",

@@ -46,9 +46,9 @@ CAUSES = {
     NOT_PROVEN: JobCause(
         name="job-failed-cause-not-proven",
         title="{what}: the cause is unknown",
-        finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",
-        why="A time-out is printed by those who waited, a closed connection by those who are left: neither names the"
-        " rank, the GPU or the link at fault.",
+        finds="Ranks died, were ended or timed out, and neither the output nor a dump shows what happened before.",
+        why="The ranks that waited print a timeout, and the remaining ranks print a closed connection. Neither"
+        " message names the rank, the GPU or the link at fault.",
         # Which of them fits the output: engine/causes/unproven.py.
         remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, KEEP_OUTPUT),
         next_check="ddp-doctor logs with the output of all ranks",
@@ -60,10 +60,10 @@ CAUSES = {
     "DDJ139": JobCause(
         name="job-starting",
         title="The job was still starting, or hangs during start: {what}",
-        finds="Most ranks' dumps of the flight recorder hold no collective, or communicators of NCCL were begun and"
-        " never complete, and nothing says that the job failed.",
-        why="Ranks import, join and compile for minutes at the beginning of a large job. One that does not come keeps"
-        " all others waiting.",
+        finds="Most flight-recorder dumps contain no collective, or NCCL communicators were started but never"
+        " completed, and no line shows that the job failed.",
+        why="Ranks of a large job import, connect and compile for minutes when it starts. A single missing rank"
+        " makes all others wait.",
         remedies=(remedy("Read its output again after a few minutes, to see which ranks make no progress"),),
         next_check="py-spy dump --pid PID of a missing rank; ddp-doctor logs again after a few minutes",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
@@ -71,7 +71,7 @@ CAUSES = {
     "DDJ211": JobCause(
         name=RECOVERED,
         title="The job failed {times}, then finished",
-        finds="The last line about the end of the run is a good end, and everything that failed comes before it.",
+        finds="The last line about the end of the run reports success, and everything that failed comes before it.",
         why="A launcher, a loop or the scheduler started the job again, and the last attempt finished.",
         remedies=(remedy("Check the causes of the failed attempts before the next run"),),
         next_check="ddp-doctor logs with the output of one earlier attempt",
@@ -81,8 +81,8 @@ CAUSES = {
         name="failed-at-teardown",
         title="Training finished, and the job failed while its processes exited",
         domain="code",
-        finds="Everything that failed, such as a crash, a hang or a broken connection, comes after the line of a good"
-        " end.",
+        finds="Everything that failed, such as a crash, a hang or a broken connection, follows the line that"
+        " reports success.",
         why="Processes that exit without destroy_process_group() destroy NCCL's communicators in different orders, and"
         " a rank may wait for another one that is gone.",
         remedies=(in_code("Call torch.distributed.destroy_process_group() on every rank before it exits"),),
@@ -92,9 +92,9 @@ CAUSES = {
     "DDJ194": JobCause(
         name="end-not-shown",
         title="The end of the job is unknown: {why}",
-        finds="A file of the job is cut off or damaged, or nccl-tests began without printing results, and nothing says"
-        " that the job failed.",
-        why="What failed may stand in the part that is missing, or the job may hang.",
+        finds="A file of the job is truncated or damaged, or nccl-tests started but printed no results, and no"
+        " line shows that the job failed.",
+        why="The error may be in the missing part, or the job may hang.",
         remedies=(remedy("Read the entire output of all ranks"),),
         next_check="ddp-doctor logs with the entire output",
         references=("nccl-tests, src/common.cu",),
