@@ -28,9 +28,9 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 # Tests that only compute: one worker per processor. Tests with processes mostly wait: two per processor.
 PER_CPU = 1
 ranks-parallel lab-parallel planted: PER_CPU = 2
-# Next to other programs, tests that only compute get more workers, one for each task that runs, at most two per processor.
+# Next to other programs, tests that only compute get up to four more workers, one for each task that runs.
 MORE = 0
-test-parallel: MORE = $(shell awk -v most=$$((2 * `nproc`)) '{ n = $$4 - 2; print (n < 0 ? 0 : n > most ? most : n) }' /proc/loadavg)
+test-parallel: MORE = $(shell awk '{ n = $$4 - 2; print (n < 0 ? 0 : n > 4 ? 4 : n) }' /proc/loadavg)
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc` + $(MORE))
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
 OTHERS  := lab or planted or planted_torch or gpu or bench or fuzz
