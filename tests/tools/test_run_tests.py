@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 from tests.documents import ROOT
 
@@ -11,8 +12,8 @@ def test_variables_of_the_outer_make_do_not_reach_a_make_below_the_tests(tmp_pat
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec make -s -f {tmp_path}/Makefile\n")
     python.chmod(0o755)
-    run = f"{sys.executable} -m tools.run_tests part marks '' {python} --"
-    text = f"ARGS ?=\nall:\n\t@echo below: $(ARGS)\nouter:\n\t@cd {ROOT} && {run}\n"
+    run = f"{quote(sys.executable)} -m tools.run_tests part marks '' {python} --"
+    text = f"ARGS ?=\nall:\n\t@echo below: $(ARGS)\nouter:\n\t@cd {quote(str(ROOT))} && {run}\n"
     (tmp_path / "Makefile").write_text(text)
 
     command = ("make", "-s", "-f", tmp_path / "Makefile", "outer", "ARGS=tests/cli")
