@@ -47,9 +47,9 @@ def changed_after_wrapping(script: Script) -> Iterator[Spot]:
         parameters that the script froze before, by any path to them (`model.module`, the model's earlier name, a method
         of its class). Also a new layer that is assigned into the wrapped model. Not reported if the model is wrapped
         again afterwards.
-    Why: DDP registers the parameters that need gradients once, in its constructor. Others are never averaged: each rank
-        trains them on its own data, and the ranks drift apart without an error.
-    Remedy: Unfreeze and replace layers before wrapping, or wrap the model again and make a new optimizer.
+    Why: DDP registers the parameters that need gradients once, in its constructor. It never averages other parameters:
+        each rank trains them on its own data, and the ranks drift apart without an error.
+    Remedy: Unfreeze and replace layers before wrapping, or wrap the model again and create a new optimizer.
     See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -164,10 +164,11 @@ def _overlap(script: Script, first: _Switch, second: _Switch, wrap: Call) -> boo
 def second_forward_before_backward(script: Script) -> Iterator[Spot]:
     """A wrapped model with BatchNorm runs twice before the backward pass of the first forward.
 
-    Finds: Two forwards of one DDP model with BatchNorm layers, in one step, before the backward pass of the first; the
-        discriminator of a GAN, or two views of one batch. Not reported with `broadcast_buffers=False` or SyncBatchNorm.
-    Why: DDP broadcasts the buffers at the beginning of each forward. The second one overwrites statistics that the
-        first saved for its backward pass, which on GPUs raises "one of the variables needed for gradient computation
+    Finds: Two forwards of one DDP model with BatchNorm layers in the same step, before the backward pass of the first,
+        for example for the discriminator of a GAN or for two views of one batch. Not reported with
+        `broadcast_buffers=False` or SyncBatchNorm.
+    Why: DDP broadcasts the buffers at the start of each forward. The second forward overwrites statistics that the
+        first saved for its backward pass. On GPUs, this raises "one of the variables needed for gradient computation
         has been modified by an inplace operation".
     Remedy: Concatenate both batches and run the model once, convert the model to SyncBatchNorm, or set
         `broadcast_buffers=False`.
@@ -212,13 +213,13 @@ _ASKS = re.compile(r"hasattr|isinstance|module|type\(")
 
 @lint_rule("DDL181", "attribute-of-the-wrapper", Consequence.FAILS)
 def attribute_of_the_wrapper(script: Script) -> Iterator[Spot]:
-    """A method or attribute of the model is asked of its DDP wrapper.
+    """A method or attribute of the model is accessed on its DDP wrapper.
 
-    Finds: A method or attribute of a model that DistributedDataParallel surely wraps, which is neither one of
-        DistributedDataParallel nor of torch.nn.Module, and which the script never sets on the wrapper. Not reported
-        after `hasattr` or `isinstance`, and inside of `try`.
-    Why: The wrapper does not pass attributes on: "'DistributedDataParallel' object has no attribute 'predict'".
-    Remedy: Ask the model inside: `model.module.predict(...)`. A loss that is trained belongs in `forward`.
+    Finds: A method or attribute of a model that DistributedDataParallel certainly wraps, if neither
+        DistributedDataParallel nor torch.nn.Module has it and the script never sets it on the wrapper. Not reported
+        after `hasattr` or `isinstance`, or inside `try`.
+    Why: The wrapper does not forward attributes: "'DistributedDataParallel' object has no attribute 'predict'".
+    Remedy: Use the model inside: `model.module.predict(...)`. Move a loss that is trained to `forward`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     if not script.wraps:
@@ -252,14 +253,14 @@ _CHECKPOINTS = tuple(f"torch.utils.checkpoint.{name}" for name in ("checkpoint",
 
 @lint_rule("DDL185", "reentrant-checkpoint-with-search", Consequence.FAILS, concerns=always)
 def reentrant_checkpoint_with_search(script: Script) -> Iterator[Spot]:
-    """Reentrant activation checkpointing meets find_unused_parameters=True.
+    """Reentrant activation checkpointing is combined with find_unused_parameters=True.
 
-    Finds: `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`, or without the argument (warning), in a script
-        whose DDP has `find_unused_parameters=True` and no `static_graph=True`; the same in Transformers' arguments
-        (`gradient_checkpointing=True` with `ddp_find_unused_parameters=True`, warning).
-    Why: Both the search and the inner backward pass of the checkpoint mark a parameter as ready: "Expected
-        to mark a variable ready only once", on all ranks in the first backward pass.
-    Remedy: Set `use_reentrant=False`, or leave `find_unused_parameters` out.
+    Finds: `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`, or the call without the argument (warning), in
+        a script whose DDP has `find_unused_parameters=True` and no `static_graph=True`. Also the same combination in
+        Transformers' arguments (`gradient_checkpointing=True` with `ddp_find_unused_parameters=True`, warning).
+    Why: Both the search and the inner backward pass of the checkpoint mark a parameter as ready. All ranks fail in the
+        first backward pass: "Expected to mark a variable ready only once".
+    Remedy: Set `use_reentrant=False`, or omit `find_unused_parameters`.
     See: https://pytorch.org/docs/stable/checkpoint.html
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """

@@ -20,15 +20,15 @@ _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchno
 
 @lint_rule("DDL123", "small-batches-normalised-alone", Consequence.RISK)
 def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
-    """BatchNorm sees a small batch on each rank, and nothing synchronizes it.
+    """BatchNorm sees a small batch on each rank and is not synchronized.
 
-    Finds: BatchNorm layers, or a torchvision model that has them, a visible batch size below 16 for each rank, and no
+    Finds: BatchNorm layers, or a torchvision model that has them, with a visible batch size below 16 per rank and no
         SyncBatchNorm anywhere in the script.
     Why: DDP does not synchronize the statistics of BatchNorm: each rank normalizes with the mean and variance of its
-        own batch. With few samples these are noisy, and the accuracy drops, however many ranks there are; detection and
-        segmentation are the known victims.
-    Remedy: Convert the model before it is wrapped: `SyncBatchNorm.convert_sync_batchnorm(model)`. It costs two small
-        collectives for each layer in every step. GroupNorm or LayerNorm do without.
+        own batch. With few samples these are noisy and reduce the accuracy, regardless of the number of ranks.
+        Detection and segmentation models are known to suffer from this.
+    Remedy: Convert the model before wrapping it: `SyncBatchNorm.convert_sync_batchnorm(model)`. This costs two small
+        collectives per layer in every step. GroupNorm and LayerNorm need no synchronization.
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1803.08494
     """
@@ -49,13 +49,14 @@ def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL169", "statistics-left-apart", Consequence.RISK)
 def statistics_left_apart(script: Script) -> Iterator[Spot]:
-    """The ranks' BatchNorm statistics drift apart, because DDP was told not to share buffers.
+    """The ranks' BatchNorm statistics diverge because DDP does not share buffers.
 
-    Finds: DistributedDataParallel with `broadcast_buffers=False`, or `forward_sync_buffers=False`, in a script with
-        BatchNorm layers, or a torchvision model that has them, no SyncBatchNorm, and nothing that goes over buffers.
-    Why: BatchNorm's running mean and variance are buffers, and each rank then counts those of its own shard. In
-        `eval()` every rank computes with other numbers, and the checkpoint of rank 0 fits rank 0's data.
-    Remedy: Leave the option out, or convert the model to SyncBatchNorm, which keeps the same statistics on all ranks.
+    Finds: DistributedDataParallel with `broadcast_buffers=False` or `forward_sync_buffers=False`, in a script with
+        BatchNorm layers or a torchvision model that has them, without SyncBatchNorm and without code that iterates over
+        buffers.
+    Why: BatchNorm's running mean and variance are buffers, and each rank then computes them from its own shard. In
+        `eval()` the ranks use different statistics, and the checkpoint of rank 0 fits only rank 0's data.
+    Remedy: Remove the option, or convert the model to SyncBatchNorm, which keeps the same statistics on all ranks.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         pytorch torch/nn/parallel/distributed.py forward_sync_buffers
     """

@@ -43,11 +43,11 @@ _SCRIPTED = ("torch.jit.script", "torch.jit.trace")
 
 @lint_rule("DDL129", "wrapper-saved", Consequence.KNOWN)
 def wrapper_saved(script: Script) -> Iterator[Spot]:
-    """A checkpoint is made of the DDP wrapper, not of the model inside.
+    """A checkpoint contains the DDP wrapper instead of the model inside.
 
-    Finds: `torch.save` of a model that is surely wrapped, or of its `state_dict()`, in a script that neither loads into
-        the wrapper nor strips the prefix of the keys.
-    Why: All keys begin with `module.`: the plain model does not load them, for instance for inference or on one GPU.
+    Finds: `torch.save` of a model that is certainly wrapped, or of its `state_dict()`, in a script that neither loads
+        into the wrapper nor strips the prefix from the keys.
+    Why: All keys start with `module.`, so the plain model cannot load them, for example for inference or on one GPU.
     Remedy: Save `model.module.state_dict()`.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
@@ -85,10 +85,10 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
     Finds: `torch.save` of a state dict or of the wrapped model, `save_pretrained` of the model inside the wrapper, or
-        `save` of a scripted model, reached by every rank of a training script, to a path that is the same on all ranks.
-    Why: The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
-        middle, gets a broken checkpoint; on a shared file system N copies are written for one.
-    Remedy: Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
+        `save` of a scripted model, if every rank of a training script reaches it and the path is the same on all ranks.
+    Why: The ranks of a node write one file at the same time. A process that reads it during the write, or after a rank
+        died in the middle, gets a broken checkpoint. On a shared file system, N ranks write N copies instead of one.
+    Remedy: Save on rank 0 only. If other ranks read the file next, add a barrier after the save, outside the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     trains = {call.root for call in (*training.passes(script), *script.wraps)}
@@ -120,9 +120,9 @@ def _saves(script: Script) -> Iterator[tuple[Call, Value, Value]]:
 def checkpoint_saved_on_every_node(script: Script) -> Iterator[Spot]:
     """Local rank 0 of every node saves to the same path.
 
-    Finds: `torch.save` under `local_rank == 0`, to a path without a rank, node or host in it.
-    Why: On several nodes as many processes save. On a shared file system they write one file at the same time, and who
-        reads it then gets a broken checkpoint. On local disks it is right.
+    Finds: `torch.save` under `local_rank == 0`, to a path that contains no rank, node or host.
+    Why: On several nodes, one process per node saves. On a shared file system they all write one file at the same time,
+        and a process that reads it then gets a broken checkpoint. On local disks this is correct.
     Remedy: Save on rank 0 of the job: `if dist.get_rank() == 0`.
     See: https://github.com/pytorch/examples/pull/1357
     """
@@ -147,12 +147,12 @@ def checkpoint_saved_on_every_node(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL131", "checkpoint-loaded-without-map-location", Consequence.RISK)
 def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
-    """Every rank loads a checkpoint to the GPU that it was saved from.
+    """Every rank loads a checkpoint to the GPU that saved it.
 
-    Finds: `torch.load` without `map_location`, whose result is loaded into a model or optimizer, in a DDP script on
+    Finds: `torch.load` without `map_location`, if the result is loaded into a model or optimizer in a DDP script on
         GPUs.
-    Why: Tensors return to the device that they were saved from, which is rank 0's GPU: all ranks of a node put a copy
-        on GPU 0 and make a context there. GPU 0 runs out of memory first, and its rank is the slowest.
+    Why: Tensors return to the device that saved them, which is rank 0's GPU. All ranks of a node put a copy on GPU 0
+        and create a context on it. GPU 0 runs out of memory first, and its rank is the slowest.
     Remedy: Load to the CPU, or to the rank's own GPU: `torch.load(path, map_location="cpu")`.
     See: https://pytorch.org/docs/stable/generated/torch.load.html
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
@@ -174,14 +174,14 @@ def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL132", "sharded-checkpoint-read-as-a-file", Consequence.FAILS, concerns=always)
 def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
-    """torch.load is given a checkpoint that torch.distributed.checkpoint wrote.
+    """torch.load reads a checkpoint that torch.distributed.checkpoint wrote.
 
-    Finds: `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
-        A file of each rank's own that is loaded into a model under FSDP is a warning.
-    Why: Such a checkpoint is a folder with one file for each rank, in a format of its own. `torch.load` cannot read the
-        folder, and a single file of it holds the pieces of one rank, without their places. Files that each rank wrote
-        for itself are read by as many ranks as wrote them, and by no other number.
-    Remedy: Read it with `torch.distributed.checkpoint.load`, at any number of ranks, or turn it into one file with
+    Finds: `torch.load` of a path that the same script passes to `torch.distributed.checkpoint`, or of a `.distcp` file.
+        If each rank loads its own file into a model under FSDP, this is a warning.
+    Why: Such a checkpoint is a directory with one file per rank, in a separate format. `torch.load` cannot read the
+        directory, and a single file contains the pieces of one rank without their positions. If each rank wrote its own
+        file, only the same number of ranks can read the files.
+    Remedy: Read it with `torch.distributed.checkpoint.load`, with any number of ranks, or convert it to one file with
         `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`.
     See: https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
@@ -231,10 +231,11 @@ def _loaded_into_shards(script: Script) -> set[int]:
 def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     """All ranks load the checkpoint that rank 0 may still be writing.
 
-    Finds: `torch.load` on other ranks than 0 of a path that rank 0 alone has just saved, with no collective in between.
-    Why: The others arrive first: the file is not there yet, or half of it is, or it is that of the last epoch. Which
-        one depends on the disk, so that it works in the small and fails in the large.
-    Remedy: Put `dist.barrier()` between the two, outside of the condition.
+    Finds: `torch.load` on ranks other than 0 of a path that only rank 0 has just saved, without a collective in
+        between.
+    Why: The other ranks arrive first: the file does not exist yet, is incomplete, or is from the last epoch. The result
+        depends on the disk, so small jobs work and large ones fail.
+    Remedy: Call `dist.barrier()` between the save and the load, outside the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     saves = [save for save in script.named(_SAVE) if _is_of_rank_0(save)]

@@ -33,16 +33,16 @@ _ENDS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
 
 @lint_rule("DDL151", "failed-step-skipped", Consequence.RISK)
 def failed_step_skipped(script: Script) -> Iterator[Spot]:
-    """A rank whose step fails goes on with the next one, while the others wait in this one.
+    """A rank continues with the next step after a failed one, while other ranks wait in the failed step.
 
     Finds: `except RuntimeError: continue`, or any handler that neither raises again nor ends the process, around the
-        backward pass of a wrapped model in a loop; also where it only leaves a function that the loop calls, and around
-        a forward whose handler skips the backward. Not a handler that runs a backward pass of its own, and not a `try`
-        that is left as soon as it succeeds: that is tried again.
-    Why: One rank runs out of memory, or meets a broken sample, and the others do not. They are in the all-reduce of
-        this step, and it begins the next: all wait until the time-out, or gradients of two steps are mixed.
-    Remedy: Let the exception end the process, so that torchrun starts all ranks again from a checkpoint. Where batches
-        may be too large, find that out before the loop; where samples may be broken, drop them in the data set.
+        backward pass of a wrapped model in a loop. Also if the handler only leaves a function that the loop calls, or
+        if it surrounds a forward and skips the backward. Not reported if the handler runs its own backward pass, or if
+        the code leaves the `try` as soon as it succeeds (a retry).
+    Why: One rank runs out of memory or reads a broken sample, and the others do not. They are in the all-reduce of this
+        step while it starts the next. All ranks wait until the timeout, or gradients of two steps are mixed.
+    Remedy: Let the exception end the process, so that torchrun restarts all ranks from a checkpoint. If batches may be
+        too large, test this before the loop. If samples may be broken, drop them in the data set.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
         https://pytorch.org/docs/stable/elastic/run.html
     """
@@ -126,14 +126,14 @@ _NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", 
 
 @lint_rule("DDL152", "result-of-a-collective-used", Consequence.FAILS, concerns=always)
 def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
-    """The script goes on with what a collective returns, which is None.
+    """The script uses the return value of a collective, which is None.
 
-    Finds: `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` of which something is computed, `.item()` of it,
-        and the same of every collective of torch.distributed that puts its result into an argument. Not with
-        `async_op`, where a handle is returned, and not a comparison with None.
-    Why: A condition is never true, so that no rank ever stops, saves or logs; arithmetic, `.item()` and `float()` raise
-        an exception on all ranks.
-    Remedy: Call the collective on a line of its own, and go on with the tensor that it was given.
+    Finds: `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` followed by a computation with it, `.item()` of
+        the result, and the same for every collective of torch.distributed that writes its result to an argument. Not
+        reported with `async_op`, which returns a handle, or for a comparison with None.
+    Why: A condition is never true, so no rank ever stops, saves or logs. Arithmetic, `.item()` and `float()` raise an
+        exception on all ranks.
+    Remedy: Call the collective on a separate line, and use the tensor that you passed to it.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     alone = {node.value for node in script.nodes if isinstance(node, ast.Expr)}
@@ -212,13 +212,13 @@ _TENSOR_AT = {
 
 @lint_rule("DDL174", "cpu-tensor-over-nccl", Consequence.FAILS)
 def cpu_tensor_over_nccl(script: Script) -> Iterator[Spot]:
-    """A collective over NCCL is given a tensor in host memory.
+    """A collective over NCCL gets a tensor in host memory.
 
     Finds: `all_reduce`, `broadcast`, `all_gather` and other collectives of the default group with a tensor that was
-        certainly made on the CPU or moved there, in a script whose group has NCCL alone. Not reported for a backend
-        such as `cpu:gloo,cuda:nccl`, for the default backend, and if a default device is set.
-    Why: NCCL supports only tensors on GPUs: "No backend type associated with device type cpu", on all ranks.
-    Remedy: Make the tensor on the rank's GPU, or start the group with `cpu:gloo,cuda:nccl`.
+        certainly created on the CPU or moved to it, in a script whose group uses only NCCL. Not reported for a backend
+        such as `cpu:gloo,cuda:nccl`, for the default backend, or if a default device is set.
+    Why: NCCL supports only tensors on GPUs. All ranks fail with "No backend type associated with device type cpu".
+    Remedy: Create the tensor on the rank's GPU, or start the group with `cpu:gloo,cuda:nccl`.
     See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """
     starts = list(script.named(names.INIT))

@@ -25,19 +25,19 @@ _MOST_LEAVES = 200
 
 @lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK, concerns=always)
 def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
-    """Whether a rank takes part in a collective depends on its own loss.
+    """A rank's own loss decides whether the rank takes part in a collective.
 
-    Finds: A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's own
-        forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch that
-        could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a `continue`,
-        `break` or `return` under such a condition that skips one, or a loop that ends by the clock. A counter, flag or
-        attribute that is set under such a condition (`bad += 1`, `self.stop = True`), or by one rank alone, and an
-        early-stopping object that is given such a loss count as well. Not reported: values that a collective made equal
-        on all ranks, shapes, and losses over a loader that gives every rank the same data.
-    Why: Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of
+    Finds: A collective, or the backward pass of a wrapped model, under a condition on one of these: the output of that
+        rank's own forward, the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), a batch
+        that could not be read (`if batch is None`), random numbers without a common seed, or the clock. Also a
+        `continue`, `break` or `return` under such a condition that skips a collective, or a loop that the clock ends. A
+        counter, flag or attribute that is set under such a condition (`bad += 1`, `self.stop = True`), or by one rank
+        only, counts as well, and so does an early-stopping object that receives such a loss. Not reported: values that
+        a collective made equal on all ranks, shapes, and losses over a loader that gives every rank the same data.
+    Why: Each rank has different data, draws different numbers and reads the clock at a different time. If the loss of
         one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
-        the others wait: a hang after hours, by chance.
-    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
+        the others wait. The job hangs at random, after hours.
+    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and use the result on all ranks.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # what asks directly first

@@ -45,18 +45,18 @@ _CHOOSE_GPU = (
 
 @lint_rule("DDL104", "gpu-hard-coded", Consequence.FAILS)
 def gpu_hard_coded(script: Script) -> Iterator[Spot]:
-    """Every rank takes the same GPU, by a number in the script.
+    """Every rank uses the same GPU, because its number is hard-coded in the script.
 
-    Finds: `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped.
-        Silent where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, where
-        the call stands under a condition, where the group has one rank, and where the number is what one of several
-        callers gives: `train(0, 1)` beside `mp.spawn(train, ...)`.
-    Why: torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
-        ("Duplicate GPU detected"); torch 2.15, whose groups are bound to the GPU of LOCAL_RANK, refuses the tensors
-        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo does neither, and one
-        GPU does the work of all.
-    Remedy: Take the GPU of the process's own number on its node, `int(os.environ["LOCAL_RANK"])`, for set_device, and
-        in torch 2.3 and newer as `device_id` of init_process_group.
+    Finds: `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Not
+        reported if the script mentions CUDA_VISIBLE_DEVICES, which may give each process its own GPU 0, if the call is
+        under a condition, if the group has one rank, or if only one of several callers passes the number: `train(0, 1)`
+        next to `mp.spawn(train, ...)`.
+    Why: torchrun starts one process per GPU, and all of them use the same one. NCCL refuses two ranks on one GPU
+        ("Duplicate GPU detected"). torch 2.15 binds groups to the GPU of LOCAL_RANK and refuses the tensors
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo accepts them, and one
+        GPU does all the work.
+    Remedy: Use the GPU of the process's local rank, `int(os.environ["LOCAL_RANK"])`, for set_device, and in torch 2.3
+        and newer as `device_id` of init_process_group.
     See: https://pytorch.org/docs/stable/elastic/run.html
     """
     if chooses_visible_gpus(script) or has_one_rank(script):
@@ -91,16 +91,16 @@ def _hard_coded(call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
 
 @lint_rule("DDL105", "global-rank-as-device", Consequence.RISK)
 def global_rank_as_device(script: Script) -> Iterator[Spot]:
-    """The GPU is chosen by the rank in the whole job, which is no GPU's number from the second node on.
+    """The GPU is chosen by the global rank, which is not a valid GPU number from the second node on.
 
-    Finds: `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK of the environment, unchanged, as
-        the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Silent where the script starts its
-        processes itself with mp.spawn.
-    Why: On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no
+    Finds: `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK from the environment, unchanged,
+        as the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Not reported if the script starts
+        its processes with mp.spawn.
+    Why: On one node, rank and local rank are equal. On the second node of 8 GPUs, ranks start at 8, and CUDA has no
         device 8: "invalid device ordinal".
     Remedy: Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
         mpirun, which do not set it, export LOCAL_RANK from SLURM_LOCALID or OMPI_COMM_WORLD_LOCAL_RANK: torch 2.15
-        reads it to choose the GPU of the process group, unless init_process_group is given `device_id`.
+        reads it to choose the GPU of the process group, unless you pass `device_id` to init_process_group.
     See: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
@@ -131,16 +131,16 @@ def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
 
 @lint_rule("DDL106", "gpu-not-chosen", Consequence.FAILS)
 def gpu_not_chosen(script: Script) -> Iterator[Spot]:
-    """The model is moved to "cuda" and nothing says which GPU that is.
+    """The model is moved to "cuda" without a choice of GPU.
 
     Finds: A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
-        without `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls
+        without `torch.cuda.set_device`. Not reported if the script mentions CUDA_VISIBLE_DEVICES, or if it calls
         functions of other modules that may choose the GPU.
-    Why: "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
-        ranks of a node land on GPU 0. NCCL refuses ("Duplicate GPU detected"), torch 2.15 before it ("ProcessGroupNCCL
-        is bound to device cuda:1 but an operation was issued on cuda:0").
-    Remedy: Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA, and in torch
-        2.3 and newer give the same to the group: `init_process_group("nccl", device_id=device)`.
+    Why: "cuda" is the current device, which is GPU 0 in every process until `set_device` changes it. All ranks of a
+        node use GPU 0. NCCL refuses this ("Duplicate GPU detected"), and torch 2.15 fails before NCCL does
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0").
+    Remedy: Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA. In torch 2.3
+        and newer, also pass it to the group: `init_process_group("nccl", device_id=device)`.
     See: https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
@@ -178,8 +178,8 @@ def current_gpu_never_set(script: Script) -> Iterator[Spot]:
 
     Finds: A model that is wrapped with the GPU of its rank in `device_ids`, in a script that starts NCCL without
         `torch.cuda.set_device` and without `device_id`.
-    Why: `barrier()`, object collectives, `"cuda"` and libraries use the current GPU. Each process puts a CUDA context
-        of some hundred MB on GPU 0, and two ranks that meet there fail with "Duplicate GPU detected".
+    Why: `barrier()`, object collectives, `"cuda"` and libraries use the current GPU. Each process creates a CUDA
+        context of some hundred MB on GPU 0, and two ranks that both use it fail with "Duplicate GPU detected".
     Remedy: Call `torch.cuda.set_device(local_rank)` before init_process_group.
     See: https://github.com/pytorch/examples/pull/1142
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
@@ -203,13 +203,13 @@ def current_gpu_never_set(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL107", "gpu-chosen-late", Consequence.RISK)
 def gpu_chosen_late(script: Script) -> Iterator[Spot]:
-    """torch.cuda.set_device comes after CUDA was used.
+    """torch.cuda.set_device is called after CUDA was used.
 
     Finds: `torch.cuda.set_device` that runs after a tensor or a module was moved with `.cuda()` or `.to("cuda")`, or
-        made with `device="cuda"`.
-    Why: What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
-        tensors on another GPU than the model, and than the process group.
-    Remedy: Call `torch.cuda.set_device(device)` first, right after LOCAL_RANK is read, and name the same GPU to
+        created with `device="cuda"`.
+    Why: Everything before the call is on GPU 0 in every process. Each rank creates a CUDA context of some hundred MB on
+        GPU 0, and its early tensors are on a different GPU than the model and the process group.
+    Remedy: Call `torch.cuda.set_device(device)` first, right after reading LOCAL_RANK, and pass the same GPU to
         `init_process_group("nccl", device_id=device)` in torch 2.3 and newer.
     See: https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
     """
@@ -240,13 +240,13 @@ def _uses_current_gpu(call: Call) -> bool:
 
 @lint_rule("DDL111", "device-ids-disagree", Consequence.FAILS)
 def device_ids_disagree(script: Script) -> Iterator[Spot]:
-    """What DistributedDataParallel is told of devices does not fit together.
+    """The devices that DistributedDataParallel gets contradict each other.
 
-    Finds: `device_ids` of several GPUs, or another GPU in `device_ids` than in `output_device` or than the one that the
-        model was moved to, as far as numbers stand in the script.
-    Why: A process of DDP drives one GPU: torch refuses several device_ids, and parameters on another device than
-        device_ids says.
-    Remedy: `DDP(model.to(local_rank), device_ids=[local_rank])`; output_device is the same without being named.
+    Finds: Several GPUs in `device_ids`, or a different GPU in `device_ids` than in `output_device` or than the GPU of
+        the model, if the script contains these numbers.
+    Why: One DDP process uses one GPU. torch refuses several device_ids, and parameters on a different device than
+        device_ids.
+    Remedy: Use `DDP(model.to(local_rank), device_ids=[local_rank])`. The default of output_device is the same GPU.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for wrap in script.wraps:
@@ -294,11 +294,11 @@ def _surely_differ(index: Value, other: Value) -> bool:
 def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """A model on GPUs is synchronized over gloo.
 
-    Finds: `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped
-        with `device_ids`.
-    Why: gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on
-        the GPUs and uses NVLink, PCIe and RDMA.
-    Remedy: `init_process_group("nccl")`.
+    Finds: `init_process_group("gloo")`, literally and without another backend, with a model that is moved to a GPU or
+        wrapped with `device_ids`.
+    Why: gloo reduces on the CPU: it copies every gradient to the host, sends it over TCP and copies it back. NCCL keeps
+        data on the GPUs and uses NVLink, PCIe and RDMA.
+    Remedy: Use `init_process_group("nccl")`.
     See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """
     starts = list(script.named(names.INIT))

@@ -28,14 +28,14 @@ _CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr
 
 @lint_rule("DDL163", "every-rank-downloads", Consequence.RISK)
 def every_rank_downloads(script: Script) -> Iterator[Spot]:
-    """All ranks download a data set to the same place at once.
+    """All ranks download a data set to the same place at the same time.
 
-    Finds: A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, with no lock
-        around it and nothing that lets one rank go first.
-    Why: The ranks of a node, and on a shared file system those of all nodes, write the same archive and unpack the same
-        folder while others read them already: truncated files, checksums that do not match, and only at the first start
-        on a new machine.
-    Remedy: Download before the job, or on one rank: others wait at a barrier and then open the data with
+    Finds: A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, without a
+        lock around it and without code that lets one rank go first.
+    Why: The ranks of a node, or of all nodes on a shared file system, write the same archive and unpack the same
+        directory while others already read them. Files are truncated and checksums do not match, but only at the first
+        start on a new machine.
+    Remedy: Download before the job or on one rank. The other ranks wait at a barrier and then open the data with
         `download=False`.
     See: https://pytorch.org/vision/stable/datasets.html
     """
@@ -56,12 +56,13 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL164", "every-rank-logs", Consequence.KNOWN)
 def every_rank_logs(script: Script) -> Iterator[Spot]:
-    """Every rank opens a log of its own for the same run.
+    """Every rank opens a separate log for the same run.
 
-    Finds: `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, with no rank in its arguments and no group.
-    Why: One run becomes as many as there are ranks, with curves that differ because each shows its own shard, and event
-        files of several writers in one folder.
-    Remedy: Open it on rank 0 alone; or give each rank a folder, or wandb a `group`.
+    Finds: `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, without a rank in its arguments and without a
+        group.
+    Why: One run appears once per rank. The curves differ because each shows its own shard, and one directory contains
+        event files of several writers.
+    Remedy: Open it on rank 0 only, or give each rank its own directory, or wandb a `group`.
     See: https://docs.wandb.ai/guides/track/log/distributed-training/
         https://pytorch.org/docs/stable/tensorboard.html
     """
@@ -82,12 +83,12 @@ _MAKES_DIRECTORIES = ("os.makedirs", "os.mkdir")
 
 @lint_rule("DDL184", "directory-made-by-every-rank", Consequence.RISK)
 def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
-    """All ranks make the same directory, and all but the first may fail.
+    """All ranks create the same directory, and all but the first may fail.
 
-    Finds: `os.makedirs`, `os.mkdir` or a path's `mkdir` without `exist_ok=True`, reached by every rank, outside of
-        `try`, for a path without a rank; also below `if not os.path.exists(path)`.
-    Why: Another rank may make the directory between the check and the call. `FileExistsError` then ends that rank
-        and the job.
+    Finds: `os.makedirs`, `os.mkdir` or a path's `mkdir` without `exist_ok=True`, reached by every rank, outside `try`,
+        for a path without a rank. This includes calls under `if not os.path.exists(path)`.
+    Why: Another rank may create the directory between the check and the call. `FileExistsError` then ends that rank and
+        the job.
     Remedy: Set `exist_ok=True`.
     See: https://docs.python.org/3/library/os.html#os.makedirs
     """
@@ -116,10 +117,10 @@ def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
     """torch.cuda.empty_cache() is called in every training step.
 
     Finds: `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
-    Why: It waits for the GPU and gives all cached blocks back to the driver, which the next step asks for again: a step
-        gets slower, and ranks drift apart and wait for each other in the all-reduce. Memory that tensors still use is
-        not freed by it.
-    Remedy: Call it between phases (before evaluation), or let the allocator be; against fragmentation helps
+    Why: The call waits for the GPU and returns all cached blocks to the driver, and the next step requests them again.
+        Steps get slower, and ranks drift apart and wait for each other in the all-reduce. The call does not free memory
+        that tensors still use.
+    Remedy: Call it only between phases (before evaluation), or remove it. To reduce fragmentation, set
         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     See: https://pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -136,15 +137,15 @@ def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL166", "forward-around-the-wrapper", Consequence.WRONG)
 def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
-    """The loss is computed with model.module, so that DDP does not synchronize its gradients.
+    """The loss is computed with model.module, so DDP does not synchronize its gradients.
 
-    Finds: `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
-        before it was wrapped) with `loss.backward()`, in a loop in which the wrapper itself is never called where
-        gradients are recorded, and no gradient is reduced by hand.
-    Why: DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
-        shard, without a word: the ranks train models that drift apart, and rank 0's is saved (seen: after
-        `model.module(x)` two ranks hold 1.0 and 2.0, after `model(x)` both hold 1.5).
-    Remedy: Call the wrapper: `model(...)`; let forward do what the other method does.
+    Finds: `loss = model.module(...)` with `loss.backward()` in a loop that never calls the wrapper with gradients
+        enabled and does not reduce gradients by hand. Also another method of the module inside, or the model under its
+        name from before the wrapping.
+    Why: DDP prepares its reducer in its own forward. Without that forward, backward leaves each rank with the gradients
+        of its own shard and prints no error. The ranks train models that drift apart, and rank 0's is saved (seen:
+        after `model.module(x)` two ranks hold 1.0 and 2.0, after `model(x)` both hold 1.5).
+    Remedy: Call the wrapper: `model(...)`. Move the work of the other method into forward.
     See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """

@@ -24,13 +24,13 @@ _ASKS = re.compile(r"hasattr|isinstance|no_sync")
 
 @lint_rule("DDL171", "optimizer-before-fully-shard", Consequence.WRONG)
 def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
-    """The optimizer is made before fully_shard takes the model's parameters apart.
+    """The optimizer is created before fully_shard shards the model's parameters.
 
-    Finds: An optimizer of `torch.optim` over `model.parameters()`, where `fully_shard` comes later for that model or
-        for its layers, and no optimizer of it after that.
-    Why: fully_shard replaces every parameter by a DTensor of this rank's share. The optimizer keeps the old ones, which
-        get no gradient any more: its steps change nothing, and no error says so.
-    Remedy: Make the optimizer after the last call of fully_shard.
+    Finds: An optimizer of `torch.optim` over `model.parameters()`, if `fully_shard` is called later for that model or
+        its layers and no optimizer is created for it after that.
+    Why: fully_shard replaces every parameter with a DTensor that holds this rank's share. The optimizer keeps the old
+        parameters, which no longer get gradients. Its steps change nothing and raise no error.
+    Remedy: Create the optimizer after the last call of fully_shard.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     shards = list(script.named(names.FSDP[1]))
@@ -69,13 +69,13 @@ def _is_of(shard: Call, model: Value) -> bool:
 
 @lint_rule("DDL172", "no-sync-of-fsdp2", Consequence.FAILS)
 def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
-    """no_sync() is called on a model of fully_shard, which has none.
+    """no_sync() is called on a model of fully_shard, which does not have this method.
 
-    Finds: `model.no_sync()` where `fully_shard(model)` ran before on every path. Silent where the script asks what the
-        model is or has (`isinstance`, `hasattr`).
-    Why: `no_sync` is a method of DistributedDataParallel and FullyShardedDataParallel. fully_shard adds others to the
-        module: the call raises AttributeError.
-    Remedy: `model.set_requires_gradient_sync(last)` before the forward of each pass.
+    Finds: `model.no_sync()` if `fully_shard(model)` ran before it on every path. Not reported if the script checks the
+        type or attributes of the model (`isinstance`, `hasattr`).
+    Why: `no_sync` is a method of DistributedDataParallel and FullyShardedDataParallel. fully_shard adds other methods
+        to the module, so the call raises AttributeError.
+    Remedy: Call `model.set_requires_gradient_sync(last)` before the forward of each pass.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     for call in script.methods("no_sync"):
@@ -99,14 +99,14 @@ def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL173", "shards-clipped-apart", Consequence.WRONG)
 def shards_clipped_apart(script: Script) -> Iterator[Spot]:
-    """Gradients of FullyShardedDataParallel are clipped by torch.nn.utils, which sees this rank's shards alone.
+    """torch.nn.utils clips gradients of FullyShardedDataParallel with the norm of this rank's shards only.
 
-    Finds: `torch.nn.utils.clip_grad_norm_` of the parameters of a model that FullyShardedDataParallel surely wraps,
-        with a strategy that shards. `fully_shard` is not meant: its gradients are DTensors, whose norm is that of all
+    Finds: `torch.nn.utils.clip_grad_norm_` on the parameters of a model that FullyShardedDataParallel certainly wraps,
+        with a strategy that shards. Not reported for `fully_shard`: its gradients are DTensors, whose norm covers all
         ranks.
-    Why: Each rank has a part of the gradients, so that each computes another norm and scales its part by another
-        factor. The direction of the step is wrong, and no error says so.
-    Remedy: `model.clip_grad_norm_(max_norm)`, on all ranks.
+    Why: Each rank has a part of the gradients, so each computes a different norm and scales its part by a different
+        factor. The direction of the step is wrong, without an error.
+    Remedy: Call `model.clip_grad_norm_(max_norm)` on all ranks.
     See: https://docs.pytorch.org/docs/stable/fsdp.html#torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_
     """
     for clip in script.named(*_CLIPS):

@@ -37,11 +37,12 @@ def _without_a_library(script: Script) -> bool:
 def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
     """A float16 autocast trains without a loss scaler.
 
-    Finds: A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), or
-        through a model of float16 (`net.half()`), in a script that has nothing called a scaler.
-    Why: Gradients below 6e-8 are zero in float16: parts of the model stop learning, without any message. Reduced over
-        many ranks, they are also the first to overflow.
-    Remedy: Scale the loss with `torch.amp.GradScaler`, or use bfloat16, which needs no scaler, where the GPU has it.
+    Finds: A backward pass through a forward that ran under a float16 autocast (the default on GPUs), or through a
+        float16 model (`net.half()`), in a script without anything named like a scaler.
+    Why: Gradients below 6e-8 are zero in float16, so parts of the model stop learning without a message. When reduced
+        over many ranks, they are also the first to overflow.
+    Remedy: Scale the loss with `torch.amp.GradScaler`. If the GPU supports bfloat16, you can use it instead, without a
+        scaler.
     See: https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
     if script.uses_in_any_case(*_SCALES) or "apex" in script.modules:
@@ -69,10 +70,10 @@ def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
 def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
     """A GradScaler scales the loss of a bfloat16 autocast.
 
-    Finds: A GradScaler that is switched on, in a script whose autocasts are all of bfloat16.
-    Why: bfloat16 has the range of float32, so there is nothing to rescue: the scaler reads back in each step whether
-        gradients were finite, and skips steps as it looks for its scale.
-    Remedy: Leave the scaler out, or make it with `enabled=False`.
+    Finds: An enabled GradScaler in a script whose autocasts all use bfloat16.
+    Why: bfloat16 has the range of float32, so scaling has no benefit. In each step, the scaler reads back whether
+        gradients were finite, and it skips steps while it searches for its scale.
+    Remedy: Remove the scaler, or create it with `enabled=False`.
     See: https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
     types = {_autocast_type(cast) for cast in script.named(*_AUTOCASTS)}
@@ -89,12 +90,13 @@ def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL141", "loss-scale-never-updated", Consequence.WRONG, concerns=_without_a_library)
 def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
-    """A GradScaler steps, and is never updated.
+    """A GradScaler steps but is never updated.
 
-    Finds: `scaler.step(optimizer)` of a GradScaler that has no `update()` and is handed to no other function.
-    Why: `update()` ends the step: without it the scaler remembers that this optimizer has been unscaled, and the second
-        step raises "step() has already been called since the last update()".
-    Remedy: Call `scaler.update()` once in every step, behind all optimizers' `scaler.step`.
+    Finds: `scaler.step(optimizer)` of a GradScaler that the script never updates with `update()` and does not pass to
+        another function.
+    Why: `update()` ends the step. Without it, the scaler remembers that this optimizer has been unscaled, and the
+        second step raises "step() has already been called since the last update()".
+    Remedy: Call `scaler.update()` once in every step, after `scaler.step` of all optimizers.
     See: https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
     for scaler in _scalers(script):
@@ -113,11 +115,11 @@ def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
 def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
     """Gradients are clipped while they are still multiplied by the loss scale.
 
-    Finds: `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, with no `unscale_`
+    Finds: `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, without `unscale_`
         before it.
-    Why: The gradients are up to 65536 times too large at that point. All of them exceed the threshold, and after the
-        scaler has divided them, next to nothing is left: the model hardly learns.
-    Remedy: Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` knows of it.
+    Why: The gradients are up to 65536 times too large at that point, and all of them exceed the threshold. After the
+        scaler divides them, almost nothing is left, and the model hardly learns.
+    Remedy: Call `scaler.unscale_(optimizer)` before clipping. `scaler.step` does not unscale again.
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
     """
     for clip in script.named(*_CLIPS):
@@ -143,13 +145,14 @@ def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL143", "loss-scaler-made-in-every-step", Consequence.RISK, concerns=_without_a_library)
 def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
-    """Every step has a new GradScaler.
+    """Every step creates a new GradScaler.
 
-    Finds: A GradScaler that is made in the loop, or function, in which it steps, once for each batch. One that is made
-        in every epoch is information.
-    Why: The scale is found over many steps: it halves after each overflow and doubles after 2000 steps without. A new
-        scaler begins at 65536 each time, so that a model whose gradients overflow there never takes a step.
-    Remedy: Make one scaler before the loop, and save its state with the checkpoint.
+    Finds: A GradScaler that is created in the loop or function in which it steps, once per batch. Severity is info if
+        it is created once per epoch.
+    Why: The scaler finds its scale over many steps: it halves it after each overflow and doubles it after 2000 steps
+        without one. A new scaler starts at 65536 each time, so a model whose gradients overflow at that scale never
+        takes a step.
+    Remedy: Create one scaler before the loop, and save its state with the checkpoint.
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training
     """
     for scaler in _scalers(script):
@@ -173,11 +176,12 @@ def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
 def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
     """A GradScaler that several optimizers share is updated more than once in a step.
 
-    Finds: Two `update()` calls of one GradScaler in the same turn of a loop, neither under a condition of its own,
-        where it steps two optimizers.
-    Why: Each update counts as a step: the scale grows twice as fast, and halves by the overflow of one optimizer
+    Finds: Two `update()` calls of one GradScaler in the same iteration of a loop, both without a separate condition, if
+        the scaler steps two optimizers.
+    Why: Each update counts as a step, so the scale grows twice as fast. If one optimizer overflows, the scale is halved
         between the backward pass and the step of the other, whose gradients are then divided by the wrong number.
-    Remedy: Call `scaler.update()` once, behind the last optimizer's `scaler.step`, or give each optimizer a scaler.
+    Remedy: Call `scaler.update()` once, after the last optimizer's `scaler.step`, or give each optimizer its own
+        scaler.
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
     for scaler in _scalers(script):

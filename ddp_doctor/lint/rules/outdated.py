@@ -19,12 +19,12 @@ from ddp_doctor.model.choices import Consequence
 
 @lint_rule("DDL113", "cuda-amp-deprecated", Consequence.KNOWN, concerns=always)
 def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
-    """torch.cuda.amp is used, which torch.amp replaces.
+    """The script uses torch.cuda.amp, which torch.amp replaces.
 
     Finds: The first call of `torch.cuda.amp.autocast` and of `torch.cuda.amp.GradScaler` in a script, and the import of
-        `custom_fwd` and `custom_bwd` from there.
-    Why: Both do the same as before and warn since torch 2.4, on every rank; a later release may drop them.
-    Remedy: `torch.amp.autocast("cuda")` and `torch.amp.GradScaler("cuda")`, from torch 2.3 on.
+        `custom_fwd` and `custom_bwd` from torch.cuda.amp.
+    Why: Both still work but have printed a warning on every rank since torch 2.4. A later release may remove them.
+    Remedy: Use `torch.amp.autocast("cuda")` and `torch.amp.GradScaler("cuda")` in torch 2.3 and newer.
     See: https://pytorch.org/docs/stable/amp.html
     """
     if not script.is_distributed:
@@ -48,11 +48,11 @@ _LAUNCHER = "torch.distributed.launch"
 def old_launcher_called(script: Script) -> Iterator[Spot]:
     """The script starts its processes with torch.distributed.launch, which torchrun replaces.
 
-    Finds: A command of `subprocess` or `os.system` that runs `torch.distributed.launch`, or a call of that module
-        itself.
-    Why: The launcher warns on each start that it is deprecated, and hands `--local-rank` to scripts (with a hyphen
-        since torch 2.0, with an underscore before) that those which read LOCAL_RANK do not expect.
-    Remedy: `torchrun --nproc-per-node=8 train.py`, and LOCAL_RANK of the environment in the script.
+    Finds: A command of `subprocess` or `os.system` that runs `torch.distributed.launch`, or a direct call of that
+        module.
+    Why: The launcher warns on each start that it is deprecated. It passes `--local-rank` to scripts (with a hyphen
+        since torch 2.0, with an underscore before), which scripts that read LOCAL_RANK do not expect.
+    Remedy: Use `torchrun --nproc-per-node=8 train.py`, and read LOCAL_RANK from the environment in the script.
     See: https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
     for call in script.calls:
@@ -87,17 +87,17 @@ _PRIVATE = {
 
 @lint_rule("DDL119", "private-call-deprecated", Consequence.KNOWN, concerns=always)
 def private_call_deprecated(script: Script) -> Iterator[Spot]:
-    """A private function of torch.distributed is called, which a public one replaces.
+    """The script calls a private function of torch.distributed that a public one replaces.
 
-    Finds: Calls of `_set_pg_timeout`, `_all_gather_base` and `_reduce_scatter_base`. Silent where the script also calls
-        or asks for the public name, and so chooses by what torch has.
-    Why: The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns from torch 2.14 on,
-        which has `torch.distributed.set_timeout` in its place; torch 2.13 has no such function and does not warn. A
-        later release may drop all three.
-    Remedy: `torch.distributed.set_timeout(timeout, group)` with torch 2.14 and newer; with an older one the time-out
-        that is given to init_process_group or new_group. `all_gather_single` and `reduce_scatter_single` with torch
-        2.13 and newer. Their other names `all_gather_into_tensor` and `reduce_scatter_tensor` do the same: torch 2.13
-        warns of them, 2.15 does not.
+    Finds: Calls of `_set_pg_timeout`, `_all_gather_base` and `_reduce_scatter_base`. Not reported if the script also
+        calls or checks for the public name, and so supports several releases of torch.
+    Why: The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns since torch 2.14,
+        which replaces it with `torch.distributed.set_timeout`. torch 2.13 has no such function and does not warn. A
+        later release may remove all three.
+    Remedy: Use `torch.distributed.set_timeout(timeout, group)` with torch 2.14 and newer; with older releases, pass the
+        timeout to init_process_group or new_group. Use `all_gather_single` and `reduce_scatter_single` with torch 2.13
+        and newer. Their other names `all_gather_into_tensor` and `reduce_scatter_tensor` do the same: torch 2.13 warns
+        about them, 2.15 does not.
     See: https://pytorch.org/docs/stable/distributed.html
         pytorch torch/distributed/distributed_c10d.py
     """

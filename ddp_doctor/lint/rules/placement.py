@@ -32,12 +32,12 @@ _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 
 @lint_rule("DDL136", "batch-not-on-the-gpu", Consequence.FAILS)
 def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
-    """A batch, or its target, is still in host memory where the model on the GPU needs it.
+    """A batch, or its target, is still in host memory when the model on the GPU needs it.
 
-    Finds: A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model that
-        DDP wrapped with `device_ids` or after it was moved to a GPU. A `target.to(device)` whose result nobody takes
-        counts as none: tensors do not move in place. Inputs of the model are meant only where DDP was given no
-        `device_ids`: with them it moves the inputs itself.
+    Finds: A loss of torch.nn whose target comes directly from a DataLoader, if its output comes from a model that DDP
+        wrapped with `device_ids` or after it was moved to a GPU. A `target.to(device)` whose result is not used does
+        not count, because tensors do not move in place. Inputs of the model are reported only if DDP has no
+        `device_ids`: with them, DDP moves the inputs itself.
     Why: The first step raises "Expected all tensors to be on the same device".
     Remedy: Move the target and keep the result: `target = target.to(device, non_blocking=True)`.
     See: https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
@@ -58,14 +58,14 @@ def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL137", "gpu-waits-for-the-loader", Consequence.KNOWN)
 def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
-    """A training loader prepares its batches in the training process, or in memory that is not pinned.
+    """A training loader prepares its batches in the training process, or in unpinned memory.
 
     Finds: A DataLoader for training without `num_workers`, or with workers and without `pin_memory=True`, in a DDP
         script on GPUs.
-    Why: Without workers the GPU idles while Python reads and decodes the next batch. From memory that is not pinned,
-        copies to the GPU cannot overlap with computation. In DDP all ranks wait for the slowest of these in every step.
-    Remedy: Set `num_workers` to a few for each rank (together not more than the node's cores) and `pin_memory=True`,
-        and copy with `non_blocking=True`. Data sets that are in memory already need no workers.
+    Why: Without workers, the GPU idles while Python reads and decodes the next batch. Without pinned memory, copies to
+        the GPU cannot overlap with computation. In DDP, all ranks wait for the slowest loader in every step.
+    Remedy: Set `num_workers` to a few per rank (in total not more than the node's cores) and `pin_memory=True`, and
+        copy with `non_blocking=True`. Data sets that are already in memory need no workers.
     See: https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
         https://pytorch.org/docs/stable/data.html#memory-pinning
     """
@@ -182,18 +182,17 @@ _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$
 
 @lint_rule("DDL167", "part-left-on-the-cpu", Consequence.FAILS)
 def part_left_on_the_cpu(script: Script) -> Iterator[Spot]:
-    """A part of the model, or the weights of its loss, stay in host memory while the model is on the GPU.
+    """A part of the model, or the weights of its loss, stays in host memory while the model is on the GPU.
 
-    Finds: A part of a wrapped model that nothing moves, where another part is moved and the whole never is
-        (`model.encoder = model.encoder.to(device)`). Beside a model that is wrapped with `device_ids` or after it was
-        moved to a GPU: a layer that was put into the model after it was moved; layers in a plain list and tensors that
-        are plain attributes, which `.to()` does not move; and a tensor from host memory as `weight` or `pos_weight` of
-        a loss.
+    Finds: A part of a wrapped model that is never moved, if another part is moved and the entire model is not
+        (`model.encoder = model.encoder.to(device)`). For a model that is wrapped with `device_ids` or after it was
+        moved to a GPU, also a layer that was added after the move, layers in a plain list and tensors that are plain
+        attributes, which `.to()` does not move, and a tensor in host memory as `weight` or `pos_weight` of a loss.
     Why: DDP refuses a model with parameters on two devices, and an operation on tensors of two devices raises "Expected
-        all tensors to be on the same device". What stands in a plain list is not trained either: neither `parameters()`
-        nor DDP knows it.
-    Remedy: Put the model together first, then move it, then wrap it. Make lists of layers a `ModuleList`, tensors
-        buffers (`register_buffer`), and move the loss like the model: `criterion.to(device)`.
+        all tensors to be on the same device". Layers in a plain list are not trained either: neither `parameters()` nor
+        DDP finds them.
+    Remedy: Assemble the model first, then move it, then wrap it. Turn lists of layers into a `ModuleList` and tensors
+        into buffers (`register_buffer`), and move the loss like the model: `criterion.to(device)`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
         https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
     """

@@ -43,14 +43,14 @@ _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook
 
 @lint_rule("DDL160", "gpus-of-one-node-as-world-size", Consequence.RISK)
 def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
-    """The number of GPUs of one node is given as the size of the whole world.
+    """The number of GPUs of one node is used as the world size.
 
     Finds: `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a
-        DistributedSampler, where the rank beside it is that of the whole job (RANK, SLURM_PROCID, get_rank()).
-    Why: On one node with all its GPUs the two numbers agree. On two nodes the ranks of the second one are at least as
-        large as the size: the group waits until its time-out, and the sampler refuses the rank or each node trains on
-        all data. Where each task of SLURM sees one GPU, the size is 1 on every rank and they train alone.
-    Remedy: Leave both arguments out of init_process_group under torchrun; else take WORLD_SIZE, SLURM_NTASKS or
+        DistributedSampler, if the rank in the same call is the global rank (RANK, SLURM_PROCID, get_rank()).
+    Why: On one node with all its GPUs, the two numbers are equal. On two nodes, the ranks of the second node are not
+        smaller than the size. The group waits until its timeout, and the sampler refuses the rank or each node trains
+        on all data. If each SLURM task sees one GPU, the size is 1 on every rank, and each trains alone.
+    Remedy: Omit both arguments of init_process_group under torchrun. Otherwise, use WORLD_SIZE, SLURM_NTASKS or
         get_world_size().
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -70,14 +70,14 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL161", "local-rank-as-rank-of-the-job", Consequence.RISK)
 def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
-    """LOCAL_RANK is given where the rank in the whole job belongs.
+    """LOCAL_RANK is used instead of the global rank.
 
     Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
-    Why: On one node both are the same number. On two nodes each number occurs twice: the sampler gives both nodes the
-        same half of the data, so that the other half is never trained on and nothing says so; the process group waits
-        for ranks that never come.
-    Remedy: Leave `rank` out: DistributedSampler asks the process group, init_process_group the environment. Else use
-        RANK.
+    Why: On one node, both are the same number. On two nodes, each number occurs twice. The sampler gives both nodes the
+        same half of the data, and the other half is never used, without an error. The process group waits for ranks
+        that never arrive.
+    Remedy: Omit `rank`: DistributedSampler gets it from the process group, init_process_group from the environment.
+        Otherwise, use RANK.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
@@ -97,17 +97,17 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL162", "torchrun-endpoint-overwritten", Consequence.FAILS)
 def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
-    """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
+    """A script that torchrun starts overwrites MASTER_ADDR or MASTER_PORT.
 
-    Finds: `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
-        environment, before an init_process_group that reads the endpoint from there. Scripts that start their ranks
-        themselves, or that know another launcher, are left alone.
-    Why: Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
-        0 too, is only a client of it. With the script's own port all ranks wait for a store that nobody opens, until
-        the time-out (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With `localhost` as
-        MASTER_ADDR that happens to all nodes but the first. A port of its own in `init_method="tcp://..."` fails in the
-        same way with torch 2.13; in torch 2.15, where torchrun's store counts for the exported MASTER_ADDR and
-        MASTER_PORT alone, rank 0 opens a store there.
+    Finds: `os.environ["MASTER_PORT"] = "12355"`, executed unconditionally before an init_process_group that reads the
+        endpoint from the environment, in a script that reads LOCAL_RANK or RANK from the environment. Not reported for
+        scripts that start their ranks themselves or support another launcher.
+    Why: Under torchrun, the agent already runs the store, on a port that it chose and exported. Every rank, including
+        rank 0, is only a client of this store. With the script's own port, all ranks wait until the timeout for a store
+        that does not exist (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With
+        `localhost` as MASTER_ADDR, this happens to all nodes except the first. A different port in
+        `init_method="tcp://..."` fails in the same way with torch 2.13. In torch 2.15, torchrun's store counts only for
+        the exported MASTER_ADDR and MASTER_PORT, so rank 0 opens a store on that port.
     Remedy: Delete the assignment, or use `os.environ.setdefault`.
     See: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
         pytorch torch/distributed/rendezvous.py _create_c10d_store, _agent_store_serves (TORCHELASTIC_USE_AGENT_STORE)
@@ -168,14 +168,14 @@ _SHARES = re.compile(r"bcast|broadcast|gather|scatter|store|kvstore|read", re.IG
 
 @lint_rule("DDL178", "port-drawn-by-each-rank", Consequence.HANGS)
 def port_drawn_by_each_rank(script: Script) -> Iterator[Spot]:
-    """Each rank draws the port of the rendezvous for itself.
+    """Each rank chooses its own rendezvous port.
 
-    Finds: A free port (`getsockname()`, `find_free_port()`) or a random number that no common seed governs, as
-        MASTER_PORT or in `init_method="tcp://..."`, in a script whose ranks are started from outside: it reads the rank
-        from the environment. Not reported before `mp.spawn`, under a condition on the rank or on MASTER_PORT, and if
-        the port goes through a broadcast.
-    Why: Each rank has another port, so that no two ranks meet: all wait in init_process_group until the timeout.
-    Remedy: Take the port from the launcher: torchrun sets MASTER_PORT. Under srun, compute it from SLURM_JOB_ID.
+    Finds: A free port (`getsockname()`, `find_free_port()`) or a random number without a common seed, as MASTER_PORT or
+        in `init_method="tcp://..."`, in a script whose ranks are started from outside: it reads the rank from the
+        environment. Not reported before `mp.spawn`, under a condition on the rank or on MASTER_PORT, or if the port
+        goes through a broadcast.
+    Why: Each rank has a different port, so no two ranks meet: all wait in init_process_group until the timeout.
+    Remedy: Use the port of the launcher: torchrun sets MASTER_PORT. Under srun, compute it from SLURM_JOB_ID.
     See: https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
     if not script.texts & {*GLOBAL_RANKS, "LOCAL_RANK"} or _sets(script, "RANK") or has_one_rank(script):
@@ -239,20 +239,20 @@ class _Choice(NamedTuple):
 
 @lint_rule("DDL117", "group-on-another-gpu", Consequence.RISK)
 def group_on_another_gpu(script: Script) -> Iterator[Spot]:
-    """torch 2.15 binds the process group to another GPU than the one that the script works on.
+    """torch 2.15 binds the process group to a different GPU than the script uses.
 
-    Finds: `init_process_group` of NCCL without `device_id`, where `torch.cuda.set_device`, or `device_ids` of DDP in
-        its place, takes another GPU than that of the rank: an offset (`local_rank + 4`), another order, another GPU
-        than 0 in a group of one rank. As information what depends on how the script is started: a list
-        (`gpus[local_rank]`) or an offset that is given from outside; SLURM_LOCALID and its like, where nothing reads or
-        sets LOCAL_RANK; processes of mp.spawn on several nodes that need not be one for each GPU. Silent where the
-        script speaks of CUDA_VISIBLE_DEVICES, sets LOCAL_RANK, or asks for the older class of NCCL groups.
-    Why: torch 2.15 chooses the group's GPU in init_process_group: that of `device_id`, else LOCAL_RANK modulo the
-        number of GPUs, else the rank modulo that number. `torch.cuda.set_device` counts for nothing. The first
-        operation on another GPU fails: "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on
-        cuda:1". torch 2.13 takes the GPU of the tensors, and the same script works.
-    Remedy: Name the GPU to both: `torch.cuda.set_device(device)` and `init_process_group("nccl", device_id=device)`, in
-        torch 2.3 and newer. Where each process has a GPU of its own, LOCAL_RANK is the one to take.
+    Finds: `init_process_group` of NCCL without `device_id`, if `torch.cuda.set_device` (or `device_ids` of DDP, without
+        set_device) uses a different GPU than the rank's: an offset (`local_rank + 4`), another order, or a GPU other
+        than 0 in a group of one rank. Severity is info if it depends on how the script is started: a list
+        (`gpus[local_rank]`) or an offset that comes from outside, SLURM_LOCALID and similar variables if nothing reads
+        or sets LOCAL_RANK, or mp.spawn processes on several nodes that may not be one per GPU. Not reported if the
+        script mentions CUDA_VISIBLE_DEVICES, sets LOCAL_RANK, or requests the older class of NCCL groups.
+    Why: torch 2.15 chooses the group's GPU in init_process_group: `device_id` if set, otherwise LOCAL_RANK modulo the
+        number of GPUs, otherwise the rank modulo that number. It ignores `torch.cuda.set_device`. The first operation
+        on another GPU fails: "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1". torch
+        2.13 uses the GPU of the tensors, and the same script works.
+    Remedy: Pass the GPU to both in torch 2.3 and newer: `torch.cuda.set_device(device)` and
+        `init_process_group("nccl", device_id=device)`. If each process has its own GPU, use LOCAL_RANK.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
         pytorch torch/distributed/distributed_c10d.py _nccl2_device
     """

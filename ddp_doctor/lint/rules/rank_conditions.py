@@ -34,11 +34,11 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     Finds: A collective of the default group under a condition that some ranks do not fulfill: `rank == 0`, `rank != 1`,
         `rank in (0, 1)`, `rank % 2 == 0`, `is_main_process`, or a decorator such as `rank_zero_only`. This includes the
         forward of a DDP model with buffers such as BatchNorm's (it broadcasts them, even in `no_grad`), the forward and
-        `generate` of an FSDP model, also in a function of a file next to the script, the backward pass of a wrapped
-        model, the constructor of DDP, and what gathers the parameters of a model under FSDP. Models that Accelerate and
-        Fabric wrap count as well. Severity is warning if the script does not show whether the model has buffers.
-        It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray Train that
-        all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
+        `generate` of an FSDP model, even in a function of a file next to the script, the backward pass of a wrapped
+        model, the constructor of DDP, and calls that gather the parameters of a model under FSDP. Models that
+        Accelerate and Fabric wrap count as well. Severity is warning if the script does not show whether the model has
+        buffers. It also includes methods of Lightning, Fabric, Accelerate, Transformers' Trainer, DeepSpeed and Ray
+        Train that all ranks must call: `fabric.save`, `self.log(..., sync_dist=True)`, `trainer.evaluate`,
         `engine.save_checkpoint`, `ray.train.report`. Severity is warning if the call waits only in some configurations.
         Not reported: the same collective on both sides of the condition in any order, another group, send and recv.
         Conditions around the call of a function that is also passed to an unknown function do not count.

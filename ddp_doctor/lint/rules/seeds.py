@@ -26,10 +26,10 @@ _AUGMENTS = re.compile(
 
 @lint_rule("DDL182", "sampler-seed-by-rank", Consequence.WRONG, concerns=always)
 def sampler_seeds_differ(script: Script) -> Iterator[Spot]:
-    """A DistributedSampler has another seed on each rank.
+    """A DistributedSampler has a different seed on each rank.
 
-    Finds: A `seed` of a DistributedSampler that is computed with the rank (error), or with the clock or a random number
-        that no common seed governs (warning).
+    Finds: A `seed` of a DistributedSampler that is computed from the rank (error), or from the clock or a random number
+        without a common seed (warning).
     Why: Each rank takes every n-th sample of a shuffled list. With different seeds these are different lists: some
         samples are trained on by several ranks in an epoch, and others by none.
     Remedy: Give all ranks the same seed. Seed augmentation by rank instead.
@@ -63,13 +63,12 @@ def _differs(script: Script, seed: Value) -> str:
 
 @lint_rule("DDL183", "split-differs-by-rank", Consequence.WRONG)
 def split_differs_by_rank(script: Script) -> Iterator[Spot]:
-    """The data set is split by chance, and each rank draws another split.
+    """The data set is split at random, and each rank gets a different split.
 
     Finds: `torch.utils.data.random_split` without a generator after the random numbers were seeded by rank, and
-        scikit-learn's `train_test_split` without `random_state` where nothing seeds NumPy, or where NumPy is seeded by
-        rank.
-    Why: One rank validates on samples that another one trains on, so that the validation loss means nothing. The
-        samplers of the ranks go over different data sets: some samples are used twice, others never.
+        scikit-learn's `train_test_split` without `random_state` if NumPy is not seeded or is seeded by rank.
+    Why: One rank validates on samples that another rank trains on, so the validation loss is meaningless. The ranks'
+        samplers use different data sets: some samples are used twice and others never.
     Remedy: Split with a fixed seed: `generator=torch.Generator().manual_seed(0)`, or `random_state=0`.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.random_split
     """
@@ -107,9 +106,9 @@ def same_augmentation_on_all_ranks(script: Script) -> Iterator[Spot]:
     """All ranks draw the same random augmentation.
 
     Finds: Random transforms of torchvision or albumentations in a script that trains with a DistributedSampler and
-        seeds torch without the rank, with neither `worker_init_fn` nor `generator` for the loader.
-    Why: The workers of a DataLoader take their seeds from torch's seed. With one seed for all ranks, the n-th sample of
-        each rank gets the same crop and flip, so that a step sees fewer different augmentations than samples.
+        seeds torch without the rank, if the loader has neither `worker_init_fn` nor `generator`.
+    Why: The workers of a DataLoader derive their seeds from torch's seed. With one seed for all ranks, the n-th sample
+        of each rank gets the same crop and flip, so a step sees fewer different augmentations than samples.
     Remedy: Seed by rank after the model is built: `torch.manual_seed(seed + rank)`.
     See: https://pytorch.org/docs/stable/data.html#data-loading-randomness
     """

@@ -41,16 +41,16 @@ _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|sh
 
 @lint_rule("DDL120", "loader-without-distributed-sampler", Consequence.RISK)
 def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
-    """Every rank trains on the whole data set.
+    """Every rank trains on the entire data set.
 
-    Finds: A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
-        sampler (a RandomSampler counts as none) nor a batch sampler, and whose data set is not split by rank in another
-        way that can be seen: iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters
-        are. A loader that a library takes and gives back (`prepare`, `make_private`) is left alone.
-    Why: Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N times.
-        Without `shuffle`, or with one seed for all, the ranks even compute the same gradients, and N GPUs do the work
+    Finds: A DataLoader for training without a sampler (a RandomSampler does not count) or batch sampler, in a script
+        that wraps its model in DistributedDataParallel. Not reported if the script visibly splits the data set by rank
+        in another way, such as an iterable data set, slices and subsets by rank, `split_dataset_by_node` or a node
+        splitter, or if a library takes and returns the loader (`prepare`, `make_private`).
+    Why: Each of N ranks reads all samples: an epoch takes N times the steps, and every sample counts N times. Without
+        `shuffle`, or with the same seed on all ranks, the ranks even compute the same gradients, and N GPUs do the work
         of one.
-    Remedy: Give the loader a DistributedSampler, and call its `set_epoch` at the beginning of each epoch.
+    Remedy: Pass a DistributedSampler to the loader, and call its `set_epoch` at the beginning of each epoch.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     if not script.wraps:
@@ -77,9 +77,9 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
 def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
     """A DataLoader has both a sampler and shuffle=True.
 
-    Finds: `DataLoader(..., shuffle=True, sampler=...)` where the sampler is one that was made in the script.
-    Why: The DataLoader raises `ValueError: sampler option is mutually exclusive with shuffle`, on all ranks.
-    Remedy: Leave `shuffle` out: a DistributedSampler shuffles by itself.
+    Finds: `DataLoader(..., shuffle=True, sampler=...)` if the script creates the sampler.
+    Why: On all ranks, the DataLoader raises `ValueError: sampler option is mutually exclusive with shuffle`.
+    Remedy: Remove `shuffle`: a DistributedSampler shuffles by default.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
     """
     for call in script.named(names.LOADER):
@@ -99,14 +99,15 @@ def _deals_data(script: Script) -> bool:
 
 @lint_rule("DDL122", "set-epoch-missing", Consequence.RISK, concerns=_deals_data)
 def set_epoch_missing(script: Script) -> Iterator[Spot]:
-    """A DistributedSampler shuffles, and no epoch tells it its number.
+    """A DistributedSampler shuffles without the number of the epoch.
 
     Finds: A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call
-        its `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop. An
-        epoch is whatever goes through the sampler's loader again (`for e in range(10)`, `while True`, a generator that
-        never ends). Not meant: a loop over loaders, over folds with a sampler of their own, or over models.
-    Why: The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every
-        epoch has the same order, and each rank sees the same samples in the same batches for ever, which costs
+        the sampler's `set_epoch` in it: not at all, for another sampler, always with the same number, or once before
+        the loop. Any loop that iterates the sampler's loader again counts as epochs (`for e in range(10)`,
+        `while True`, an infinite generator). Not reported: a loop over loaders, over folds with separate samplers, or
+        over models.
+    Why: The order depends on the seed plus the number of the epoch. Without `set_epoch` that number stays 0. Every
+        epoch has the same order, and each rank always sees the same samples in the same batches, which reduces
         accuracy.
     Remedy: Call `sampler.set_epoch(epoch)` at the beginning of every epoch, before the loader is iterated.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -286,17 +287,18 @@ _DEEPEST = 8
 
 @lint_rule("DDL155", "shares-of-unequal-length", Consequence.RISK)
 def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
-    """The data are dealt out by rank, and nothing makes the shares equally long.
+    """The data is split by rank into shares that may have unequal lengths.
 
     Finds: `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
         `array_split(...)[rank]` or a data set's `shard(num_shards, index)`, if a loop over its elements trains the
-        wrapped model or calls a collective, as an evaluation may do. Silent where anything in the script divides by the
-        number of ranks, where the share is cut or filled up, where ranks tell each other its length, in DDP's `join()`,
-        and where the loop has a `break`.
-    Why: Of n samples some ranks get one more than others, unless the number of ranks divides n. In the last step of an
-        epoch those wait in an all-reduce to which the others do not come, or which meets their next epoch.
-    Remedy: Use a DistributedSampler, which fills the shares up, or cut the data to a multiple of the number of ranks
-        first.
+        wrapped model or calls a collective, as an evaluation may do. Not reported if anything in the script divides by
+        the number of ranks, if the share is truncated or padded, if ranks exchange its length, in DDP's `join()`, or if
+        the loop has a `break`.
+    Why: If the number of ranks does not divide the number of samples, some ranks get one sample more than others. In
+        the last step of an epoch, those ranks wait in an all-reduce that the other ranks never call, or that matches
+        one of their next epoch.
+    Remedy: Use a DistributedSampler, which pads the shares, or first truncate the data to a multiple of the number of
+        ranks.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/tutorials/advanced/generic_join.html
     """

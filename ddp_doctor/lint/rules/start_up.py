@@ -45,11 +45,11 @@ _TIMEOUT = "the group's timeout: init_process_group(timeout=timedelta(minutes=30
 
 @lint_rule("DDL108", "process-group-missing", Consequence.FAILS)
 def process_group_missing(script: Script) -> Iterator[Spot]:
-    """A model is wrapped in a script that starts no process group.
+    """A script wraps a model without starting a process group.
 
-    Finds: DistributedDataParallel in code that runs when the script is started, without `init_process_group` anywhere
-        in it. Silent where a function of another module is called that may start the group, and in modules whose
-        functions others call.
+    Finds: DistributedDataParallel in code that runs when the script is started, if the script never calls
+        `init_process_group`. Not reported if the script calls a function of another module that may start the group, or
+        in modules whose functions others call.
     Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
     Remedy: Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
@@ -72,9 +72,9 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
 def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
     """The process group is started after the model was wrapped.
 
-    Finds: `init_process_group` that runs after DistributedDataParallel, with none before it.
+    Finds: `init_process_group` that runs after DistributedDataParallel, without an earlier one.
     Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
-    Remedy: Call `init_process_group` before the model is wrapped.
+    Remedy: Call `init_process_group` before wrapping the model.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
     starts = list(script.named(*_STARTS))
@@ -92,10 +92,10 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
 def process_group_left_open(script: Script) -> Iterator[Spot]:
     """The process group is never destroyed.
 
-    Finds: A script that starts a process group and wraps a model, and does not call `destroy_process_group`.
-    Why: At the end NCCL's threads are still there while Python takes itself apart: torch warns that resources may leak,
-        and a rank that is late can hang or die at exit.
-    Remedy: Call `torch.distributed.destroy_process_group()` as the last thing.
+    Finds: A script that starts a process group and wraps a model, but does not call `destroy_process_group`.
+    Why: At exit, NCCL's threads still run while Python shuts down: torch warns that resources may leak, and a late rank
+        can hang or die.
+    Remedy: Call `torch.distributed.destroy_process_group()` at the end.
     See: https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
@@ -115,14 +115,15 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL112", "local-rank-as-argument", Consequence.RISK)
 def local_rank_as_argument(script: Script) -> Iterator[Spot]:
-    """The script expects --local_rank from its launcher, and torchrun gives none.
+    """The script expects --local_rank from its launcher, but torchrun does not pass it.
 
     Finds: An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
-        that nowhere reads LOCAL_RANK. One that only takes in what an old launcher hands over is left alone.
-    Why: torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
-        so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it over,
+        that never reads LOCAL_RANK. Not reported if the script only accepts the argument for an old launcher and does
+        not use it.
+    Why: torchrun sets the local rank in the environment and passes no argument. Every rank uses the default, so all
+        ranks take the same GPU or behave like a job with one rank. torch.distributed.launch, which passes the argument,
         is deprecated and writes it with a hyphen since torch 2.0.
-    Remedy: Read `int(os.environ["LOCAL_RANK"])`, as the default of the argument or in its place.
+    Remedy: Read `int(os.environ["LOCAL_RANK"])` as the default of the argument, or instead of it.
     See: https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
@@ -144,12 +145,10 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
 def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     """The script sets an environment variable that neither NCCL nor torch reads.
 
-    Finds: `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's and that no release reads:
-        one that never was, one that is misspelled, or one that is gone. An old name that torch still reads is
-        information.
-    Why: The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
-        is never written.
-    Remedy: Use the name that is read, or remove the line.
+    Finds: `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's but that no release reads,
+        because it never existed, is misspelled or was removed. Severity is info for an old name that torch still reads.
+    Why: The setting has no effect, although its author expects one: a timeout never expires, or a log is never written.
+    Remedy: Use a name that is read, or remove the line.
     See: ddp-doctor explain NCCL_DEBUG, and likewise for every other variable
     """
     for setting in settings(script):
@@ -203,15 +202,15 @@ def _set_by(call: Call, *keys: object) -> Iterator[Assignment]:
 
 @lint_rule("DDL115", "setting-too-late", Consequence.RISK)
 def setting_too_late(script: Script) -> Iterator[Spot]:
-    """An environment variable is set after what reads it has read it.
+    """An environment variable is set after it has been read.
 
-    Finds: `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
-        started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used. NCCL_* between the two is a warning
-        where `device_id` was given, else information.
-    Why: torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
-        What is set later does nothing. NCCL's first communicator is made in init_process_group where that is given a
-        `device_id`, and always in torch 2.15; torch 2.13 otherwise makes it at the first collective.
-    Remedy: Set it before, best outside of the script, where it counts for all processes.
+    Finds: `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and similar variables, after a process
+        group was started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used. NCCL_* between the start
+        of the group and the wrapping is a warning with `device_id`, otherwise info.
+    Why: torch reads its settings when the group starts, NCCL when its first communicator is created, and CUDA at its
+        first call. Later changes have no effect. init_process_group creates NCCL's first communicator if it has a
+        `device_id`, and always in torch 2.15. Otherwise, torch 2.13 creates it at the first collective.
+    Remedy: Set it earlier, preferably outside the script, where it applies to all processes.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for setting in settings(script):
@@ -259,15 +258,16 @@ def _trains(script: Script) -> bool:
 
 @lint_rule("DDL170", "module-hidden-by-a-file", Consequence.FAILS, concerns=_trains)
 def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
-    """A file beside the script has the name of a module that torch needs, and is imported in its place.
+    """A file next to the script has the name of a module that torch needs, and is imported instead of it.
 
-    Finds: A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of
-        Python without which torch does not come up, in the folder of a script that imports torch, itself or through a
-        file next to it; the script itself may be that file. Warning for modules that only torch.compile needs. Reported
-        once per folder. Not reported in packages, and in folders that a file in or above them imports as one.
-    Why: `torchrun train.py` and `python train.py` search the script's folder first. All ranks end in their first import
-        of torch: "cannot import name 'Random' from 'random'", "'torch' is not a package".
-    Remedy: Rename the file, and remove what `__pycache__` kept of it.
+    Finds: A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a Python
+        module without which torch cannot be imported, in the directory of a script that imports torch, directly or
+        through a file next to it. The script itself may be that file. Severity is warning for modules that only
+        torch.compile needs. Reported once per directory. Not reported in packages, or in directories that a file in or
+        above them imports as a package.
+    Why: `torchrun train.py` and `python train.py` search the script's directory first. All ranks fail at their first
+        import of torch: "cannot import name 'Random' from 'random'", "'torch' is not a package".
+    Remedy: Rename the file, and delete its compiled copy in `__pycache__`.
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     beside = script.names_beside()

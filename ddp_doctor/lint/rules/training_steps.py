@@ -26,13 +26,13 @@ _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
 
 @lint_rule("DDL124", "accumulation-without-no-sync", Consequence.COST)
 def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
-    """Gradients are accumulated over several backward passes, and each of them is reduced over all ranks.
+    """Gradients are accumulated over several backward passes, and each pass reduces them over all ranks.
 
-    Finds: A backward pass through a wrapped model that is followed by a step of the optimizer only every so many
-        batches, in a script that has no `no_sync()`.
-    Why: DDP reduces the gradients in every backward pass. With k passes for each step, k - 1 of these reductions are
-        wasted, and so is the time in which the ranks wait for them. The result is right.
-    Remedy: Run the passes before the last, forward and backward, inside of `with model.no_sync():`.
+    Finds: A backward pass through a wrapped model, if the optimizer steps only once every few batches and the script
+        has no `no_sync()`.
+    Why: DDP reduces the gradients in every backward pass. With k passes per step, k - 1 of these reductions are wasted,
+        and so is the time that ranks wait for them. The result is correct.
+    Remedy: Run all passes except the last, forward and backward, inside `with model.no_sync():`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     if script.uses(*_SWITCHED):
@@ -55,11 +55,11 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL125", "forward-outside-no-sync", Consequence.COST)
 def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
-    """The backward pass stands inside of no_sync(), and its forward before it.
+    """The backward pass is inside no_sync(), but its forward is outside.
 
-    Finds: `with model.no_sync():` around a `backward()` whose forward ran outside of it.
-    Why: Whether gradients are reduced is decided in the forward. A backward inside of `no_sync()` whose forward was
-        outside reduces all the same: the context does nothing, and the accumulation costs as much as without it.
+    Finds: `with model.no_sync():` around a `backward()` whose forward ran outside it.
+    Why: The forward decides whether gradients are reduced. If only the backward is inside `no_sync()`, DDP still
+        reduces the gradients. The context has no effect, and the accumulation costs as much as without it.
     Remedy: Move the forward into the context.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
@@ -78,11 +78,11 @@ def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
 def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     """The optimizer steps on gradients that were never reduced.
 
-    Finds: `optimizer.step()` inside of `with model.no_sync():`, or a script in which every backward pass through the
-        wrapped model stands in such a context, the last one before the step too.
-    Why: `no_sync()` leaves the gradients local until the next backward pass outside of it. If there is none before the
-        step, every rank steps with its own gradients, and the models drift apart without any error.
-    Remedy: Run the last pass before the step outside of `no_sync()`.
+    Finds: `optimizer.step()` inside `with model.no_sync():`, or a script in which every backward pass through the
+        wrapped model is in such a context, including the last one before the step.
+    Why: `no_sync()` leaves the gradients local until the next backward pass outside it. If none follows before the
+        step, every rank steps with its own gradients, and the models drift apart without an error.
+    Remedy: Run the last pass before the step outside `no_sync()`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     if not any(script.methods("no_sync")) or any(map(training.reduces_gradients, script.calls)):
@@ -143,12 +143,11 @@ _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|
 def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
     """The training loop reads a number from the GPU in every step.
 
-    Finds: `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a `print` or
-        `add_scalar` of it, in the loop of its backward pass, without a condition that lets it through only now and
-        then.
-    Why: The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
-        waits for the host. On one rank alone it makes that rank late, and the others wait for it in the next reduction.
-    Remedy: Add up on the GPU (`running += loss.detach()`), and read every hundred steps.
+    Finds: `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of a result of the wrapped model, or a `print` or
+        `add_scalar` of it, in the loop of its backward pass, without a condition that allows it only in some steps.
+    Why: The host waits until the GPU has finished all queued work, and queues nothing during that time. Then the GPU
+        waits for the host. If only one rank does this, it is late, and the others wait for it in the next reduction.
+    Remedy: Accumulate on the GPU (`running += loss.detach()`), and read the value every hundred steps.
     See: https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
     """
     if not training.uses_gpu(script):

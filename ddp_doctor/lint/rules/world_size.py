@@ -30,13 +30,13 @@ def _shards_data(script: Script) -> bool:
 
 @lint_rule("DDL145", "batch-size-divided-twice", Consequence.RISK, concerns=_shards_data)
 def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
-    """The batch size is divided by the number of ranks, and then again.
+    """The batch size is divided by the number of ranks more than once.
 
-    Finds: The `batch_size` of a DataLoader that has been divided by the world size, or the number of GPUs, more than
-        once whichever way the script went.
-    Why: Each rank works on a batch that is N times smaller than was meant: the GPUs idle, BatchNorm sees few samples,
-        and the learning rate fits another batch.
-    Remedy: Divide once, where the option is read.
+    Finds: The `batch_size` of a DataLoader that is divided by the world size, or the number of GPUs, more than once on
+        every path through the script.
+    Why: Each rank's batch is N times smaller than intended: the GPUs idle, BatchNorm sees few samples, and the learning
+        rate is set for a larger batch.
+    Remedy: Divide once, at the place where the option is read.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     for call in script.named(names.LOADER):
@@ -53,11 +53,11 @@ def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
 def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
     """The loss is divided by the number of ranks before the backward pass.
 
-    Finds: `backward()` of a loss of the wrapped model that was divided by the world size, where nothing shows that it
-        is a sum.
-    Why: DDP takes the mean of the gradients over the ranks already. Divided once more, gradients are N times too small,
-        which is a learning rate N times too small, and one that changes with the number of ranks.
-    Remedy: Leave the division out of what `backward()` sees.
+    Finds: `backward()` of a loss of the wrapped model that was divided by the world size, if nothing shows that the
+        loss is a sum.
+    Why: DDP already averages the gradients over the ranks. The second division makes gradients N times too small. This
+        acts like a learning rate that is N times too small and that changes with the number of ranks.
+    Remedy: Remove the division from the loss that `backward()` uses.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods("backward"):
@@ -78,14 +78,14 @@ def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL147", "gradients-reduced-twice", Consequence.COST)
 def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
-    """The gradients of a wrapped model are all-reduced by hand as well.
+    """The script all-reduces the gradients of a wrapped model, although DDP already does.
 
-    Finds: `all_reduce` of the `grad` of each of the parameters of a model that DistributedDataParallel wrapped, in a
-        script that does not hold DDP's own reduction back.
-    Why: DDP has reduced them already, in large buckets and while the backward pass ran. One more all-reduce for each
-        parameter takes longer than that, overlaps with nothing, and makes the gradients N times too large where it
-        sums.
-    Remedy: Leave it out.
+    Finds: `all_reduce` of the `grad` of each parameter of a model that DistributedDataParallel wrapped, in a script
+        that does not disable DDP's own reduction.
+    Why: DDP has already reduced the gradients, in large buckets and during the backward pass. A second all-reduce per
+        parameter takes longer, does not overlap with computation, and makes the gradients N times too large if it sums
+        them.
+    Remedy: Remove the all-reduce.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     if script.uses(*_OWN_REDUCTION) or not any(training.backwards(script)):
@@ -105,13 +105,13 @@ def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL148", "local-sum-divided-by-global-count", Consequence.RISK)
 def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
-    """What one rank counted is divided by the size of the whole data set.
+    """A sum from one rank is divided by the size of the entire data set.
 
-    Finds: A division by `len(loader.dataset)`, or by the length of the data set itself, of what was added up over a
-        loader with a DistributedSampler, in a script that reduces nothing.
-    Why: A rank sees one N-th of the data set, so the accuracy or loss that is printed is N times too small. A threshold
-        or "best so far" then compares parts.
-    Remedy: All-reduce the sum and the count, and divide these.
+    Finds: A division by `len(loader.dataset)`, or by the length of the data set itself, of a sum over a loader with a
+        DistributedSampler, in a script without a reduction.
+    Why: A rank sees 1/N of the data set, so the printed accuracy or loss is N times too small. A threshold or "best so
+        far" then compares partial results.
+    Remedy: All-reduce the sum and the count, then divide.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
     """
     if any(map(_shares, script.calls)):
@@ -135,14 +135,13 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL149", "learning-rate-scaled-for-a-fixed-batch", Consequence.KNOWN, concerns=_shards_data)
 def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
-    """The learning rate grows with the number of ranks, and the global batch does not.
+    """The learning rate grows with the number of ranks, but the global batch does not.
 
-    Finds: An optimizer whose learning rate was multiplied by the world size, beside DataLoaders whose batch size was
-        divided by it.
-    Why: The linear rule (N times the batch, N times the rate) is for a global batch that grows with the ranks. Here it
-        stays, so the rate is N times that of the same training on one GPU, and may diverge.
-    Remedy: Scale the rate, or divide the batch size, but not both, unless the rate that is given is meant for one
-        rank's batch.
+    Finds: An optimizer whose learning rate is multiplied by the world size, in a script with DataLoaders whose batch
+        size is divided by it.
+    Why: The linear rule (N times the batch, N times the rate) applies to a global batch that grows with the ranks. Here
+        the global batch stays the same, so the rate is N times that of the same training on one GPU, which may diverge.
+    Remedy: Scale the rate or divide the batch size, but not both, unless the given rate is meant for one rank's batch.
     See: https://arxiv.org/abs/1706.02677
     """
     sizes = [call.argument(training.BATCH_SIZE, "batch_size") for call in training.loaders(script)]

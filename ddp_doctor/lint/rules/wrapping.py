@@ -29,16 +29,16 @@ _COST = "a process group, a DistributedSampler, and saving on rank 0 only"
 
 @lint_rule("DDL101", "data-parallel-used", Consequence.COST, concerns=always)
 def data_parallel_used(script: Script) -> Iterator[Spot]:
-    """torch.nn.DataParallel is used where DistributedDataParallel would be faster.
+    """The script uses torch.nn.DataParallel, although DistributedDataParallel would be faster.
 
     Finds: A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
-        Information only in a file that runs no `backward()`: it may serve inference, or hand the model on. In a script
-        with a process group it is meant where the group surely runs and nothing reduces the gradients by hand.
-    Why: DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
-        model is copied to all GPUs in every step, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch
-        itself recommends DistributedDataParallel, also on one machine. In a process group each rank drives all GPUs
-        beside the others, and without DDP nothing makes the gradients of the ranks equal.
-    Remedy: Start one process for each GPU with torchrun and wrap the model in DistributedDataParallel.
+        Severity is info in a file that runs no `backward()`: it may serve inference or pass the model on. In a script
+        with a process group, it is reported only if the group certainly runs and nothing reduces the gradients by hand.
+    Why: DataParallel is one process with one thread per GPU. Python's lock lets only one thread run at a time, every
+        step copies the model to all GPUs, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch itself
+        recommends DistributedDataParallel, even on one machine. In a process group, each rank uses all GPUs at the same
+        time as the others, and without DDP the ranks' gradients stay different.
+    Remedy: Start one process per GPU with torchrun and wrap the model in DistributedDataParallel.
     See: https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
         https://pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead
     """
@@ -81,9 +81,9 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
     """A model is moved to its GPU after DistributedDataParallel wrapped it.
 
     Finds: `.to(...)` or `.cuda(...)` on a model that is already wrapped, or on the model inside the wrapper.
-    Why: DDP looks at parameters and devices once, while it wraps: with `device_ids` it refuses parameters on the CPU,
-        over NCCL it fails to broadcast them, and where it does get through, its buckets and hooks belong to what was on
-        the CPU.
+    Why: DDP checks parameters and devices once, while it wraps. With `device_ids`, it refuses parameters on the CPU,
+        and over NCCL, it fails to broadcast them. If the wrapping succeeds, its buckets and hooks belong to the
+        parameters on the CPU.
     Remedy: Move first, then wrap: `model = DDP(model.to(device), device_ids=[local_rank])`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -104,8 +104,8 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
     """BatchNorm layers are converted to SyncBatchNorm after the model was wrapped.
 
     Finds: `SyncBatchNorm.convert_sync_batchnorm` on a model that DistributedDataParallel already wrapped.
-    Why: The conversion makes new layers with new buffers. What DDP noted of the old ones while it wrapped, no longer
-        holds: the new buffers are not broadcast, and torch's documentation asks for the other order.
+    Why: The conversion creates new layers with new buffers. DDP recorded the old buffers while it wrapped, so it does
+        not broadcast the new ones. torch's documentation requires the other order.
     Remedy: Convert first, then wrap: `model = DDP(SyncBatchNorm.convert_sync_batchnorm(model).to(device))`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
@@ -126,14 +126,15 @@ def _wraps_of(value: Value) -> Iterator[Call]:
 
 @lint_rule("DDL127", "unused-parameters-searched-in-vain", Consequence.COST)
 def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
-    """find_unused_parameters=True, though the forward has no branch.
+    """find_unused_parameters=True is set, although the forward has no branch.
 
-    Finds: `find_unused_parameters=True` for a model whose classes stand in the file, use all their layers and decide
-        nothing in their forward. Where the model is not to be seen in the file, this is information, not a warning.
-    Why: DDP then walks the whole autograd graph after every forward, and copies a map of used parameters over all ranks
-        in every step. PyTorch itself warns of it in the log. It also hides a layer that was forgotten in the forward.
-    Remedy: Leave the flag out. If a step then fails with "Expected to have finished reduction", the message names the
-        parameters that took no part. Where the same ones are unused in all steps, `static_graph=True` is cheaper.
+    Finds: `find_unused_parameters=True` for a model whose classes are defined in the file, use all their layers and
+        have no branches in their forward. Severity is info instead of warning if the file does not contain the model.
+    Why: DDP then traverses the entire autograd graph after every forward, and sends a map of used parameters to all
+        ranks in every step. PyTorch itself warns about it in the log. The flag also hides a layer that the forward does
+        not use by mistake.
+    Remedy: Remove the flag. If a step then fails with "Expected to have finished reduction", the message names the
+        unused parameters. If the same parameters are unused in all steps, `static_graph=True` is cheaper.
     See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
@@ -158,16 +159,16 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL128", "unused-parameters-not-allowed-for", Consequence.FAILS)
 def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
-    """A layer takes no part in some forward, and DDP was not told to expect that.
+    """Some forwards do not use a layer, and DDP is not set to expect this.
 
-    Finds: In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file
-        uses (error), or that the forward uses only under a condition on its input or on chance (warning), also in one
-        branch of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), or by a flag
-        that the training loop draws or counts and hands over (`model(x, step < 100)`), where DDP has neither
-        `find_unused_parameters=True` nor `static_graph=True`.
-    Why: DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have
-        finished reduction in the prior iteration" in the next step. Where ranks take different branches, they hang.
-    Remedy: Remove a layer that is not used. Where it is used in some steps only, set `find_unused_parameters=True`.
+    Finds: In the class of a wrapped model, a layer with parameters, or a Sequential of such layers, that nothing in the
+        file uses (error), or that the forward uses only sometimes (warning): under a condition on its input or on
+        chance, in one branch of `a if task == "left" else b`, by random selection (`random.choice(self.layers)`), or by
+        a flag that the training loop draws or counts and passes (`model(x, step < 100)`). Reported only if DDP has
+        neither `find_unused_parameters=True` nor `static_graph=True`.
+    Why: DDP waits for the gradient of every parameter. After a step in which a parameter has none, the next step fails
+        with "Expected to have finished reduction in the prior iteration". If ranks take different branches, they hang.
+    Remedy: Remove an unused layer. If only some steps use it, set `find_unused_parameters=True`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
@@ -208,14 +209,14 @@ _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("w
 
 @lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Consequence.COST, concerns=always)
 def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
-    """FSDP offloads parameters to the CPU, and the whole model is one unit.
+    """FSDP offloads parameters to the CPU, but the entire model is one unit.
 
     Finds: `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as
         the only use of FSDP in the script; or one `fully_shard(model, offload_policy=CPUOffloadPolicy())` and no other.
-    Why: FSDP gathers one unit at a time. If all of the model is one unit, every forward copies all parameters to the
-        GPU and gathers them there at once: the memory that offloading and sharding should save is needed after all, and
-        nothing overlaps.
-    Remedy: Give an `auto_wrap_policy` that makes a unit of each layer, for instance `transformer_auto_wrap_policy`.
+    Why: FSDP gathers one unit at a time. If the entire model is one unit, every forward copies all parameters to the
+        GPU and gathers them at once. This uses the memory that offloading and sharding should save, and nothing
+        overlaps.
+    Remedy: Pass an `auto_wrap_policy` that makes each layer a unit, for example `transformer_auto_wrap_policy`.
     See: https://pytorch.org/docs/stable/fsdp.html
         https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
     """
@@ -277,13 +278,13 @@ _INSTEAD = {
 
 @lint_rule("DDL153", "argument-unknown-to-ddp", Consequence.FAILS, concerns=always)
 def argument_unknown_to_ddp(script: Script) -> Iterator[Spot]:
-    """DistributedDataParallel is given an argument that it does not have.
+    """DistributedDataParallel gets an argument that it does not have.
 
-    Finds: `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, also from a dictionary behind
-        two stars and from `functools.partial(DDP, ...)`.
+    Finds: `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, even if it comes from a
+        dictionary with `**` or from `functools.partial(DDP, ...)`.
     Why: The constructor raises `TypeError: __init__() got an unexpected keyword argument` on all ranks, after the job
         has waited for its nodes and built its model.
-    Remedy: A time-out, a backend and a rank belong to `init_process_group`, GPUs are `device_ids`.
+    Remedy: Pass a timeout, a backend and a rank to `init_process_group`, and GPUs as `device_ids`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     partial = (call for call in script.named("functools.partial") if call.args and call.args[0].reference == names.DDP)
@@ -317,16 +318,17 @@ _ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
 
 @lint_rule("DDL154", "wrapped-twice", Consequence.FAILS, concerns=always)
 def wrapped_twice(script: Script) -> Iterator[Spot]:
-    """A model is wrapped in DDP and in something else that shares out or reduces its gradients.
+    """A model is wrapped in DDP and in another wrapper that shards or reduces its gradients.
 
-    Finds: DistributedDataParallel around a model under FSDP (`fully_shard` too), FairScale's FSDP or
-        ShardedDataParallel, an engine of DeepSpeed, a model made under `deepspeed.zero.Init()`, or
-        DistributedDataParallel itself; and each of these around a model that DDP has wrapped. Optimizers that only
-        share out their states (ZeroRedundancyOptimizer, FairScale's OSS) belong to DDP and are not meant.
-    Why: Both hook into the same backward pass. Gradients are reduced twice, or DDP waits for gradients of parameters
-        that are sharded away: "Expected to have finished reduction", wrong shapes, or a hang. DDP also keeps all
-        parameters on each GPU, so that nothing of the memory is saved.
-    Remedy: Leave DDP out: the other wrapper reduces the gradients itself.
+    Finds: DistributedDataParallel around a model under FSDP (including `fully_shard`), FairScale's FSDP or
+        ShardedDataParallel, an engine of DeepSpeed, a model created under `deepspeed.zero.Init()`, or
+        DistributedDataParallel itself; and each of these around a model that DDP has wrapped. Not reported for
+        optimizers that only shard their states (ZeroRedundancyOptimizer, FairScale's OSS), because they are made for
+        DDP.
+    Why: Both wrappers hook into the same backward pass. Gradients are reduced twice, or DDP waits for gradients of
+        parameters that are sharded: "Expected to have finished reduction", wrong shapes, or a hang. DDP also keeps all
+        parameters on each GPU, so sharding saves no memory.
+    Remedy: Remove DDP: the other wrapper reduces the gradients.
     See: https://pytorch.org/docs/stable/fsdp.html
         https://www.deepspeed.ai/getting-started/
         https://fairscale.readthedocs.io/en/latest/api/nn/sharded_ddp.html
