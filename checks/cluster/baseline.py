@@ -39,18 +39,18 @@ def probe(_ctx: Context) -> Fact:
 
 @rule("DD830", "slower-than-its-baseline", Consequence.SLOWER, BaselineFact)
 def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
-    """A node, a path between nodes or a run that is slower than the healthy runs before it.
+    """A node, a path between nodes or a run is slower than the healthy runs before it.
 
-    Finds: Bandwidths, rates and computing times that are worse than those of all the healthy runs in the baseline, and
-        by more than noise: five standard deviations, estimated from the median absolute deviation, and never less than
-        10 % for what a GPU does alone or 15 % for what crosses a network. A node is named for what was measured on it
-        alone, and where even its best path to another is slower while other nodes have none the like; else the pairs
-        are, or nobody. From three times slower on it is an error. With fewer than five runs to compare with, noise is
-        not known, and it is information. Of a job that is held against the doctor's own run before it, the finding
-        says how much of that it reaches, and blames no node.
-    Why: DDP runs at the speed of its slowest rank. A job that became a third slower says nothing.
-    Remedy: What changed on that node since the baseline was written: clocks and power limits of its GPUs, the
-        negotiated speed of its links, other programs. Where the change was meant, write a new baseline.
+    Finds: Reports bandwidths, rates and computing times that are worse than in all healthy runs of the baseline and
+        differ by more than noise. Noise is five standard deviations, estimated from the median absolute deviation, and
+        at least 10% for what a GPU does alone or 15% for what crosses a network. A node is named for a value that was
+        measured on it alone, or if even its best path to another node is slower while other nodes are not affected.
+        Otherwise the pairs are named, or no node. Severity is error at three times slower. With fewer than five runs,
+        noise is unknown and severity is info. If a job is compared with ddp-doctor's run before it, the finding reports
+        the share of that speed that the job reaches, and names no node.
+    Why: DDP runs at the speed of its slowest rank. A job that became a third slower prints no error.
+    Remedy: Check what changed on that node since the baseline was written: clocks and power limits of its GPUs, the
+        negotiated speed of its links, other programs. If the change was intended, write a new baseline.
     See: docs/how-to/watch-a-fleet.md
     """
     fact = recording.first(BaselineFact)
@@ -159,16 +159,16 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
 
 @rule("DD831", "not-as-in-its-baseline", Consequence.KNOWN, RunDifferencesFact)
 def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
-    """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
+    """Versions, settings or hardware differ from the baseline or the run that is compared.
 
-    Finds: Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
-        the settings of NCCL, torch and gloo, that are known of both and are not the same. ``compare`` of two runs also
-        lists the findings that only one of them has, and all other variables that `ddp-doctor env` knows; next to a
-        baseline, settings that name what a host has, such as NCCL_SOCKET_IFNAME, are left out. What is only known of
-        one is listed, and is no difference.
-    Why: A job that became slower mostly did so because something was changed. Equal speed says that the change did no
-        harm in what was measured, and nothing of the rest.
-    Remedy: Where the speed changed too, change them back one by one, and measure each time.
+    Finds: Reports differences in the releases of torch, CUDA, NCCL, the driver, Python and the kernel, in GPUs, ports,
+        CPUs and numbers of ranks, and in the settings of NCCL, torch and gloo, if both sides are known. ``compare`` of
+        two runs also lists findings that only one of them has, and all other variables that `ddp-doctor env` knows. A
+        comparison with a baseline skips settings that name hardware of a host, such as NCCL_SOCKET_IFNAME. Values that
+        are known for only one side are listed but do not count as differences.
+    Why: A job usually became slower because something changed. Equal speed shows only that the change did no harm to
+        the measured values.
+    Remedy: If the speed also changed, revert the changes one by one, and measure each time.
     See: docs/how-to/watch-a-fleet.md
     """
     fact = recording.first(RunDifferencesFact)
@@ -195,14 +195,15 @@ def _kinds_of_findings(fact: RunDifferencesFact) -> tuple[tuple[tuple[str, ...],
 
 @rule("DD832", "traced-step-changed", Consequence.SLOWER, TracesFact)
 def traced_step_changed(recording: Recording) -> Iterator[Draft]:
-    """A step that takes longer, or less long, than in the traces it is held against, and which parts of it do.
+    """A step takes more or less time than in the traces that it is compared with.
 
-    Finds: The median step of two traces of as many ranks that differs by more than 3 %, and than three times what the
-        steps of one trace differ among themselves, and the parts that do so too. Where the batches differ, a step of
-        as many samples. From 10 % longer on it is a warning, from three times as long an error; else it is information,
-        as it is where a trace has fewer than three steps, for then nobody knows what is noise.
-    Why: The part that grew says where to look: the code, the loader, another rank, the network.
-    Remedy: What `ddp-doctor trace` says of the slower one.
+    Finds: Reports the median step of two traces with the same number of ranks if it differs by more than 3% and by more
+        than three times the variation between the steps of one trace, and the parts of the step that changed as much.
+        If the batches differ, steps are scaled to the same number of samples. Severity is warning from 10% longer,
+        error from three times as long, and info otherwise. It is also info if a trace has fewer than three steps,
+        because noise is then unknown.
+    Why: The part that grew shows where to look: the code, the loader, another rank or the network.
+    Remedy: Follow the advice of `ddp-doctor trace` for the slower trace.
     See: docs/how-to/compare-traces.md
     """
     fact = recording.first(TracesFact)
@@ -222,13 +223,15 @@ def traced_step_changed(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD833", "more-ranks-for-their-work", Consequence.SLOWER, TracesFact)
 def more_ranks(recording: Recording) -> Iterator[Draft]:
-    """What more ranks give, by traces of a job with fewer and with more of them, and what eats the rest.
+    """Traces with fewer and with more ranks show how well the job scales, and which parts limit it.
 
-    Finds: Traces of jobs of different sizes. The scaling efficiency is what a rank of the larger job does in a time, of
-        what a rank of the smaller does: by the samples of a step where they are known, else every rank is taken to have
-        the same batch. Below 90 % it is a warning, below a third an error, else information.
-    Why: Twice the GPUs cost twice as much. What of the step has grown says why they give less than twice.
-    Remedy: What `ddp-doctor trace` says of the larger job.
+    Finds: Reports traces of jobs of different sizes. The scaling efficiency is the work per time of a rank in the
+        larger job, divided by that in the smaller job. It is based on the samples per step if known. Otherwise, all
+        ranks are assumed to have the same batch. Severity is warning below 90%, error below a third, and info
+        otherwise.
+    Why: Twice the GPUs cost twice as much. The parts of the step that grew explain why the job is less than twice as
+        fast.
+    Remedy: Follow the advice of `ddp-doctor trace` for the larger job.
     See: docs/how-to/compare-traces.md
     """
     fact = recording.first(TracesFact)
@@ -247,10 +250,10 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD834", "traces-of-other-gpus", Consequence.KNOWN, TracesFact)
 def traces_of_other_gpus(recording: Recording) -> Iterator[Draft]:
-    """Traces that were recorded on other GPUs than those they are compared with.
+    """The compared traces were recorded on different GPUs.
 
-    Finds: Two traces whose ranks ran on different models of GPUs, or a trace of GPUs and a trace of CPUs. No step is
-        then called slower, and no scaling efficiency is computed. The table still shows both.
+    Finds: Reports two traces whose ranks ran on different models of GPUs, or a trace of GPUs and a trace of CPUs. Then
+        no step is reported as slower, and no scaling efficiency is computed. The table still shows both.
     Why: The difference between the machines hides what changed in the job.
     Remedy: Compare traces of the same model of GPU.
     See: docs/how-to/compare-traces.md

@@ -82,12 +82,12 @@ def probe(ctx: RankContext) -> TorchrunFact:
     explained_by=("DD211", "DD223", "DD240", "DD603"),
 )
 def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft]:
-    """A torchrun that ended, or had to be ended, without any rank having arrived.
+    """torchrun exited, or was stopped, before any rank started.
 
-    Finds: The launcher itself fails: none of its ranks wrote a word. If torchrun's output says that a signal killed one
-        of them first, that rank is reported.
+    Finds: Reports a failure of the launcher itself: none of its ranks wrote any output. If torchrun's output shows that
+        a signal killed a rank first, that rank is reported.
     Why: The job will not start under torchrun on this node.
-    Remedy: torchrun's own output, which stands in the finding.
+    Remedy: Read torchrun's own output, which the finding contains.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
@@ -125,12 +125,12 @@ def _by_hand(recording: Recording) -> Remedy:
 
 @rule("DD502", "torchrun-starts-slowly", Consequence.COST, TorchrunFact)
 def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
-    """Ranks that torchrun brought up only after a long time.
+    """torchrun takes a long time to start the ranks.
 
-    Finds: More than a minute from the start of torchrun until the last rank ran its first line.
-    Why: It is paid at every start and restart, and time-outs of the rendezvous come near.
-    Remedy: Mostly a Python environment on a shared file system: put it on a local disk or in an image. Where it takes
-        half of the rendezvous's ten minutes, more of them: --rdzv-conf join_timeout.
+    Finds: Reports more than a minute from the start of torchrun until the last rank ran its first line.
+    Why: The delay occurs at every start and restart, and may exceed timeouts of the rendezvous.
+    Remedy: Move the Python environment to a local disk or an image; the usual cause is a shared file system. If the
+        start takes half of the rendezvous's ten minutes, extend them: --rdzv-conf join_timeout.
     See: docs/explanation/hangs.md
     """
     slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
@@ -165,13 +165,13 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD503", "torchrun-does-not-end", Consequence.RISK)
 def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
-    """A torchrun that fails, or stays, when all of its ranks have done their work.
+    """torchrun fails, or does not exit, after all its ranks finished their work.
 
-    Finds: All ranks were done and left, and torchrun ended with an exit code other than 0 (an error), or was still
-        there ten seconds later (a warning). A torchrun that complains of SIGTERM or SIGKILL is left out: the doctor
-        itself ends ranks that are done.
-    Why: The scheduler counts the job as failed, or keeps its GPUs, after a training that went well.
-    Remedy: torchrun's own output, which stands in the finding.
+    Finds: Reports a torchrun that ended with an exit code other than 0 (an error), or was still running ten seconds
+        later (a warning), although all ranks finished and exited. Not reported if torchrun complains of SIGTERM or
+        SIGKILL: ddp-doctor itself ends ranks that are done.
+    Why: The scheduler counts a successful job as failed, or keeps its GPUs allocated.
+    Remedy: Read torchrun's own output, which the finding contains.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:

@@ -33,12 +33,12 @@ _FATE = {
 
 @rule("DD530", "inbound-to-node-blocked", Consequence.FAILS, ConnectivityFact)
 def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
-    """A node that meets the others at the roll call, and that nobody can dial on ephemeral ports.
+    """A node joined the check-in, but other nodes cannot connect to it on ephemeral ports.
 
-    Finds: Nodes to which all dials fail (refused, no answer, unreachable) although they dial out themselves, or others
-        reach each other. One finding for all nodes where no dial between any two succeeds. With two nodes: the one that
-        can dial and cannot be dialled.
-    Why: The port of the rendezvous is open, so torchrun starts everywhere; then the workers hang in silence, and
+    Finds: Reports nodes to which all connections fail (refused, no answer, unreachable), although they can connect to
+        other nodes or other nodes reach each other. If no connection between any two nodes succeeds, one finding covers
+        all nodes. With two nodes, the node is reported that can connect but does not accept connections.
+    Why: The rendezvous port is open, so torchrun starts everywhere. Then the workers hang without a message, and
         healthy nodes name their own ranks.
     Remedy: Open the ephemeral ports between these nodes, or set ip_local_port_range to ports that are already open.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -74,12 +74,13 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD531", "path-between-nodes-blocked", Consequence.FAILS, ConnectivityFact)
 def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
-    """Two nodes between which no connection comes about, while both reach others, or are the only two.
+    """Two nodes cannot connect to each other, although both reach others or are the only two.
 
-    Finds: Single pairs, in one direction or both, that no node explains: both ends work otherwise. With two nodes that
-        cannot dial each other nobody can tell whose fault it is, so the pair is named.
-    Why: gloo and NCCL connect pairs of ranks. The first ring or tree that holds this pair hangs all.
-    Remedy: Compare the firewalls, routes and access lists of these two with those of the pairs that work.
+    Finds: Reports single pairs, in one direction or both, that neither node explains, because both work with other
+        nodes. If the job has only two nodes and neither can connect to the other, the pair is named, because the tests
+        cannot show which node is at fault.
+    Why: gloo and NCCL connect pairs of ranks. The first ring or tree that contains this pair hangs all ranks.
+    Remedy: Compare the firewalls, routes and access lists of these two nodes with those of working pairs.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix = Matrix.of(recording)
@@ -103,11 +104,11 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD537", "outbound-from-node-blocked", Consequence.FAILS, ConnectivityFact)
 def outbound_from_node_blocked(recording: Recording) -> Iterator[Draft]:
-    """A node that can be dialled and cannot dial the others on ephemeral ports.
+    """A node accepts connections but cannot connect to the others on ephemeral ports.
 
-    Finds: Nodes from which all dials fail while the nodes that they dial are reached by others.
-    Why: The workers of that node cannot reach MASTER_PORT on node rank 0, nor the listeners of gloo and NCCL.
-    Remedy: Open the way out in the node's own firewall, or at the edge of its network.
+    Finds: Reports nodes from which all connections fail, while other nodes reach the same targets.
+    Why: The workers of that node cannot reach MASTER_PORT on node rank 0 or the listeners of gloo and NCCL.
+    Remedy: Allow outbound connections in the node's own firewall, or at the edge of its network.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix = Matrix.of(recording)
@@ -161,13 +162,13 @@ def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRang
 
 @rule("DD535", "advertised-address-leads-elsewhere", Consequence.FAILS, ConnectivityFact)
 def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
-    """An address that the backend gives out and that does not lead to its node, though another one does.
+    """The address that the backend advertises does not reach its node, although another address does.
 
-    Finds: Dials that fail on the address that gloo or NCCL would advertise, and succeed, on the same port, on the
-        address with which the node came to the roll call. Silent where a finding about the interfaces (DD520 to DD526)
-        already says why.
-    Why: The ranks of other nodes dial that address, wait, and blame themselves.
-    Remedy: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with the interface of the address that works.
+    Finds: Reports connections that fail to the address that gloo or NCCL would advertise, but succeed, on the same
+        port, to the address that the node used for the check-in. Not reported if a finding about the interfaces (DD520
+        to DD526) already explains it.
+    Why: The ranks of other nodes connect to that address, wait, and then name themselves as failed.
+    Remedy: Set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the interface of the working address.
     See: https://docs.pytorch.org/docs/stable/distributed.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """

@@ -68,14 +68,14 @@ def goes_over_rdma(recording: Recording) -> bool:
 
 @rule("DD534", "node-answers-slowly", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
-    """A node whose round trips take several times as long as those of the others.
+    """The round trips of a node take several times as long as the others'.
 
-    Finds: Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the pairs
-        and 5 ms longer. An error from 20 ms on, below it a warning. A node is named where (nearly) all its pairs are
-        slow, else the pairs. Two nodes have nobody to compare with: a warning.
-    Why: Nothing hangs, and every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight times
+    Finds: Reports shortest round trips, of 10 or more in each direction, that are five times those of the fastest
+        quarter of the pairs and 5 ms longer. Severity is error from 20 ms, warning below. A node is named if (nearly)
+        all its pairs are slow, otherwise the pairs. With two nodes, there is no comparison and severity is warning.
+    Why: Nothing hangs, but every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight times
         slower.
-    Remedy: Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
+    Remedy: If the node is at another site, or behind a tunnel or a proxy, place the job's nodes together.
     See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
@@ -131,14 +131,14 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
 
 @rule("DD536", "path-loses-packets", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def path_loses_packets(recording: Recording) -> Iterator[Draft]:
-    """A path on which packets get lost, as the kernel counts what it had to send again.
+    """A path loses packets, according to the kernel's retransmission counters.
 
-    Finds: Round trips of one small packet, one at a time, of which 1 % or more, and three at least, had to be sent
-        again. A node is named where (nearly) all its pairs lose packets, else the pair. An error where the losses make
-        small messages three times slower, which they do on any network but a slow one.
-    Why: Each loss stops the connection for 0.2 s or more, and with it every rank: 5 % made every step five times
-        slower, and nothing is printed.
-    Remedy: Error counters of the interface, then cable, transceiver, port and switch.
+    Finds: Reports a path if 1% or more of the round trips of one small packet at a time, and at least three, had to be
+        sent again. A node is named if (nearly) all its pairs lose packets, otherwise the pair. Severity is error if the
+        losses make small messages three times slower, which they do on any network except a slow one.
+    Why: Each loss stops the connection, and therefore every rank, for 0.2 s or more: 5% made every step five times
+        slower without any message.
+    Remedy: Check the error counters of the interface, then cable, transceiver, port and switch.
     See: RFC 6298
         docs/explanation/connectivity.md
     """
@@ -189,14 +189,15 @@ def _loses_little(way: Way) -> bool:
 
 @rule("DD532", "path-swallows-large-packets", Consequence.HANGS, ConnectivityFact)
 def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
-    """A path on which small messages arrive and large ones never do: an MTU black hole.
+    """Small messages arrive on a path, but large ones never do (an MTU black hole).
 
-    Finds: Connections and round trips that work, and a burst of 128 KiB that is lost twice, on two connections, while
-        messages of one small packet pass. The largest that passed and the smallest that did not are told. A node is
-        named where (nearly) all its paths do it, else the pair.
-    Why: Packets larger than some link takes are dropped without a word, mostly because a switch or a tunnel has a
-        smaller MTU than the hosts. The job starts, and its first gradient hangs for ever.
-    Remedy: One MTU along the path; until then a smaller MTU on the hosts, or net.ipv4.tcp_mtu_probing=1.
+    Finds: Reports a path if connections, round trips and messages of one small packet work, but a burst of 128 KiB is
+        lost twice, on two connections. The finding shows the largest message that passed and the smallest that did not.
+        A node is named if (nearly) all its paths are affected, otherwise the pair.
+    Why: Packets above a link's limit are dropped without a message, usually because a switch or a tunnel has a smaller
+        MTU than the hosts. The job starts, and its first gradient hangs forever.
+    Remedy: Set the same MTU along the entire path. Until that is done, set a smaller MTU on the hosts, or
+        net.ipv4.tcp_mtu_probing=1.
     See: RFC 2923, RFC 4821
         https://docs.kernel.org/networking/ip-sysctl.html
     """

@@ -25,15 +25,16 @@ from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_
 
 @rule("DD533", "node-is-slow-to-its-peers", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
-    """A node to or from which much less gets through than between the others.
+    """Throughput to or from a node is much lower than between the others.
 
-    Finds: Nodes whose best throughput to or from (nearly) all peers is less than a third of what the fastest quarter of
-        the paths reaches in its worst samples. A single slow path, at a quarter or less, is a warning with the pair,
-        and from a tenth on an error. Many slow paths without a common node are information, from a tenth on a warning;
-        of two nodes the slower direction is information, from a tenth on an error. What loses or delays packets is
-        another finding. Information, too, where the data goes over RDMA.
+    Finds: Reports nodes whose best throughput to or from (nearly) all peers is less than a third of the throughput that
+        the fastest quarter of the paths reaches in its worst samples. A single slow path, at a quarter or less, is a
+        warning that names the pair, and an error at a tenth or less. Many slow paths without a common node are info,
+        and a warning at a tenth or less. With two nodes, the slower direction is info, and an error at a tenth or less.
+        Paths that lose or delay packets have separate findings. Severity is also info if the data goes over RDMA.
     Why: A ring is as fast as its slowest member: one node at 100 Mbit/s made every step 14 times slower.
-    Remedy: Negotiated speed, error counters and traffic shaping of its interface, then cable, port and switch.
+    Remedy: Check the negotiated speed, error counters and traffic shaping of its interface, then cable, port and
+        switch.
     See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
@@ -128,17 +129,17 @@ def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
 # The ranks run all the same: they are tested on what the job would use.
 @rule("DD538", "slower-of-two-networks-is-used", Consequence.SLOWER, ConnectivityFact, ranks="run")
 def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
-    """A backend that takes one network, while the same nodes reach each other much faster in another one.
+    """A backend uses one network, although the nodes reach each other much faster in another one.
 
-    Finds: All nodes have addresses in a second network, all paths tested there are well, and the median of single
-        throughput samples there is at least twice that of the best samples in the network that gloo or NCCL takes; of
-        two nodes the slower direction counts. An error from three times on, of which no more than 5 Gbit/s is expected.
-        Information where the data goes over RDMA. Silent where a trial in the other network was no faster, for a short
-        sample misleads on a busy host and where only a burst is fast; and where single nodes, losses or late answers
-        explain it: their findings have the same remedy.
-    Why: gloo takes the interface of the host's own name, NCCL the first that it finds, and neither asks how fast it is:
-        a job on the management network is many times slower than it could be, and says nothing.
-    Remedy: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with each node's interface in the faster network.
+    Finds: Reported if all nodes have addresses in a second network, all tested paths in it work, and the median of its
+        single throughput samples is at least twice that of the best samples in the network that gloo or NCCL uses. With
+        two nodes, the slower direction counts. Severity is error from three times, with at most 5 Gbit/s counted for
+        the second network, and info if the data goes over RDMA. Not reported if a trial in the other network was no
+        faster, because a short sample misleads on a busy host and if only a burst is fast. Also not reported if single
+        nodes, losses or late answers explain it: their findings have the same fix.
+    Why: gloo uses the interface of the host's own name, NCCL the first that it finds, and neither checks the speed. A
+        job on the management network is many times slower than it could be, without a message.
+    Remedy: Set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to each node's interface in the faster network.
     See: https://docs.pytorch.org/docs/stable/distributed.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         docs/explanation/connectivity.md

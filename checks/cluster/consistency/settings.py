@@ -31,16 +31,17 @@ from ddp_doctor.wording.ranks import capital
 
 @rule("DD551", "nodes-have-different-settings", Consequence.RISK, ConsistencyFact, EnvVars)
 def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
-    """Variables of NCCL, torch or gloo that are not set alike on all nodes.
+    """Variables of NCCL, torch or gloo differ between nodes.
 
-    Finds: The nodes whose environment differs from most, with all variables that do. An error for those with which
-        ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all that ranks
-        must agree on where a rank said that what a peer sent does not fit; information for those that this backend does
-        not read, and for interface names that some nodes lack. A default counts as unset. Logs, files, and names of a
-        node's own interfaces may differ. Where the ranks of one node differ already, ranks-have-different-settings
-        tells; and where a setting keeps NCCL from NVLink or RDMA, DD434 and DD436.
-    Why: torchrun hands each rank the environment of its own node's shell, and mpirun only what -x names: an export in
-        one shell is enough. Ranks that follow different settings wait for each other.
+    Finds: Reports the nodes whose environment differs from the majority, with all variables that differ. Severity is
+        error for variables that make ranks hang or fail to connect (NCCL_ALGO, NCCL_PROTO,
+        TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all variables on which ranks must agree if a rank received
+        unexpected data from a peer. It is info for variables that this backend does not read, and for interface names
+        that some nodes lack. A default value counts as unset. Logs, files, and names of a node's own interfaces may
+        differ. If the ranks of one node already differ, ranks-have-different-settings reports it. If a setting keeps
+        NCCL from using NVLink or RDMA, DD434 and DD436 report it.
+    Why: torchrun gives each rank the environment of its own node's shell, and mpirun only the variables of -x, so an
+        export in one shell is enough. Ranks with different settings wait for each other.
     Remedy: Set it in the job script, for all nodes, or unset it everywhere.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -65,16 +66,16 @@ def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD555", "ranks-have-different-settings", Consequence.RISK, RankSettings)
 def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
-    """Variables of NCCL, torch or gloo that are not set alike for all ranks of a node.
+    """Variables of NCCL, torch or gloo differ between the ranks of a node.
 
-    Finds: The ranks whose environment differs from most, with all variables that do, as grave as between nodes. It is
-        known where the launcher starts the doctor once per rank (torchrun, srun or mpirun with several tasks a node),
-        of the ranks that told in time. GPUs, CPUs, logs and files may differ, and so may the names of NICs: each rank
-        may have its own.
-    Why: Something between the launcher and the rank sets it: a wrapper script, srun --multi-prog, mpirun's colons.
-        Ranks that follow different settings wait for each other. The doctor's own ranks all have their agent's
-        environment, so no trial shows it.
-    Remedy: Set it before the launcher starts, for all ranks, or take it out of the wrapper script that starts them.
+    Finds: Reports the ranks whose environment differs from the majority, with all variables that differ and the same
+        severities as between nodes. This requires a launcher that starts ddp-doctor once per rank (torchrun, srun or
+        mpirun with several tasks per node), and covers the ranks that reported in time. GPUs, CPUs, logs, files and
+        names of NICs may differ, because each rank may have its own.
+    Why: A wrapper script, srun --multi-prog or mpirun's colons set it between the launcher and the rank. Ranks with
+        different settings wait for each other. ddp-doctor's own ranks all have their agent's environment, so a trial
+        cannot show it.
+    Remedy: Set it before the launcher starts, for all ranks, or remove it from the wrapper script that starts them.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     silent = sum(node.fact.local_size - len(node.fact.ranks) for node in recording.facts(RankSettings))
@@ -193,11 +194,11 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
 
 @rule("DD552", "nodes-bring-different-numbers-of-ranks", Consequence.RISK, ConsistencyFact, explained_by=_LACKING_GPUS)
 def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Draft]:
-    """Nodes that bring fewer or more ranks than the others.
+    """Nodes start fewer or more ranks than the others.
 
-    Finds: Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
-        nodes-have-different-gpus does), nor a driver or a GPU that fails.
-    Why: The job starts, and nobody notices that its world is smaller than meant: the batch is smaller, the learning
+    Finds: Reports different --nproc-per-node, unless the nodes' numbers of GPUs (nodes-have-different-gpus) or a
+        failing driver or GPU explain it.
+    Why: The job starts without an error, but its world is smaller than intended: the batch is smaller, the learning
         rate no longer fits, and a sampler that expects the full world skips data.
     Remedy: Start every node with the same command.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -246,16 +247,14 @@ def _ranks_do_without_gpus(recording: Recording) -> RanksDo:
     ranks=_ranks_do_without_gpus,
 )
 def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
-    """Nodes that show the job fewer GPUs than the others, or none.
+    """Nodes show the job fewer GPUs than the others, or none.
 
-    Finds: Different numbers of visible GPUs. An error if a node has none or brings fewer ranks because of them.
-        Information if all nodes bring the same number of ranks.
-        Silent where no torch here uses GPUs, with --backend gloo, and where a finding about missing or failing GPUs
-        names the same nodes.
-    Why: With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does not start at
-        all, and the doctor itself can only test gloo.
-    Remedy: Ask the scheduler for the same number of GPUs on every node, look for the missing one, or leave the node
-        out.
+    Finds: Reports different numbers of visible GPUs. Severity is error if a node has none or starts fewer ranks because
+        of them, and info if all nodes start the same number of ranks. Not reported if no torch in the run supports
+        GPUs, with --backend gloo, or if a finding about missing or failing GPUs names the same nodes.
+    Why: With --nproc-per-node auto, the world is smaller than intended. If a node has no GPU, NCCL does not start at
+        all, and ddp-doctor itself can only test gloo.
+    Remedy: Request the same number of GPUs on every node, look for the missing GPU, or exclude the node.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     gpus = _gpus_by_node(recording)

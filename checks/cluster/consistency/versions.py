@@ -83,13 +83,14 @@ def _named(name: str, text: str) -> str:
 
 @rule("DD553", "clocks-apart", Consequence.RISK, ConsistencyFact)
 def clocks_apart(recording: Recording) -> Iterator[Draft]:
-    """Nodes whose clocks show another time.
+    """The clocks of nodes differ.
 
-    Finds: A clock more than 5 s from the middle one; information from 1 s on. It is measured against the head over the
-        network, which errs by up to 0.2 s. Of two nodes nobody knows which one is wrong.
-    Why: Logs of several nodes cannot be put in order; certificates and Kerberos tickets are refused; shared file
-        systems and make take new files for old ones. Collectives do not mind.
-    Remedy: Let chrony or another NTP client set the clock, from the same source on all nodes.
+    Finds: Reports a clock that differs from the median clock by more than 5 s; severity is info from 1 s. It is
+        compared with the head node over the network, with an error of up to 0.2 s. With two nodes, it is unknown which
+        clock is wrong.
+    Why: Logs of several nodes cannot be ordered, certificates and Kerberos tickets are refused, and shared file systems
+        and make mistake new files for old ones. Collectives are not affected.
+    Remedy: Synchronize the clocks with chrony or another NTP client, from the same source on all nodes.
     See: https://chrony-project.org/documentation.html
     """
     facts = recording.facts(ConsistencyFact)
@@ -145,15 +146,16 @@ def _span(seconds: float) -> str:
 
 @rule("DD550", "nodes-run-different-versions", Consequence.RISK, ConsistencyFact)
 def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
-    """Nodes that run other versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
+    """Nodes run different versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
 
-    Finds: The nodes that differ from most, with all that is different on them; two nodes, or two halves, are told apart
-        without blaming one. Of NCCL the nodes that DD205 leaves alone. An error where NCCL differs and the job uses it;
-        information where only patch releases of Python or of the driver differ, or what gloo does not use.
-    Why: Ranks of different releases of NCCL wait for each other without end: they misread each other's first message
-        ("mismatch in info from procs", 2.21.5 to 2.32.3 on planted GPUs) before NCCL compares versions. Only releases
-        whose messages are alike come so far and are refused ("Mismatched NCCL version detected"). Nobody tests torch
-        against another torch; what differs shows as a hang, or not at all.
+    Finds: Reports the nodes that differ from the majority, with all their differences. Two nodes, or two halves, are
+        listed without naming either as wrong. NCCL is compared only on nodes that DD205 does not report. Severity is
+        error if NCCL differs and the job uses it, and info for patch releases of Python or of the driver and for
+        software that gloo does not use.
+    Why: Ranks with different releases of NCCL wait for each other forever: they misread each other's first message
+        ("mismatch in info from procs", 2.21.5 to 2.32.3 on simulated GPUs) before NCCL compares versions. Only releases
+        with the same message format get to that comparison, which refuses them ("Mismatched NCCL version detected").
+        Different releases of torch are not tested with each other. A difference shows as a hang, or not at all.
     Remedy: Start all nodes from the same image or environment.
     See: NCCL src/init.cc, initTransportsRank
         docs/reference/nccl-planted.md

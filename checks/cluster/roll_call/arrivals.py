@@ -17,12 +17,12 @@ from ddp_doctor.wording.nodes import name_list
 
 @rule("DD515", "two-nodes-claim-one-node-rank", Consequence.FAILS, RollCallFact)
 def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
-    """Two hosts were started with the same node rank, or rank 0 with another host than the endpoint.
+    """Two hosts have the same node rank, or rank 0 is not on the endpoint's host.
 
-    Finds: A --node-rank that two of those who reported in claim, or node rank 0 on a host that is not the one that the
-        endpoint names.
-    Why: torchrun says nothing of it: both nodes wait for ever, or the second replaces the first.
-    Remedy: Give each host its own node rank from 0 on, the head 0; or leave --node-rank out on all of them.
+    Finds: Reports a --node-rank that two of the nodes that checked in claim, or node rank 0 on a host other than the
+        endpoint's.
+    Why: torchrun prints no error: both nodes wait forever, or the second replaces the first.
+    Remedy: Give each host a different node rank, starting at 0 on the head node, or omit --node-rank on all of them.
     See: torch.distributed.run, --node-rank
     """
     for fact in facts_with(recording, "duplicate"):
@@ -74,12 +74,12 @@ def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Consequence.FAILS, RollCallFact)
 def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
-    """The nodes were told different numbers of nodes, or one more came than was asked for.
+    """The nodes have different numbers of nodes, or more nodes started than requested.
 
-    Finds: Nodes that reported in with another --nnodes than the rest, and a node that came when all were here. Where no
-        number is the usual one, no node is blamed.
-    Why: Each waits for another number of nodes: torchrun hangs, or starts a world that somebody is left out of.
-    Remedy: The same --nnodes on all nodes, and as many starts.
+    Finds: Reports nodes that checked in with a different --nnodes than the rest, and a node that arrived after all
+        expected nodes. If no number has a majority, no node is named.
+    Why: Each node waits for a different number of nodes: torchrun hangs, or starts a world without some of them.
+    Remedy: Use the same --nnodes on all nodes, and start that many nodes.
     See: torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
@@ -131,17 +131,18 @@ class _Missing:
 
 @rule("DD516", "node-missing-at-roll-call", Consequence.FAILS, RollCallFact)
 def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
-    """Not all nodes had reported in when the time for it was up.
+    """Not all nodes checked in before the timeout.
 
-    Finds: On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and whether
-        one came that sent what this release cannot read. A node that is missing is not to blame for that: it was not
-        started, or cannot reach the endpoint's port. To blame are those that ssh or srun could not start, with the
-        reason, and the head, where nobody came and its own packet filter closes the port to all others (nft, iptables;
-        where root runs the doctor). On another node: a head that never closed the roll call.
-    Why: torchrun waits ten minutes, without a word about how many or who is missing.
-    Remedy: Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or an
-        operator starts it, see why it did not there. Where it runs there, open the endpoint's port. Give --nnodes as
-        many nodes as there are.
+    Finds: On the head node, reports which nodes are missing, by name if a scheduler, --hosts or a hostfile lists them,
+        and whether a node sent data that this release cannot read. A missing node is not necessarily at fault: it was
+        not started, or cannot reach the endpoint's port. Nodes that ssh or srun could not start are named as the cause,
+        with the reason. The head node is named if no node arrived and its own packet filter closes the port to all
+        others (nft, iptables; if ddp-doctor runs as root). On another node, reports a head node that never completed
+        the check-in.
+    Why: torchrun waits ten minutes without showing how many nodes or which ones are missing.
+    Remedy: Start the command on the missing hosts, within --join-timeout of the first. If srun, ssh, mpirun or an
+        operator starts it, check why it did not start on those hosts. If it runs on them, open the endpoint's port. Set
+        --nnodes to the actual number of nodes.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
     # Those whose own reading says what kept them away: a run that one command started.

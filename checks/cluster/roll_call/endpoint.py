@@ -118,11 +118,11 @@ _HOSTS = "/etc/hosts"
 def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """The host name of the endpoint has no address on a node.
 
-    Finds: A name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for several
-        seconds: misspelt, or missing from DNS or /etc/hosts here.
+    Finds: Reports a name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for
+        several seconds: misspelled, or missing from DNS or /etc/hosts on this node.
     Why: torchrun repeats "The IPv6 network addresses of (…) cannot be retrieved" for more than a minute on this node,
-        and says nothing at all on the others.
-    Remedy: Correct the name, make it known on this host, or give the endpoint's address instead.
+        and prints nothing on the others.
+    Remedy: Correct the name, add it to DNS or /etc/hosts on this host, or use the endpoint's address instead.
     See: getent(1), nsswitch.conf(5)
     """
     for group in facing(recording, "unresolved"):
@@ -148,12 +148,12 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD517", "endpoint-has-no-common-address-family", Consequence.FAILS, RollCallFact)
 def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draft]:
-    """The endpoint is known by IPv6 addresses only to a node that has IPv4 only, or the other way round.
+    """The endpoint has only IPv6 addresses and a node has only IPv4, or vice versa.
 
-    Finds: An endpoint whose name has, on this node, only addresses of a family of which the node has no address but
-        loopback and link-local ones.
+    Finds: Reports an endpoint whose name has, on this node, only addresses of a family for which the node has only
+        loopback and link-local addresses.
     Why: The node can never join. torch reports "errno: 101 - Network is unreachable" and retries for minutes.
-    Remedy: Give the node an address of that family, or the endpoint's name one of the other.
+    Remedy: Give the node an address of that family, or the endpoint's name an address of the other family.
     See: getaddrinfo(3), ENETUNREACH in connect(2)
     """
     for group in facing(recording, "family"):
@@ -181,12 +181,13 @@ def _family(addresses: Sequence[str]) -> str:
 
 @rule("DD519", "endpoint-name-resolves-to-loopback-for-others", Consequence.FAILS, RollCallFact)
 def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Iterator[Draft]:
-    """On a node other than the head, the endpoint's name means that node itself.
+    """On a node other than the head node, the endpoint's name resolves to that node itself.
 
-    Finds: An endpoint whose name resolves to 127.x or ::1 on a node of another name, which then calls, or waits for,
-        nobody but itself.
-    Why: The node waits for itself until the time is up; in a job it may even become a second head.
-    Remedy: Take the name out of the loopback line of /etc/hosts there; name the head, not localhost.
+    Finds: Reports an endpoint whose name resolves to 127.x or ::1 on a node with a different name, which then connects
+        to, or waits for, only itself.
+    Why: The node waits for itself until the timeout. In a job, it may even become a second head node.
+    Remedy: Remove the name from the loopback line of /etc/hosts on that node. Use the name of the head node, not
+        localhost.
     See: hosts(5); Debian writes the own host name to 127.0.1.1
     """
     for group in facing(recording, "loopback"):
@@ -218,13 +219,13 @@ _NO_NETWORK = "Network is unreachable"
 
 @rule("DD511", "endpoint-refuses-connections", Consequence.FAILS, RollCallFact, explained_by=("DD516",))
 def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
-    """The endpoint's host is up, and nobody listens on its port, or a packet filter refuses the connection.
+    """The endpoint's host is up, but its port is closed or a packet filter refuses the connection.
 
-    Finds: Connections to the endpoint that were refused until the time for the roll call was up. Where ICMP says so, it
-        was a packet filter, and whose; else the head is missing, and not to blame for that.
-    Why: torchrun prints "timed out after 60000ms" of this as of everything else, and keeps trying for minutes.
-    Remedy: Start the command on the head too, with the same endpoint. If it runs there, look for a firewall that resets
-        connections: it looks the same from here. Open the port in a filter that answered with ICMP.
+    Finds: Reports connections to the endpoint that were refused until the check-in timed out. An ICMP answer shows that
+        a packet filter refused them, and whose. Otherwise the head node is missing, but not necessarily at fault.
+    Why: torchrun prints "timed out after 60000ms", as for every other problem, and keeps trying for minutes.
+    Remedy: Start the command on the head node as well, with the same endpoint. If it already runs, look for a firewall
+        that resets connections, which looks the same from this node. Open the port in a filter that answered with ICMP.
     See: connect(2), ECONNREFUSED; ip(7), IP_RECVERR
     """
     for group in facing(recording, "rejected"):
@@ -275,12 +276,12 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
 
 @rule("DD512", "endpoint-does-not-answer", Consequence.FAILS, RollCallFact, explained_by=("DD516",))
 def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
-    """Nothing at all comes back from the endpoint.
+    """The endpoint does not answer at all.
 
-    Finds: Connections to the endpoint that only time out: no answer, no refusal, no word from a router.
-    Why: This node's torchrun gives up after a minute with a time-out; the head's hangs without a word.
-    Remedy: Open the port in the firewall of the head, or of the network between (security groups of a cloud); if the
-        head does not answer a ping either, see whether it runs.
+    Finds: Reports connections to the endpoint that only time out: no answer, no refusal, no message from a router.
+    Why: This node's torchrun gives up after a minute with a timeout. The head node's torchrun hangs without a message.
+    Remedy: Open the port in the firewall of the head node, or of the network between the nodes (security groups of a
+        cloud). If the head node does not answer a ping either, check whether it runs.
     See: connect(2), ETIMEDOUT; torchrun uses TCP port 29400 unless told otherwise
     """
     for group in facing(recording, "timed_out"):
@@ -301,12 +302,12 @@ def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD513", "no-route-to-endpoint", Consequence.FAILS, RollCallFact)
 def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
-    """There is no way to the endpoint's address.
+    """The endpoint's address cannot be reached.
 
-    Finds: A kernel without a route to the endpoint, or a network in which nobody owns its address.
-    Why: The node can never join; torchrun retries without saying so.
-    Remedy: An interface that is up on the endpoint's network, or a route to it. If only the endpoint's address is not
-        found, see whether it is the right one and its host is up.
+    Finds: Reports a kernel without a route to the endpoint, or a network in which no host has its address.
+    Why: The node can never join, and torchrun retries without a message.
+    Remedy: Bring up an interface on the endpoint's network, or add a route to it. If only the endpoint's address is not
+        found, check that it is correct and that its host is up.
     See: connect(2), ENETUNREACH and EHOSTUNREACH; ip-route(8)
     """
     for group in facing(recording, "unreachable"):
@@ -330,13 +331,13 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD514", "endpoint-port-held-by-another-program", Consequence.FAILS, RollCallFact)
 def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draft]:
-    """Another program has the endpoint's port.
+    """Another program uses the endpoint's port.
 
-    Finds: On the head, or in a run of one node that names an endpoint: a port on which it cannot listen, and which
-        program has it; a launcher that started this run may have it. On the others: a server at the endpoint that
-        accepts the connection and says nothing, or answers and is no ddp-doctor, or is one of another job.
-    Why: torchrun connects to such a port and hangs without a word, on all nodes.
-    Remedy: Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well; or end that
+    Finds: On the head node, or in a run of one node that names an endpoint, reports a port on which it cannot listen
+        and the program that uses it, which may be the launcher that started this run. On other nodes, reports a server
+        at the endpoint that accepts the connection without answering, is not ddp-doctor, or belongs to another job.
+    Why: torchrun connects to this port and hangs without a message, on all nodes.
+    Remedy: Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well, or stop that
         program.
     See: bind(2), EADDRINUSE; ss(8)
     """

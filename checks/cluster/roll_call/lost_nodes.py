@@ -27,16 +27,16 @@ _FOR_EVER_S = 1e6
 
 @rule("DD540", "node-fell-silent", Consequence.FAILS, SilenceFact)
 def node_fell_silent(recording: Recording) -> Iterator[Draft]:
-    """A node that reported in and is no longer heard.
+    """A node checked in but no longer responds.
 
-    Finds: A node whose agent no longer beats, with what the other nodes still get from its host: nothing (powered off,
-        unplugged), only its kernel (the agent is stopped, or has ended), or an answer (then the path between two nodes
-        is broken). It is named alone on evidence from itself or from two others, else with the node that misses it. A
-        node that is cut off from all others is the one that is named.
-    Why: A job would hang without a word for as long as its time-out, and every other node would call its own rank the
-        root cause.
-    Remedy: Depends on what the host still answers: its power and cable, what stopped or killed the process, or the path
-        between two nodes.
+    Finds: Reports a node whose agent no longer sends heartbeats, with what the other nodes still receive from its host:
+        nothing (powered off, unplugged), only answers of its kernel (the agent is stopped or has exited), or an answer
+        (the path between two nodes is broken). The node is named alone if it or two other nodes provide evidence,
+        otherwise together with the node that misses it. If a node is cut off from all others, that node is named.
+    Why: A job would hang without a message until its timeout, and every other node would name its own rank as the root
+        cause.
+    Remedy: Depending on what the host still answers, check its power and cable, what stopped or killed the process, or
+        the path between the two nodes.
     See: docs/explanation/many-nodes.md
         tcp(7), for what a kernel answers when no program does
     """
