@@ -146,13 +146,13 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
 
 @rule("DD601", "all-reduce-is-wrong", Consequence.WRONG, AllReduceFact)
 def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
-    """An all-reduce whose result is not the true sum, maximum, minimum or product.
+    """The result of an all-reduce is not the true sum, maximum, minimum or product.
 
-    Finds: Elements that differ from the closed form. The contributions are coded by rank: a rank is named where every
-        wrong sum, on every rank, is off throughout by one and the same rank's contribution.
-    Why: Gradients are summed this way: the training goes on and is wrong.
-    Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors (nvidia-smi
-        -q -d ECC). Else the library: another NCCL or torch.
+    Finds: Reports elements that differ from the closed form. The contributions are coded by rank: a rank is named if
+        every wrong sum, on every rank, is off by that rank's contribution throughout.
+    Why: Gradients are summed this way, so training continues with wrong results.
+    Remedy: On GPUs, set NCCL_P2P_DISABLE=1 to test whether peer-to-peer transfers corrupt data, then check for memory
+        errors (nvidia-smi -q -d ECC). Otherwise, the library is the likely cause: try another NCCL or torch.
     See: nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
     # nccl-tests' own table, in a job's output, names no rank: DDJ155 speaks of it.
@@ -205,13 +205,13 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
 
 @rule("DD602", "all-reduce-is-not-repeatable", Consequence.RISK, AllReduceFact)
 def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
-    """Two all-reduces of the same inputs that differ in their last bits.
+    """Two all-reduces of the same inputs differ in their last bits.
 
-    Finds: A rank where the same inexact fp32 inputs gave two different sums in one process group. An error if other
-        ranks had equal sums: this rank then had another result than they.
-    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise. If only some ranks
-        are concerned, the replicas drift apart.
-    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+    Finds: Reports a rank on which the same inexact fp32 inputs gave two different sums in one process group. Severity
+        is error if other ranks had equal sums, because this rank then had a different result.
+    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be distinguished from noise. If only
+        some ranks are affected, the replicas drift apart.
+    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) if repeatability matters. This reduces speed.
     See: NCCL user guide, NCCL_ALGO
     """
     unrepeatable_ranks = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]

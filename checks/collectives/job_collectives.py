@@ -121,17 +121,16 @@ def _first_of_each_group(calls: Mapping[int, list[JobCall]]) -> dict[int, tuple[
 
 @rule("DD650", "job-hangs-by-its-collectives", Consequence.HANGS, JobCollectivesFact)
 def hangs(recording: Recording) -> Iterator[Draft]:
-    """The job's collectives cannot all meet.
+    """The job's collectives cannot all complete.
 
-    Finds: With ``--collectives-of`` the job's calls in their order, made by ranks that do nothing else; they stand in
-        the same collectives as the job's ranks in the dumps. Or ranks of the job called different operations, sizes or
-        types at one number of a group: the replay stops before it, for what comes of it no backend defines. Who is
-        named is whom the dumps name, as `ddp-doctor logs` does.
-    Why: The calls that were recorded hang on any network or GPU: a rank calls its groups in another order, leaves a
-        call out, or came no further because it stood still or was gone. Of calls that differ NCCL hangs or returns
-        wrong numbers, and gloo aborts.
-    Remedy: Look for what makes this rank's calls differ: a condition on the rank or on data, an early end of a loop.
-        Where its calls end too early, look at where it stood: `ddp-doctor attach`, its stack, its last output.
+    Finds: With ``--collectives-of``, the ranks make only the job's calls in their order. Reported if they hang in the
+        same collectives as the job's ranks in the dumps, or if ranks of the job called different operations, sizes or
+        types at the same sequence number of a group. The replay stops before such a call, because no backend defines
+        its result. The named ranks are those that the dumps name, as in `ddp-doctor logs`.
+    Why: The recorded calls hang on any network or GPU: a rank calls its groups in a different order, skips a call, or
+        stalled or exited earlier. With mismatched calls, NCCL hangs or returns wrong numbers, and gloo aborts.
+    Remedy: Look for the reason that this rank's calls differ: a condition on the rank or on data, or a loop that ends
+        early. If its calls end too early, find out where it stalled: `ddp-doctor attach`, its stack, its last output.
     See: docs/how-to/read-the-output-of-a-failed-job.md
     """
     replayed = _replayed(recording)
@@ -171,12 +170,13 @@ def hangs(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD652", "job-collectives-run-through", Consequence.KNOWN, JobCollectivesFact)
 def run_through(recording: Recording) -> Iterator[Draft]:
-    """The job's collectives came through here.
+    """All collectives of the job complete on these machines.
 
-    Finds: With ``--collectives-of`` all calls of all ranks ended.
-    Why: Where the job hung, it was not by the order, sizes or groups of its collectives, as far as they were recorded,
-        but by what stands between them, or by a rank, a GPU or a link of that job.
-    Remedy: `ddp-doctor logs` names who waited for whom; `ddp-doctor run` tests the machines of the job.
+    Finds: Reported if, with ``--collectives-of``, all calls of all ranks completed.
+    Why: If the job hung, the order, sizes or groups of its recorded collectives were not the cause. The cause is the
+        code between them, or a rank, a GPU or a link of that job.
+    Remedy: Run `ddp-doctor logs` to see which rank waited for which, and `ddp-doctor run` to test the machines of the
+        job.
     See: docs/how-to/read-the-output-of-a-failed-job.md
     """
     replayed = _replayed(recording)
@@ -202,13 +202,13 @@ def run_through(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD653", "replay-hangs-elsewhere", Consequence.HANGS, JobCollectivesFact)
 def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
-    """The replay hangs, and not where the job did.
+    """The replay hangs, but at a different place than the job.
 
-    Finds: Ranks of the replay that stand in other collectives than the job's ranks in the dumps, or hang where the job
-        went on.
-    Why: The calls may hang by their order, which was luck in the job; or a link of these machines does not carry them.
-        Which of both is not known, so nobody is named.
-    Remedy: Run the standard checks, `ddp-doctor run`, on these machines first; then look at the order of the groups.
+    Finds: Reports ranks of the replay that hang in other collectives than the job's ranks in the dumps, or at a call
+        that the job completed.
+    Why: Either the order of the calls makes them hang, and the job avoided this by chance, or a link of these machines
+        cannot carry them. The replay cannot show which is true, so no rank is named.
+    Remedy: First run the standard checks, `ddp-doctor run`, on these machines. Then check the order of the groups.
     See: docs/explanation/hangs.md
     """
     replayed = _replayed(recording)

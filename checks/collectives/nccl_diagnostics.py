@@ -58,15 +58,15 @@ def _printed() -> str:
 
 @rule("DD626", "nccl-diagnostics-name-a-fault", Consequence.RISK, NcclDiagnosticsFact)
 def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
-    """What NCCL's own diagnostics found, as a second opinion.
+    """NCCL's own diagnostics report a fault.
 
-    Finds: Direct paths between two GPUs (P2P) over which NCCL did not come through, and beside them what the doctor's
-        own exchange between the same ranks gave. GPUs, drivers and NCCL_* settings that differ, ECC errors, NVLinks
-        that are inactive or slower, Xids, adapters far from the median. What NCCL could not look at is not told. A path
-        makes the run unsure, anything else is a warning.
-    Why: It is NCCL's word, and only possible: what is at fault by the doctor's own tests is a finding of its own.
-        Where only NCCL names a path, the doctor's exchange may have gone another way.
-    Remedy: Look for errors of the links between these GPUs, and measure the pair again.
+    Finds: Reports direct paths between two GPUs (P2P) that failed in NCCL's diagnostics, along with the result of
+        ddp-doctor's own exchange between the same ranks. Also reports GPUs, drivers and NCCL_* settings that differ,
+        ECC errors, inactive or slower NVLinks, Xids, and adapters far from the median. Tests that NCCL could not run
+        are not listed. A path makes the run unsure; everything else is a warning.
+    Why: This is NCCL's result, and only a possible cause: faults that ddp-doctor's own tests show are separate
+        findings. If only NCCL names a path, ddp-doctor's exchange may have used a different one.
+    Remedy: Check the links between these GPUs for errors, and measure the pair again.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
         docs/explanation/measurements.md
     """

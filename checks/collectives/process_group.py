@@ -64,14 +64,14 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
 
 @rule("DD603", "torch-cannot-be-imported", Consequence.FAILS, TorchImport, explained_by=("DD211",))
 def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
-    """A torch whose import raises, or does not end.
+    """The import of torch raises an exception or does not end.
 
-    Finds: The import of torch failed in the job's own interpreter and environment, or still ran after a minute and
-        neither computed nor read; then the line on which it stands is shown. One that still gets on after 90 s is slow,
-        and makes the verdict unsure.
+    Finds: Reports an import of torch that failed in the job's own interpreter and environment, or that still ran after
+        a minute without computing or reading. In that case, the finding shows the line where it is stuck. An import
+        that still makes progress after 90 s is slow, and makes the verdict unsure.
     Why: No rank will start.
-    Remedy: A missing library: repair the installation. An import that does not end: mostly a shared file system that
-        does not answer.
+    Remedy: If a library is missing, repair the installation. If the import does not end, check the shared file system:
+        usually it does not respond.
     See: docs/explanation/hangs.md
     """
     for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
@@ -104,12 +104,12 @@ def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
 
 @rule("DD605", "two-ranks-share-one-gpu", Consequence.FAILS, ProcessGroupFact)
 def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
-    """Two ranks of one node on one GPU.
+    """Two ranks of one node use the same GPU.
 
-    Finds: Ranks whose CUDA device has the same UUID.
-    Why: NCCL refuses it, and where a setting hides it the ranks share one GPU's time and memory.
-    Remedy: Use LOCAL_RANK for the device, hand it to init_process_group as device_id, start one rank per GPU, and look
-        at CUDA_VISIBLE_DEVICES.
+    Finds: Reports ranks whose CUDA devices have the same UUID.
+    Why: NCCL refuses it. If a setting hides it, the ranks share one GPU's time and memory.
+    Remedy: Use LOCAL_RANK for the device, pass it to init_process_group as device_id, start one rank per GPU, and check
+        CUDA_VISIBLE_DEVICES.
     See: NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
     """
     by_uuid = grouped(

@@ -36,13 +36,14 @@ def probe(_ctx: Context) -> Fact:
 
 @rule("DD670", "repeats-fail-now-and-then", Consequence.FAILS, RepeatsFact)
 def repeats_fail(recording: Recording) -> Iterator[Draft]:
-    """Some of the repeated tests of all ranks fail, hang or give wrong sums.
+    """Some repeated tests of all ranks fail, hang or give wrong sums.
 
-    Finds: Repeats that did not pass, with the rate, and the 95 % interval in which it lies (Wilson's). Nobody is named:
-        that some rank failed first, or waited, in one of many repeats shows no more than where the fault was seen.
-    Why: What fails one time in twenty passes a single test, and ends a job of many hours, or of many starts.
-    Remedy: The reasons say what failed. Of several nodes, `--isolate --repeat` finds those at fault; of one node, fewer
-        ranks (`--nproc-per-node`) that still fail.
+    Finds: Reports repeats that did not pass, with the failure rate and its 95% interval (Wilson). No rank is named: in
+        one of many repeats, the rank that failed first, or waited, shows only where the fault appeared.
+    Why: A fault that occurs once in twenty times passes a single test, but ends a job that runs for many hours or
+        starts many times.
+    Remedy: The reasons show what failed. On several nodes, use `--isolate --repeat` to find the faulty ones. On one
+        node, reduce the ranks (`--nproc-per-node`) while the fault still occurs.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
         https://doi.org/10.1214/ss/1009213286 (Brown, Cai and DasGupta, on the interval)
     """
@@ -79,11 +80,12 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
 def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     """The last repeats are slower than the first.
 
-    Finds: The median rate of the last third of the repeats below that of the first by 15 % and more over NCCL, by half
-        and more over gloo, which shares the cores, and by more than both scatter. Of fewer than fifteen repeats that
-        passed nothing is judged.
-    Why: GPUs that get hot, a link that drops more and more, or a neighbor: a job would slow down the same way.
-    Remedy: Look at clocks, temperatures, counters of links and other programs, at the start and again at the end.
+    Finds: Reports a median rate of the last third of the repeats that is below the first third's by 15% or more over
+        NCCL, or by half or more over gloo, which shares the cores, and by more than the scatter of both. With fewer
+        than fifteen passed repeats, nothing is reported.
+    Why: Possible causes are GPUs that get hot, a link that drops more and more, or another user's load. A job would
+        slow down in the same way.
+    Remedy: Compare clocks, temperatures, link counters and other programs at the start and at the end.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
     """
     tests = repeats_of(recording)

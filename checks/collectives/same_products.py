@@ -132,13 +132,13 @@ def by_kind(recording: Recording) -> Sequence[Alike]:
 
 @rule("DD640", "rank-computes-wrong-products", Consequence.WRONG, SameProductsFact)
 def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
-    """A device that multiplies the same matrices to other bits than its equals.
+    """A device computes different bits than identical devices for the same matrix products.
 
-    Finds: Among three or more ranks with the same model of device and type, of which more than half agree in all
-        products: those that do not, now and then, or each time for some of the matrices. No product is rounded on the
-        way, so that no library explains it.
-    Why: Nothing is raised. Its wrong gradients are averaged into those of all ranks, and the training goes on.
-    Remedy: Take the node out of use, and have the GPU, or CPU and memory, tested and exchanged.
+    Finds: Reports ranks that differ, intermittently or each time for some of the matrices, from a majority that agrees
+        in all products, among three or more ranks with the same device model and type. No product is rounded on the
+        way, so no library explains the difference.
+    Why: No error is raised. The rank's wrong gradients are averaged into those of all ranks, and training continues.
+    Remedy: Take the node out of service, and have the GPU, or CPU and memory, tested and replaced.
     See: https://arxiv.org/abs/2203.08989 (Dixit et al., Detecting silent data corruptions in the wild)
         docs/explanation/measurements.md
     """
@@ -203,12 +203,12 @@ _THIRD = by_operator(
 
 @rule("DD641", "alike-ranks-compute-different-products", Consequence.WRONG, SameProductsFact)
 def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Draft]:
-    """Products that should be the same and are not, with nobody to tell whose are right.
+    """Products that should be identical differ, and it is unknown which are correct.
 
-    Finds: Two alike ranks that differ, or more of which no majority agrees; and a rank without its like whose products
-        differ from its own of the same matrices.
-    Why: A device computes wrongly, or all of them or their library do, and nothing else shows it.
-    Remedy: Run it again beside a third device of the same kind: among three the odd one is named.
+    Finds: Reports two ranks with the same device that differ, or several without an agreeing majority. Also reports a
+        rank with a unique device whose products of the same matrices differ from each other.
+    Why: One device computes wrong results, or all of them or their library do, and nothing else shows it.
+    Remedy: Run the check again with a third device of the same kind: among three, the different one is named.
     See: docs/explanation/measurements.md
     """
     for group in by_kind(recording):
@@ -250,12 +250,12 @@ def untested(recording: Recording) -> str:
 
 @rule("DD642", "products-not-compared", Consequence.KNOWN, SameProductsFact)
 def products_not_compared(recording: Recording) -> Iterator[Draft]:
-    """Ranks whose products were compared with no other's, or fewer of them than usual.
+    """A rank's products were not compared with another rank's, or fewer than usual were compared.
 
-    Finds: Ranks that have no like among the others, or no memory for it, and those too slow for 30,000 products. Where
-        that is all, the check counts as skipped.
-    Why: What was not compared was not tested: a device that computes wrongly may be among these.
-    Remedy: Run it with more devices of the kind.
+    Finds: Reports ranks without another rank of the same kind, ranks without enough memory, and ranks that are too slow
+        for 30,000 products. If this applies to all ranks, the check counts as skipped.
+    Why: Devices that were not compared were not tested, and may compute wrong results.
+    Remedy: Run the check with more devices of the same kind.
     See: docs/explanation/measurements.md
     """
     missing = _not_tested(recording)

@@ -26,16 +26,17 @@ from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 @rule("DD622", "collective-is-wrong", Consequence.WRONG, CollectiveFact)
 def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
-    """A collective that brings something else than what was given.
+    """A collective returns different data than the ranks sent.
 
-    Finds: Shares that arrive otherwise than their sender is known to have given them, sums that differ from the closed
-        form, and barriers that are left before all are in. Each collective is called in all types and operations that
-        the backend offers, with odd lengths, strided tensors and each rank as the root. A rank is named where all that
-        it gives is wrong wherever it is looked at, or all that it takes; where one way alone is wrong, its two ends
-        are. Otherwise nobody is: one wrong element is a bit that flipped somewhere.
-    Why: What is sent this way is silently wrong: parameters of FSDP and ZeRO, activations, tokens of experts.
-    Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors (nvidia-smi
-        -q -d ECC). Else the library: another NCCL or torch.
+    Finds: Reports shares that arrive different from what their sender is known to have sent, sums that differ from the
+        closed form, and barriers that ranks leave before all have entered. The check calls each collective with all
+        types and operations that the backend offers, with odd lengths, strided tensors and each rank as the root. A
+        rank is named if all data that it sends is wrong everywhere, or all data that it receives. If only one path is
+        wrong, its two ends are named. Otherwise no rank is named: a single wrong element is a bit that flipped
+        somewhere.
+    Why: Data sent this way is silently wrong: parameters of FSDP and ZeRO, activations, tokens of experts.
+    Remedy: On GPUs, set NCCL_P2P_DISABLE=1 to test whether peer-to-peer transfers corrupt data, then check for memory
+        errors (nvidia-smi -q -d ECC). Otherwise, the library is the likely cause: try another NCCL or torch.
     See: nccl-tests, verifiable/: the same idea
     """
     for name, ranks in _by_part(recording).items():
@@ -70,11 +71,11 @@ def _by_part(recording: Recording) -> dict[str, list[FactAt[CollectiveFact]]]:
 
 @rule("DD623", "collective-is-not-repeatable", Consequence.RISK, CollectiveFact, explained_by=("DD602",))
 def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
-    """A collective that adds up equal inputs to sums that differ in their last bits.
+    """A collective computes sums of equal inputs that differ in their last bits.
 
-    Finds: A rank where the same inexact fp32 inputs gave two different results in one process group.
-    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
-    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+    Finds: Reports a rank on which the same inexact fp32 inputs gave two different results in one process group.
+    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be distinguished from noise.
+    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) if repeatability matters. This reduces speed.
     See: NCCL user guide, NCCL_ALGO
     """
     unsteady = {}
@@ -143,16 +144,16 @@ _CAUSES = ("DD431", "DD434", "DD435", "DD436", "DD437", "DD441", "DD562", "DD607
 
 @rule("DD624", "collective-slower-than-expected", Consequence.SLOWER, explained_by=_CAUSES)
 def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
-    """A collective that reaches less than machines of this kind do.
+    """A collective is slower than on other machines of this kind.
 
-    Finds: Bus bandwidths below the band that is to be expected of this GPU, number of ranks, link, NICs, collective and
-        size: NCCL's own latencies and bandwidths, as it prints them on such a machine, with a launch cost fitted to
-        published measurements. Between nodes over TCP an all-reduce is held against a bare socket between the same
-        hosts. The largest sizes alone are judged, measured twice. Silent without such a table, for all-to-all and
-        send/recv, and where GPUs are shared or busy.
-    Why: Every step waits for it. Compared with each other the ranks of a slow machine are alike.
-    Remedy: Settings that bound NCCL first. Else what else is slow here: links, NICs, clocks; the raw stream between the
-        same hosts tells the network from NCCL.
+    Finds: Reports bus bandwidths below the range expected for this GPU, number of ranks, link, NICs, collective and
+        size. The range is based on NCCL's own latencies and bandwidths, as it prints them on such a machine, with a
+        launch cost fitted to published measurements. Between nodes over TCP, an all-reduce is compared with a bare
+        socket between the same hosts. Only the largest sizes are evaluated, after two measurements. Not reported
+        without a table for this machine, for all-to-all and send/recv, or if GPUs are shared or busy.
+    Why: Every step waits for it. The ranks of a slow machine are all equally slow, so comparing them shows nothing.
+    Remedy: First check the settings that limit NCCL, then other causes: links, NICs, clocks. The raw stream between the
+        same hosts shows whether the network or NCCL is slow.
     See: docs/explanation/expected-bandwidth.md
     """
     worst: dict[str, tuple[Speed, Band]] = {}
@@ -198,11 +199,12 @@ def _evidence(speed: Speed, band: Band) -> Evidence:
 
 @rule("DD625", "collective-below-its-floor", Consequence.REQUIRED, CollectiveFact)
 def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
-    """A collective below the bus bandwidth that this site holds to be the least (--min-busbw).
+    """A collective is below this site's minimum bus bandwidth (--min-busbw).
 
-    Finds: A bus bandwidth, of two measurements the better one, that is less than the one given with --min-busbw.
-    Why: The site has a number for a healthy machine of this kind.
-    Remedy: Look at what else this report says of these nodes; a floor above what the machine can do is to be mended.
+    Finds: Reports a bus bandwidth, the better of two measurements, that is less than the value of --min-busbw.
+    Why: The site has set a number for a healthy machine of this kind.
+    Remedy: Check the other findings of this report about these nodes. If the minimum is above what the machine can
+        reach, lower it.
     See: docs/how-to/measure-collectives.md
     """
     known = {(speed.collective, speed.size_bytes): speed for speed in speeds(recording)}

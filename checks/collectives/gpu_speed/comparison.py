@@ -255,11 +255,12 @@ def _of(value: float, most: float | None) -> str:
 
 @rule("DD806", "gpu-measured-beside-another-program", Consequence.KNOWN, GpuSpeedFact)
 def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]:
-    """A GPU that somebody else used while the doctor measured it.
+    """Another program used a GPU while ddp-doctor measured it.
 
-    Finds: Ranks whose GPU was busy before the run began. The doctor takes a tenth of what is free, and no more than 1
-        GiB; what it measures there is not held against other GPUs.
-    Why: Its rates are lower than the GPU's own, and so are those of every collective that it takes part in.
+    Finds: Reports ranks whose GPU was busy before the run began. ddp-doctor uses a tenth of the free memory, and at
+        most 1 GiB, and does not compare the results with other GPUs.
+    Why: The measured rates are lower than the GPU's own, and so are the rates of every collective in which it takes
+        part.
     Remedy: Repeat the run when the GPU is free, or without that GPU.
     See: docs/explanation/measurements.md
     """
@@ -289,10 +290,10 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
 
 @rule("DD807", "gpu-rate-not-measured", Consequence.KNOWN, GpuSpeedFact)
 def gpu_rate_not_measured(recording: Recording) -> Iterator[Draft]:
-    """A rate of a GPU that could not be measured.
+    """A rate of a GPU could not be measured.
 
-    Finds: Ranks that measured their GPU in part, and why the rest is missing.
-    Why: What was not measured was not compared: a slow GPU may be among these.
+    Finds: Reports ranks that measured their GPU only partly, and the reason.
+    Why: Rates that were not measured were not compared, so a slow GPU may be missed.
     Remedy: Repeat the run when the GPU's memory is free.
     See: docs/explanation/measurements.md
     """

@@ -24,14 +24,14 @@ _FEW = 0.25
 
 @rule("DD803", "gpu-pcie-link-reduced", Consequence.SLOWER, GpuSpeedFact)
 def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
+    """A GPU's PCIe link is narrower or slower than the GPU allows, during copies over it.
 
-    Finds: PCIe generation or width below the highest that the driver gives for the GPU, read during the copies: an idle
-        link saves power and says nothing. A warning if the link has fewer lanes, or if at least three GPUs of the model
-        have a better link and only few have not. An error if its copies, too, are three times slower. Information if
-        all lanes run at an older generation: many machines have no newer one.
-    Why: All data of a rank goes through it, and gradients too where the GPUs have no NVLink.
-    Remedy: Look at slot, riser and cable; reseat the GPU.
+    Finds: Reports a PCIe generation or width below the highest that the driver lists for the GPU. It is read during the
+        copies, because an idle link is reduced to save power. Severity is warning if the link has fewer lanes, or if at
+        least three GPUs of the model have a better link and only few do not. It is error if the copies are also three
+        times slower, and info if all lanes run at an older generation, because many machines have no newer one.
+    Why: All data of a rank goes through this link, and also gradients if the GPUs have no NVLink.
+    Remedy: Check the slot, riser and cable, and reseat the GPU.
     See: nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
         docs/explanation/measurements.md
     """
@@ -118,14 +118,14 @@ def _link_evidence(recording: Recording, gpu: Measured) -> Evidence:
 
 @rule("DD804", "gpu-copies-to-host-are-slow", Consequence.SLOWER, GpuSpeedFact)
 def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
-    """Copies between a GPU and pinned host memory that are far slower than they could be.
+    """Copies between a GPU and pinned host memory are much slower than possible.
 
-    Finds: Copies at half the rate of the peers' on equal links or less; or, where no peer
-        is better, below a third of what the PCIe link carries. Several GPUs that are all alike in this are information:
-        that is how the machine is built. Memory of the other socket costs less than this. Encrypted copies
-        (confidential computing) are not judged, nor a GPU that DD803 names.
-    Why: Batches come this way; and where GPUs cannot reach each other, gradients too.
-    Remedy: Look at every link and switch between the processor and the GPU.
+    Finds: Reports copies at half the rate of peers on equal links or less. If no peer is better, reports copies below a
+        third of the PCIe link's rate. If several GPUs all have this rate, severity is info, because the machine is
+        built that way. Memory on the other socket reduces the rate less than this. Not reported for encrypted copies
+        (confidential computing) or for a GPU that DD803 names.
+    Why: Batches use this path, and also gradients if GPUs cannot reach each other.
+    Remedy: Check every link and switch between the processor and the GPU.
     See: docs/explanation/measurements.md
     """
     beside_peers = list(_beside_peers(recording))

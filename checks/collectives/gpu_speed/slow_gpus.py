@@ -26,15 +26,15 @@ Slow = list[comparison.Compared]
 
 @rule("DD801", "gpu-slower-than-its-peers", Consequence.SLOWER, GpuSpeedFact)
 def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
-    """A GPU that works more slowly than the others of its model.
+    """A GPU is slower than the others of its model.
 
-    Finds: Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies are 10 %
-        or more below the median of the others; an error from three times on. Its clock, power and temperature under
-        that load stand beside its peers'. GPUs that others use, slices, and GPUs of two ranks are not compared, and a
-        GPU whose hardware holds it down has a finding of its own (DD805). Where its lowered power limit is a finding
-        (DD318) and holds it down, what that costs is information.
-    Why: Every rank waits for the slowest in every step: one GPU in a thousand slows all of them.
-    Remedy: By what differs: its power limit, clocks that somebody set; else the GPU or its cooling.
+    Finds: Among three or more GPUs of one model, over all nodes, reports GPUs whose matrix products or memory copies
+        are 10% or more below the median of the others. Severity is error from three times slower. The finding compares
+        its clock, power and temperature under that load with its peers'. GPUs that others use, slices, and GPUs of two
+        ranks are not compared, and DD805 reports a GPU that its hardware slows down. If its lowered power limit is a
+        finding (DD318) and limits it, the cost of that limit is info.
+    Why: Every rank waits for the slowest one in every step: one GPU in a thousand slows all of them.
+    Remedy: Fix what differs: its power limit or clocks that a user set. Otherwise, check the GPU or its cooling.
     See: huggingface/gpu-fryer (10 % under the best GPU); NVIDIA/DCGM issue 122 (an A100 2.9 times slower
         beside seven within 1 %); docs/explanation/measurements.md
     """
@@ -71,10 +71,10 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
 
 @rule("DD802", "gpus-of-one-model-unequally-fast", Consequence.SLOWER, GpuSpeedFact)
 def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
-    """GPUs of one model that differ in speed, with nobody to tell which is as it should be.
+    """GPUs of one model differ in speed, and it is unknown which ones are normal.
 
-    Finds: Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are 10 % or
-        more apart. Cards of different makers differ by some of it.
+    Finds: Reports two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are
+        10% or more apart. Cards of different vendors account for some of this difference.
     Why: The faster ones wait for the slower ones in every step.
     Remedy: Compare clocks, power limits and temperatures under load.
     See: docs/explanation/measurements.md
@@ -148,14 +148,14 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
 
 @rule("DD805", "gpu-slowed-under-load", Consequence.SLOWER, GpuSpeedFact)
 def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose clocks are held down as soon as it works.
+    """A GPU's clocks are reduced as soon as it works.
 
-    Finds: Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks during the
-        matrix products; an error where the GPU is three times slower than its peers; information where the driver
-        reduces the clocks for heat. A power cap is silent: a large GPU multiplies matrices at its power limit, as it
-        should. What was in force before the load is DD308's.
-    Why: The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
-    Remedy: Have cooling and power supply of the node inspected.
+    Finds: Reports a hardware slowdown, due to heat, the power brake or an unnamed reason, in at least half of the
+        samples during the matrix products. Severity is error if the GPU is three times slower than its peers, and info
+        if the driver reduces the clocks due to heat. A power cap is not reported: a large GPU multiplies matrices at
+        its power limit, as expected. DD308 reports slowdowns from before the load.
+    Why: The hardware reduces the clocks to half or less, and in DDP, every rank waits for the slowest.
+    Remedy: Have the cooling and power supply of the node inspected.
     See: NVML API reference, nvmlClocksEventReasons; docs/explanation/measurements.md
     """
     slowed = _slowed(recording)
@@ -233,12 +233,13 @@ _SMALLEST = 4096
 
 @rule("DD808", "gpu-model-below-published-rate", Consequence.SLOWER, GpuSpeedFact)
 def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
-    """GPUs of one model whose matrix products are all far below what others measured on it.
+    """The matrix products of all GPUs of one model are far below published measurements.
 
-    Finds: A model whose median bf16 rate is below 60 % of a published measurement. Only possible: such tables are
-        made with other clocks, power limits and sizes, and some are wrong.
-    Why: Peers that are all slow alike show no difference: low clocks or power limits set everywhere.
-    Remedy: Look at clocks and power limits under load.
+    Finds: Reports a model whose median bf16 rate is below 60% of a published measurement. The finding is only possible:
+        such tables are made with other clocks, power limits and sizes, and some are wrong.
+    Why: If all peers are equally slow, comparing them shows no difference, for example if low clocks or power limits
+        are set on all of them.
+    Remedy: Check clocks and power limits under load.
     See: huggingface/gpu-fryer, README; docs/explanation/measurements.md
     """
     explained = slowed_by_hardware(recording)

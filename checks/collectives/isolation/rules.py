@@ -29,13 +29,13 @@ _DID: dict[How, str] = {"hung": "hung", "failed": "failed", "wrong": "summed wro
 
 @rule("DD632", "node-fails-alone", Consequence.FAILS, IsolationFact, explained_by=("DD540",))
 def node_fails_alone(recording: Recording) -> Iterator[Draft]:
-    """A node that fails while no other takes part.
+    """A node fails in a test without any other node.
 
-    Finds: A node whose own ranks fail, hang or sum wrongly when they are tested without any other node, twice, or that
-        falls silent in a test.
-    Why: No network and no other node has a part in it, so the fault is its own: a GPU, memory, its software. Every job
-        that has this node hangs or fails.
-    Remedy: Leave it out of the job, and run the doctor on it alone.
+    Finds: Reports a node whose own ranks fail, hang or compute wrong sums twice when they are tested without any other
+        node, or that stops responding in a test.
+    Why: No network and no other node is involved, so the fault is in the node: a GPU, memory, its software. Every job
+        on this node hangs or fails.
+    Remedy: Exclude it from the job, and run ddp-doctor on it alone.
     See: docs/explanation/isolation.md
     """
     for bad in isolated(recording).lost:
@@ -55,14 +55,14 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD633", "node-fails-with-others", Consequence.FAILS, IsolationFact)
 def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
-    """A node that fails with one partner after the other, each of whom passes without it.
+    """A node fails with several partners that each pass without it.
 
-    Finds: A node that hangs, fails or sums wrongly with three other nodes (of fewer than eight nodes: two), one at a
-        time, while each of these passes with somebody else. Where tests are repeated, also one that does so now and
-        then; then the rate has its interval of 95 % (Wilson). A node that always passes with some and never with others
-        is not named.
-    Why: What these tests share is this node. Every job that has it hangs or fails.
-    Remedy: Leave it out of the job, and look at its network.
+    Finds: Reports a node that hangs, fails or computes wrong sums with three other nodes (two, if there are fewer than
+        eight nodes), one at a time, while each of these passes with another node. If tests are repeated, also reports a
+        node that fails intermittently, with the 95% interval of the rate (Wilson). Not reported if a node always passes
+        with some nodes and never with others.
+    Why: These tests have only this node in common. Every job on it hangs or fails.
+    Remedy: Exclude it from the job, and check its network.
     See: docs/explanation/isolation.md
     """
     bad = [bad for bad in isolated(recording).nodes if bad.how != "slow"]
@@ -82,13 +82,13 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD634", "node-slow-with-others", Consequence.SLOWER, IsolationFact, ranks="slow")
 def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
-    """A node that is slow with one partner after the other, each of whom is fast without it.
+    """A node is slow with several partners that are each fast without it.
 
-    Finds: A node whose best rate with three other nodes (of fewer than eight nodes: two), one at a time, is a quarter
-        below the median of all, and by more than three standard deviations, estimated from the median absolute
-        deviation. One slow test names nobody.
+    Finds: Reports a node whose best rate with three other nodes (two, if there are fewer than eight nodes), one at a
+        time, is a quarter below the median of all, and by more than three standard deviations, estimated from the
+        median absolute deviation. A single slow test names no node.
     Why: DDP runs at the speed of its slowest node.
-    Remedy: Leave it out of the job, and look at its network and what else runs there.
+    Remedy: Exclude it from the job, and check its network and other programs on it.
     See: docs/explanation/isolation.md
     """
     bad = [bad for bad in isolated(recording).nodes if bad.how == "slow"]
@@ -149,13 +149,13 @@ def _ranks_do(recording: Recording) -> RanksDo:
 
 @rule("DD635", "pair-fails", Consequence.FAILS, IsolationFact, ranks=_ranks_do)
 def pair_fails(recording: Recording) -> Iterator[Draft]:
-    """Two nodes that fail together, and with nobody else.
+    """Two nodes fail together, but not with other nodes.
 
-    Finds: Two nodes that hang, fail, sum wrongly or are slow together five times or more, while both pass with others
-        so often that one of them, failing now and then, is 50 times less likely.
-    Why: The path between them is at fault, or what the two have set against each other; a ring or tree that uses that
-        path hangs, another order of the nodes may not.
-    Remedy: Look at the path between them, from both ends; until then keep them in different jobs.
+    Finds: Reports two nodes that hang, fail, compute wrong sums or are slow together five times or more, while both
+        pass with other nodes so often that an intermittent failure of one of them is 50 times less likely.
+    Why: The path between them is at fault, or their settings conflict. A ring or tree that uses that path hangs.
+        Another order of the nodes may not.
+    Remedy: Check the path between them, from both ends. Until it is repaired, use them in different jobs.
     See: docs/explanation/isolation.md
     """
     for bad in isolated(recording).pairs:
@@ -174,13 +174,13 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD636", "leaf-fails", Consequence.FAILS, IsolationFact, ranks=_ranks_do)
 def leaf_fails(recording: Recording) -> Iterator[Draft]:
-    """A leaf switch or rack whose nodes fail with those of others.
+    """The nodes of a leaf switch or rack fail with nodes of other leaves.
 
-    Finds: A leaf of the topology (``--topology``, or SLURM's own) of which several nodes hang, fail, sum wrongly or are
-        slow with nodes of several other leaves and with none of these pass, while its nodes pass among themselves and
-        the other leaves among each other.
-    Why: The nodes are healthy; what leads out of their leaf is not.
-    Remedy: Look at the leaf's ways up; until then keep jobs within it, or off it.
+    Finds: Reports a leaf of the topology (``--topology``, or SLURM's own) if several of its nodes hang, fail, compute
+        wrong sums or are slow with nodes of several other leaves and pass with none of them, while its nodes pass among
+        themselves and the other leaves pass with each other.
+    Why: The nodes are healthy, but the links out of their leaf are not.
+    Remedy: Check the leaf's uplinks. Until they are repaired, run jobs only within the leaf, or without it.
     See: docs/explanation/isolation.md
     """
     for bad in isolated(recording).leaves:
@@ -202,14 +202,14 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD637", "only-larger-groups-fail", Consequence.FAILS, IsolationFact)
 def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
-    """Nodes that fail only when many of them take part.
+    """Nodes fail only in large groups.
 
-    Finds: The smallest group found that fails, twice, though no pair of its nodes does and no half: how many nodes it
-        has, the largest group that passes, and what its nodes have in common that the others have not: leaf, driver,
-        versions, settings. No node is blamed.
-    Why: What grows with the number of nodes has a limit: open files, connections, entries of a table, groups of a
-        switch.
-    Remedy: Look for such a limit, on the nodes and in the switches.
+    Finds: Reports the smallest group found that fails twice although no pair of its nodes and no half of it fails. The
+        finding shows its number of nodes, the largest group that passes, and what its nodes have in common that others
+        do not: leaf, driver, versions, settings. No node is named.
+    Why: A resource that grows with the number of nodes reaches a limit: open files, connections, table entries, groups
+        of a switch.
+    Remedy: Look for such a limit on the nodes and in the switches.
     See: docs/explanation/isolation.md
     """
     found, fact = isolated(recording).smallest, recording.first(IsolationFact)
@@ -235,13 +235,13 @@ def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD638", "who-fails-is-not-settled", Consequence.FAILS, IsolationFact)
 def not_settled(recording: Recording) -> Iterator[Draft]:
-    """Tests that failed, for which nobody can be blamed.
+    """Tests failed, but they do not show which node is at fault.
 
-    Finds: Nodes or groups of nodes that failed in a test, where what was tested beside it does not tell who of them it
-        is: it failed once and then passed, there are too few nodes to test them with, or the time was over. Where the
-        time was over it is only possible, and the verdict is unsure.
-    Why: It is one of these nodes, or something between them; to name one of them would be a guess.
-    Remedy: Run it again with more time, with more nodes, with the topology, or each test several times.
+    Finds: Reports nodes or groups of nodes that failed in a test, if the other tests do not show which of them is at
+        fault: it failed once and then passed, there are too few nodes to test them with, or the time limit was reached.
+        With the time limit, the finding is only possible, and the verdict is unsure.
+    Why: The cause is one of these nodes, or something between them. Naming one would be a guess.
+    Remedy: Run it again with more time, with more nodes, with the topology, or with several repeats of each test.
     See: docs/explanation/isolation.md
     """
     settled, fact = isolated(recording), recording.first(IsolationFact)

@@ -37,13 +37,13 @@ _ONE_MESH = in_code(
 
 @rule("DD643", "ranks-make-different-meshes", Consequence.HANGS, MeshFact, explained_by=("DD790",))
 def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
-    """Ranks that were told another mesh than the others.
+    """Ranks have a different mesh than the others.
 
-    Finds: Before any group is made the ranks compare the names, sizes and order of their axes over the control store.
-        The ranks are named whose mesh is not that of more than half of all; of two halves nobody is.
-    Why: Each rank makes the groups in the order of its own axes, and waits in each until all its members have come. In
-        a job this hangs without a word of who differs.
-    Remedy: The same axes in the same order on all ranks.
+    Finds: Before any group is created, the ranks compare the names, sizes and order of their axes over the control
+        store. Reports the ranks whose mesh differs from the majority's. If there is no majority, no rank is named.
+    Why: Each rank creates the groups in the order of its own axes, and waits in each until all members arrive. A job
+        then hangs without showing which ranks differ.
+    Remedy: Use the same axes in the same order on all ranks.
     See: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
     meshes = grouped((mesh_typed(rank.fact.mesh) or "none", rank) for rank in recording.facts(MeshFact))
@@ -67,14 +67,14 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD644", "axis-of-mesh-is-wrong", Consequence.WRONG, MeshFact, explained_by=("DD602", "DD622"))
 def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
-    """A group of an axis in which a collective brings something else than what was given.
+    """A collective in a group of an axis returns different data than the ranks sent.
 
-    Finds: Shares, and sums of them, that arrive otherwise than their senders are known to have given them, in the
-        collectives that jobs call on an axis of this name, and in all-reduces on all axes at the same time. A rank is
-        named where all that it gives, or all that it takes, is wrong in its group.
+    Finds: Reports shares, and sums of them, that arrive different from what their senders are known to have sent, in
+        the collectives that jobs call on an axis of this name, and in all-reduces on all axes at the same time. A rank
+        is named if all data that it sends, or all data that it receives, is wrong in its group.
     Why: Parameters, gradients or activations are silently wrong.
-    Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors. Else the
-        library: another NCCL or torch.
+    Remedy: On GPUs, set NCCL_P2P_DISABLE=1 to test whether peer-to-peer transfers corrupt data, then check for memory
+        errors. Otherwise, the library is the likely cause: try another NCCL or torch.
     See: nccl-tests, verifiable/: the same idea
     """
     taken = grouped(
@@ -165,15 +165,15 @@ def _depth(axis: Axis) -> int:
 
 @rule("DD645", "axis-goes-over-slower-links", Consequence.SLOWER, MeshFact, explained_by=("DD646",))
 def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
-    """An axis that sends in every layer on slower links than one that sends once a step.
+    """An axis that sends in every layer uses slower links than an axis that sends once per step.
 
-    Finds: By their names (pp, dp, shard, ep, cp, tp, from outside inwards, and their other names) an axis that belongs
-        further inside than another one, and whose groups cross nodes, or in one node links farther than NVLink, where
-        that other one's do not; another order of the axes would bring it nearer. Where it is measured to be as fast all
-        the same, as in a rack whose nodes NVLink joins, nothing is said.
-    Why: FSDP gathers the parameters of each layer twice a step, and tensor parallelism sends activations several times
-        in each; gradients are reduced once.
-    Remedy: The axis further inside: the last axis of init_device_mesh is that of neighboring ranks.
+    Finds: Axes are ordered by their names (pp, dp, shard, ep, cp, tp, from outside to inside, and their other names).
+        Reports an axis whose groups cross nodes, or links farther than NVLink within one node, although it belongs
+        further inside than another axis whose groups do not, if another order of the axes would bring it nearer. Not
+        reported if the axis is measured to be as fast, as in a rack whose nodes NVLink connects.
+    Why: FSDP gathers the parameters of each layer twice per step, and tensor parallelism sends activations several
+        times in each layer. Gradients are reduced once.
+    Remedy: Move the axis further inside: the last axis of init_device_mesh connects neighboring ranks.
     See: docs/how-to/check-a-mesh.md
         https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
@@ -225,13 +225,13 @@ _OF_LAUNCHER = {
 
 @rule("DD646", "ranks-alternate-between-nodes", Consequence.COST, MeshFact)
 def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """A launcher that gives consecutive ranks to different nodes, so that an inner axis crosses them all.
+    """The launcher gives consecutive ranks to different nodes, so an inner axis crosses all of them.
 
-    Finds: srun or mpirun started one process for each rank and numbered them by turns over the nodes, as the
-        variables of the first one on each node show; and the mesh has an axis that would stay within a node otherwise.
-    Why: A mesh takes neighboring ranks for neighbors on a node. The doctor numbers its own ranks node by node, so
-        what it measured of the axes is not what this job would have.
-    Remedy: Number ranks node by node: --distribution=block with srun, --map-by slot with mpirun; or torchrun.
+    Finds: Reported if srun or mpirun started one process per rank and numbered them alternately over the nodes, as the
+        variables of the first one on each node show, and the mesh has an axis that would otherwise stay within a node.
+    Why: A mesh assumes that neighboring ranks are on the same node. ddp-doctor numbers its own ranks node by node, so
+        its measurements of the axes do not apply to this job.
+    Remedy: Number ranks node by node: use --distribution=block with srun, --map-by slot with mpirun, or torchrun.
     See: https://slurm.schedmd.com/srun.html (--distribution)
         https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html (--map-by)
     """
@@ -269,12 +269,12 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD647", "axis-of-mesh-not-tested", Consequence.KNOWN, MeshFact)
 def axis_of_mesh_not_tested(recording: Recording) -> Iterator[Draft]:
-    """Collectives of an axis that the backend does not offer, or that did not fit the memory.
+    """The backend does not offer some collectives of an axis, or they did not fit in memory.
 
-    Finds: What the backend refuses of the collectives that jobs call on an axis of this name, and those of which the
-        values were tested, but no time, for want of memory.
-    Why: A job that calls them would fail in the first; the others may be slow.
-    Remedy: None; where the job needs them, another backend or release.
+    Finds: Among the collectives that jobs call on an axis of this name, reports those that the backend refuses, and
+        those whose values were tested but not timed because of too little memory.
+    Why: A job that calls the refused collectives would fail. The others may be slow.
+    Remedy: Use another backend or release if the job needs them. Otherwise, no action is needed.
     See: docs/how-to/check-a-mesh.md
     """
     found = [group for rank in recording.facts(MeshFact) for group in rank.fact.groups]

@@ -26,12 +26,12 @@ from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culpri
 
 @rule("DD606", "pair-of-ranks-corrupts-data", Consequence.WRONG, P2pFact)
 def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
-    """A pair of ranks between which bytes arrive changed.
+    """Bytes change on the way between a pair of ranks.
 
-    Finds: Bytes that differ from the pattern the peer is known to send, pair by pair.
+    Finds: Reports bytes that differ from the pattern that the peer is known to send, pair by pair.
     Why: Gradients sent over this link are silently wrong.
-    Remedy: GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs with forced
-        peer-to-peer are the usual case. Else look for memory errors.
+    Remedy: On GPUs, set NCCL_P2P_DISABLE=1 to send the data through the host and prove the cause; it is usually forced
+        peer-to-peer on consumer GPUs. Otherwise, look for memory errors.
     See: NVIDIA/nccl-tests#117
     """
     wrong = {
@@ -204,15 +204,16 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
 
 @rule("DD607", "pair-of-ranks-is-slow", Consequence.SLOWER, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
-    """A pair of GPUs of one node several times slower than the typical pair within a node.
+    """A pair of GPUs on one node is several times slower than a typical pair within a node.
 
-    Finds: Ways from rank to rank with less than a quarter of the median rank's best within nodes: of a rank that is
-        slow with (nearly) all, the rank, else the pair. Only with NCCL, where links are hardware; pairs of processes
-        share cores and differ by chance. More than a quarter of all pairs, or half of few, is how the machine is built:
-        information. What is slow is measured once more, and the better value counts.
+    Finds: Reports directions between ranks that reach less than a quarter of the median rank's best within nodes. If a
+        rank is slow with (nearly) all others, it is named, otherwise the pair. Only with NCCL, which uses hardware
+        links; pairs of processes share cores and differ by chance. If more than a quarter of all pairs, or half of few
+        pairs, are slow, severity is info, because the machine is built that way. Slow pairs are measured once more, and
+        the better value counts.
     Why: A ring is as fast as its slowest link.
-    Remedy: Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them
-        out. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
+    Remedy: If the slow pairs copy directly over a longer path than all others, set an NCCL_P2P_LEVEL that excludes
+        them. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
     See: docs/explanation/measurements.md
     """
     rates = _rates(recording, False)
@@ -232,15 +233,15 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD630", "node-exchanges-slowly-with-all", Consequence.SLOWER, P2pFact, explained_by=_CAUSES)
 def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
-    """A node, or one of its ranks, that receives slowly from all other nodes, or sends slowly to them.
+    """A node, or one of its ranks, receives slowly from all other nodes, or sends slowly to them.
 
-    Finds: Ways from rank to rank across nodes with less than a third of the median node's best, which are (nearly) all
-        that lead to a node, or away from it; where only one of its ranks is slow, that rank.
-        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts;
-        without that it is information. Two nodes have nobody to compare with, and where half of the nodes are
-        slow both ways nobody is named.
+    Finds: Reports directions between ranks across nodes that reach less than a third of the median node's best, if they
+        are (nearly) all that lead to a node or away from it. If only one of its ranks is slow, that rank is named. Over
+        gloo, at most 5 Gbit/s is expected. Slow directions are measured once more, and the better value counts; without
+        that measurement, severity is info. With two nodes, there is no comparison, and if half of the nodes are slow in
+        both directions, no node is named.
     Why: Every collective is as fast as its slowest member.
-    Remedy: Compare the speed and the errors of its NIC, the cable and the switch port with those of the others.
+    Remedy: Compare the speed and errors of its NIC, the cable and the switch port with the other nodes'.
     See: docs/explanation/measurements.md
     """
     rates = _rates(recording, True)
@@ -253,16 +254,16 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD631", "path-between-ranks-is-slow", Consequence.SLOWER, P2pFact, explained_by=_CAUSES)
 def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
-    """Two nodes, or two of their ranks, between which data goes slowly, one way or both, while others are faster.
+    """Data between two nodes, or two of their ranks, is slow in one or both directions, while others are faster.
 
-    Finds: Ways from rank to rank across nodes with less than a quarter of the median node's best, that no node or rank
-        at their end explains; between two ranks, one way with less than a tenth of the other. More than a quarter of
-        all pairs, or half of few ranks', is how the network is built: information that names nobody. Over gloo no more
-        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts. A pair that is less
-        than thirty times slower is left out if one of its ranks had no processor for three tenths of the time: then
-        information says how many were.
+    Finds: Reports directions between ranks across nodes that reach less than a quarter of the median node's best, if
+        neither a node nor a rank at their ends explains it. Between two ranks, reports one direction with less than a
+        tenth of the other. If more than a quarter of all pairs, or half of few ranks' pairs, are slow, the network is
+        built that way: severity is info, and no pair is named. Over gloo, at most 5 Gbit/s is expected. Slow pairs are
+        measured once more, and the better value counts. A pair that is less than thirty times slower is skipped if one
+        of its ranks had no processor for three tenths of the time, and an info finding shows the number of such pairs.
     Why: A ring is as fast as its slowest link.
-    Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
+    Remedy: Find out what the path between the two nodes goes through: a switch, a trunk or a separate route.
     See: docs/explanation/measurements.md
     """
     rates = _rates(recording, True)

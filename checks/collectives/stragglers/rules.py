@@ -210,13 +210,13 @@ def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
 
 @rule("DD660", "rank-computes-slowly", Consequence.SLOWER, StragglersFact, explained_by=("DD801", "DD805"))
 def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
-    """A rank whose device multiplies the same matrices more slowly than its equals.
+    """A rank's device multiplies the same matrices more slowly than identical devices.
 
-    Finds: Among three or more ranks with the same model of CPU or GPU, those that take 1.25 times as long as the usual
-        one, beyond four spreads of all samples, in four of five samples; an error from three times on. On a CPU the
-        processor time is compared, so that whatever else runs there does not count (DD661).
-    Why: Every rank waits for the slowest in every step.
-    Remedy: Compare clocks, power profile and NUMA placement with a usual host.
+    Finds: Among three or more ranks with the same CPU or GPU model, reports ranks that take 1.25 times as long as the
+        typical rank, beyond four times the spread of all samples, in four of five samples. Severity is error from three
+        times. On a CPU, the processor time is compared, so that other programs do not count (DD661).
+    Why: Every rank waits for the slowest one in every step.
+    Remedy: Compare clocks, power profile and NUMA placement with a typical host.
     See: docs/explanation/measurements.md
     """
     yield from _drafts(recording, _named(recording, PRODUCTS), _products)
@@ -231,14 +231,16 @@ def _products(slow: Slow) -> Shown:
 
 @rule("DD661", "rank-loses-processor-time", Consequence.SLOWER, StragglersFact)
 def rank_loses_processor_time(recording: Recording) -> Iterator[Draft]:
-    """A rank that is taken off its CPU while it has work.
+    """A rank is taken off its CPU while it has work.
 
-    Finds: Among three or more ranks, those on which a loop that only reads the clock stands still so often that it
-        takes 1.25 times as long as on the usual rank, beyond four spreads of all samples, in four of five samples; one
-        that a CPU quota stops each time is named beside one other rank, too. Ranks that share their CPUs with usual
-        ones are not named for waits: who waits there is chance. An error from three times on.
-    Why: Every rank waits for the slowest in every step.
-    Remedy: By who takes it: raise the quota, move the other processes or the virtual machine, find what stops it.
+    Finds: Among three or more ranks, reports ranks on which a loop that only reads the clock is interrupted so often
+        that it takes 1.25 times as long as on the typical rank, beyond four times the spread of all samples, in four of
+        five samples. A rank that a CPU quota stops each time is named even with only one other rank. Ranks that share
+        their CPUs with typical ranks are not named for waiting, because chance decides which of them waits. Severity is
+        error from three times.
+    Why: Every rank waits for the slowest one in every step.
+    Remedy: Depending on the cause, raise the quota, move the other processes or the virtual machine, or find what stops
+        the rank.
     See: https://docs.kernel.org/scheduler/sched-bwc.html
         https://docs.kernel.org/trace/osnoise-tracer.html
     """
@@ -265,14 +267,14 @@ def _losses(slow: Slow) -> Shown:
 
 @rule("DD662", "rank-reads-data-slowly", Consequence.SLOWER, StragglersFact)
 def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
-    """A rank that reads what --data names more slowly than the others.
+    """A rank reads the data of --data more slowly than the others.
 
-    Finds: Among three or more ranks, those whose reads of a large file, of small pieces, or with four workers take
-        twice as long as on the usual rank, beyond four spreads of all samples, in four of five samples; an error from
-        three times on. Ranks that lose as much processor time (DD661), or that waited as long for a CPU, are left
-        out.
+    Finds: Among three or more ranks, reports ranks whose reads of a large file, of small pieces, or with four workers
+        take twice as long as on the typical rank, beyond four times the spread of all samples, in four of five samples.
+        Severity is error from three times. Ranks that lose as much processor time (DD661), or that waited as long for a
+        CPU, are skipped.
     Why: A rank that waits for its batch makes all others wait for it.
-    Remedy: Compare the mount, its cache and its server with those of a usual host.
+    Remedy: Compare the mount, its cache and its server with those of a typical host.
     See: docs/how-to/many-nodes.md
     """
     slowed = {rank_of(slow.rank): slow.factor for slow in _named(recording, *LOSSES)}
@@ -288,12 +290,12 @@ def _reads(slow: Slow) -> Shown:
 
 @rule("DD663", "data-cannot-be-read", Consequence.FAILS, StragglersFact)
 def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
-    """What --data names is missing on some ranks, may not be read there, or its reads hang.
+    """The path of --data is missing or not readable on some ranks, or reads of it hang.
 
-    Finds: Ranks on which the path of --data does not exist, is no file or folder, is empty, or may not be read; and
-        reads that did not end within 8 s. Where every rank fails, it is a usage error.
-    Why: The job fails or stands still there, and all other ranks wait for it.
-    Remedy: Mount the data there as on the other hosts.
+    Finds: Reports ranks on which the path of --data does not exist, is not a file or directory, is empty, or is not
+        readable, and reads that did not end within 8 s. If every rank fails, it is a usage error.
+    Why: The job fails or hangs on these ranks, and all other ranks wait for them.
+    Remedy: Mount the data on these hosts in the same way as on the others.
     See: docs/how-to/many-nodes.md
     """
     facts = recording.facts(StragglersFact)
@@ -310,14 +312,14 @@ def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD664", "rank-exchanges-slowly", Consequence.SLOWER, StragglersFact)
 def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
-    """A rank that exchanges data slowly with both of its neighbors, for no reason that its host shows.
+    """A rank exchanges data slowly with both of its neighbors, and its host shows no reason.
 
-    Finds: Among three or more ranks, those whose exchanges with both neighbors of the ring take twice as long as the
-        usual one of their kind, within a machine or across (four times with NCCL), beyond four spreads of all samples,
-        in four of five samples; an error from three times on. Ranks that another rule of this check names, or that
-        waited as long for a CPU, are left out.
-    Why: A collective passes through every rank, and is as slow as the slowest.
-    Remedy: Test its paths with connectivity and p2p, then its network interfaces.
+    Finds: Among three or more ranks, reports ranks whose exchanges with both neighbors of the ring take twice as long
+        (four times with NCCL) as the typical exchange of their kind, within a machine or across machines, beyond four
+        times the spread of all samples, in four of five samples. Severity is error from three times. Ranks that another
+        rule of this check names, or that waited as long for a CPU, are skipped.
+    Why: A collective passes through every rank, and is as slow as the slowest one.
+    Remedy: Test its paths with the checks connectivity and p2p, then its network interfaces.
     See: docs/explanation/measurements.md
     """
     named = {rank_of(slow.rank) for slow in _named(recording, PRODUCTS, *LOSSES, READS)}
@@ -333,12 +335,13 @@ def _exchanges(slow: Slow) -> Shown:
 
 @rule("DD665", "no-straggler-is-sure", Consequence.KNOWN, StragglersFact)
 def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
-    """Ranks that took longer, with too few ranks or too much chance to name one.
+    """Ranks took longer, but too few ranks or too much variation prevent naming one.
 
-    Finds: Ranks whose median is as far off as a straggler's, but not in four of five samples, or within four spreads of
-        all samples; two ranks that differ; and as many slow ones as others.
-    Why: A busy machine slows now this rank and now that one: whoever is named by that may be innocent.
-    Remedy: Run it again on an idle machine, or with three ranks and more.
+    Finds: Reports ranks whose median is as far off as a straggler's, but not in four of five samples, or within four
+        times the spread of all samples. Also reports two ranks that differ, and cases with as many slow ranks as
+        others.
+    Why: A busy machine slows different ranks at different times, so a rank named on this basis may be healthy.
+    Remedy: Run it again on an idle machine, or with three or more ranks.
     See: docs/explanation/measurements.md
     """
     named = {rank_of(slow.rank) for slow in slow_ranks(recording) if slow.is_sure}
