@@ -253,7 +253,7 @@ def products_not_compared(recording: Recording) -> Iterator[Draft]:
     """A rank's products were not compared with another rank's, or fewer than usual were compared.
 
     Finds: Reports ranks without another rank of the same kind, ranks without enough memory, and ranks that are too slow
-        for 30,000 products. If this applies to all ranks, the check counts as skipped.
+        for 30,000 products. If the check finds nothing else, it counts as skipped.
     Why: Devices that were not compared were not tested, and may compute wrong results.
     Remedy: Run the check with more devices of the same kind.
     See: docs/explanation/measurements.md

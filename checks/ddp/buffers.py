@@ -80,11 +80,11 @@ def _holds(state: _RankState) -> str:
 
 @rule("DD711", "buffers-not-from-rank-0", Consequence.WRONG, Buffers)
 def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
-    """Finds: Before a forward DDP broadcasts rank 0's buffers, also where a buffer got a new tensor since
-        (``self.running = new``); after it a rank still holds others. Or the broadcast is off, and a forward overwrites
-        a rank's buffers all the same.
-    Why: BatchNorm's running statistics and every other buffer drift apart between the ranks. The saved model is rank
-        0's, and evaluates differently from what the others trained with.
+    """Finds: A rank still holds different buffers after a forward before which DDP broadcasts rank 0's buffers, even if
+        a buffer got a new tensor since (``self.running = new``). Also reported if the broadcast is off and a forward
+        still overwrites a rank's buffers.
+    Why: BatchNorm's running statistics and all other buffers drift apart between the ranks. The saved model is rank
+        0's, which evaluates differently from the models that the other ranks trained.
     Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
         with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -102,9 +102,9 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD712", "parameters-differ-after-wrapping", Consequence.WRONG, Buffers)
 def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
-    """Finds: Wrapping a model in DDP broadcasts rank 0's parameters; afterwards a rank still holds others.
-    Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains another model, and
-        gradients are averaged that belong to different weights.
+    """Finds: A rank still holds different parameters after wrapping a model in DDP, which broadcasts rank 0's.
+    Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains a different model, and
+        DDP averages gradients that belong to different weights.
     Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
         with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
@@ -115,13 +115,13 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD719", "batch-norm-wrong", Consequence.WRONG, Buffers)
 def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
-    """Finds: After a forward, BatchNorm's running mean or variance on a rank, or what it gave for its batch, is not
-        that of the rank's batch; or SyncBatchNorm's is not that of all ranks' batches together.
-    Why: Without SyncBatchNorm no network is involved: the rank's GPU or its torch computes wrongly, and so will every
-        layer of the model. SyncBatchNorm is used where a rank's batch is too small to normalize with; without its
-        exchange the model trains on noise, and the replicas drift apart.
-    Remedy: None of your own code runs in this check: repeat it without this rank's GPU; with NCCL, with
-        NCCL_PROTO=Simple; and look for code that replaces parts of torch.
+    """Finds: After a forward, BatchNorm's running mean or variance on a rank, or its output, does not match the rank's
+        batch, or SyncBatchNorm's does not match all ranks' batches together.
+    Why: Without SyncBatchNorm no network is involved: the rank's GPU or its torch computes wrong results in this and
+        every other layer. SyncBatchNorm is used if a rank's batch is too small to normalize with. Without its exchange,
+        the model trains on noise and the replicas drift apart.
+    Remedy: None of your own code runs in this check. Repeat it without this rank's GPU; with NCCL, also with
+        NCCL_PROTO=Simple. Look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1502.03167
     """

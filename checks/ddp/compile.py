@@ -57,16 +57,16 @@ def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
 
 @rule("DD840", "compiled-graphs-differ", Consequence.RISK, CompiledFact, explained_by=("DD776",))
 def graphs_differ(recording: Recording) -> Iterator[Draft]:
-    """Ranks of which torch.compile captures other graphs than of the rest.
+    """torch.compile captures different graphs on some ranks.
 
-    Finds: In the same step some ranks' graphs call something else than most ranks' do, have another type, or break
-        elsewhere, with the first call that differs and its line; or nothing is compiled on some ranks. Sizes are
-        compared where the batches of all ranks have the same.
-    Why: These ranks compute something else, or compile for a longer time, while the others wait in their next
-        collective. Collectives inside of the graphs are called in another order, and the job hangs. DDP itself keeps
-        the order of its buckets, for rank 0 tells it to the others.
-    Remedy: Let all ranks take the same path and have the same configuration. What only rank 0 does (printing, logging)
-        belongs outside of the model's forward.
+    Finds: Reports ranks whose graphs, in the same step, call something else than most ranks' graphs, have another type,
+        or break elsewhere, with the first call that differs and its line. Also reports ranks on which nothing is
+        compiled. Sizes are compared if the batches of all ranks have the same sizes.
+    Why: These ranks compute something else, or compile for longer, while the others wait in their next collective.
+        Collectives inside the graphs are called in a different order, and the job hangs. DDP itself keeps the order of
+        its buckets, because rank 0 sends it to the others.
+    Remedy: Let all ranks take the same path with the same configuration. Move code that only rank 0 runs (printing,
+        logging) out of the model's forward.
     See: https://docs.pytorch.org/docs/stable/compile/programming_model.graph_breaks_index.html
     """
     for number, steps in _by_step(recording).items():
@@ -107,15 +107,16 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD841", "compiled-again-on-some-ranks", Consequence.COST, CompiledFact, explained_by=("DD840",))
 def compiled_on_some(recording: Recording) -> Iterator[Draft]:
-    """Ranks that compile again in a step in which the others do not.
+    """Some ranks compile again in a step in which the others do not.
 
-    Finds: In a step after the first one, functions of some ranks were compiled, because a guard on what they had been
-        compiled for did not hold: a batch of another size, another value of an attribute, a branch not taken before.
-    Why: Each rank compiles by itself. The others wait for it in their next collective for as long as that takes:
-        seconds, or minutes for a large model. Past the group's time-out the job ends.
-    Remedy: For a smaller last batch ``drop_last=True`` in the loader, else ``torch._dynamo.mark_dynamic(batch, 0)``
-        before the first forward, or ``torch.compile(dynamic=True)``. ``torch.compiler.set_enable_guard_collectives``
-        makes all ranks compile when one has to, at the cost of a collective in each call.
+    Finds: Reports functions that some ranks compiled in a step after the first one because a guard failed: a batch of
+        another size, a changed attribute, or a branch that was not taken before.
+    Why: Each rank compiles separately. The others wait in their next collective until it is done: seconds, or minutes
+        for a large model. If that exceeds the group's timeout, the job ends.
+    Remedy: For a smaller last batch, set ``drop_last=True`` in the loader. Otherwise, call
+        ``torch._dynamo.mark_dynamic(batch, 0)`` before the first forward, or use ``torch.compile(dynamic=True)``.
+        ``torch.compiler.set_enable_guard_collectives`` makes all ranks compile when one has to, at the cost of a
+        collective in each call.
     See: https://docs.pytorch.org/docs/stable/compile/programming_model.dynamic_shapes.html
         https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_enable_guard_collectives.html
     """
@@ -173,13 +174,13 @@ def _failed(guard: str) -> str:
 
 @rule("DD842", "compiled-again-in-every-step", Consequence.COST, CompiledFact)
 def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
-    """All ranks compile again in every step that was looked at.
+    """All ranks compile again in every tested step.
 
-    Finds: At least three steps in a row in which a function was compiled again on every rank.
-    Why: A step takes as long as its compilation. After eight of one function (``torch._dynamo.config.recompile_limit``)
-        torch goes on without compiling it.
-    Remedy: Keep what changes from step to step out of the forward: a counter, a Python number, a size. Make a tensor of
-        it, or mark it dynamic.
+    Finds: Reports at least three consecutive steps in which every rank compiled a function again.
+    Why: A step takes as long as its compilation. After eight compilations of one function
+        (``torch._dynamo.config.recompile_limit``), torch continues without compiling it.
+    Remedy: Keep values that change from step to step out of the forward: a counter, a Python number, a size. Turn them
+        into tensors, or mark them dynamic.
     See: https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
     """
     again = [steps for number, steps in _by_step(recording).items() if number]
@@ -204,13 +205,13 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD843", "graph-breaks", Consequence.KNOWN, CompiledFact, explained_by=("DD840",))
 def breaks(recording: Recording) -> Iterator[Draft]:
-    """Places at which torch.compile breaks the graph, on all ranks alike.
+    """torch.compile breaks the graph at the same places on all ranks.
 
-    Finds: The lines at which a graph ends before the function does, with torch's reason: ``print``, ``.item()``, a
-        branch on a tensor's value, a call that torch cannot trace.
-    Why: What stands between two graphs runs as it would without torch.compile, and nothing is fused across it. It is no
+    Finds: Reports the lines at which a graph ends before the function does, with torch's reason: ``print``,
+        ``.item()``, a branch on a tensor's value, or a call that torch cannot trace.
+    Why: Code between two graphs runs as it would without torch.compile, and nothing is fused across it. This is not a
         fault.
-    Remedy: Move it out of the forward, where the step should be faster; ``fullgraph=True`` makes an error of each.
+    Remedy: Move it out of the forward if the step should be faster. ``fullgraph=True`` turns each break into an error.
     See: https://docs.pytorch.org/docs/stable/compile/programming_model.graph_breaks_index.html
     """
     places = {
@@ -233,12 +234,12 @@ def breaks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD844", "compiling-raises", Consequence.FAILS, CompiledFact, explained_by=("DD771",))
 def raises(recording: Recording) -> Iterator[Draft]:
-    """A forward that raises when torch.compile captures it.
+    """A forward raises an exception when torch.compile captures it.
 
-    Finds: An exception in a forward of the compiled model on some ranks or on all, with the innermost line of the
-        user's code. No code is generated meanwhile, so that it is none of a backend's.
-    Why: The job fails the same way. Where only some ranks fail, the others wait for them in their next collective.
-    Remedy: What the exception says; ``torch.compiler.disable`` leaves a function out.
+    Finds: Reports an exception in a forward of the compiled model on some or all ranks, with the innermost line of the
+        user's code. No code is generated in this test, so the exception does not come from a backend.
+    Why: The job fails in the same way. If only some ranks fail, the others wait for them in their next collective.
+    Remedy: Fix the cause that the exception names. ``torch.compiler.disable`` excludes a function.
     See: https://docs.pytorch.org/docs/stable/generated/torch.compiler.disable.html
     """
     failed = grouped(

@@ -87,8 +87,8 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
 
 @rule("DD701", "gradient-is-not-the-mean", Consequence.WRONG, GradientSync)
 def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
-    """Finds: After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
-        gradients are coded, so that a rank whose share is missing or counted twice is named.
+    """Finds: After ``backward()``, all ranks hold the same gradient, but it is not the mean of their gradients. The
+        ranks' gradients are coded, so a rank whose share is missing or counted twice is named.
     Why: Training reports no error: a missing rank's data is ignored, and a sum instead of a mean scales the learning
         rate.
     Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
@@ -108,8 +108,8 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
 @rule("DD702", "gradients-differ-between-ranks", Consequence.WRONG, GradientSync)
 def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are named.
-    Why: DDP broadcasts the parameters once and then relies on equal gradients. With different ones each rank trains
-        another model, and checkpoints hold rank 0's only.
+    Why: DDP broadcasts the parameters once and then relies on equal gradients. With different gradients, each rank
+        trains a different model, and checkpoints contain only rank 0's.
     Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
         without its GPU. Otherwise look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/notes/ddp.html
@@ -134,8 +134,8 @@ def _ordinary(recording: Recording) -> list[Off]:
 @rule("DD703", "no-sync-still-synchronises", Consequence.WRONG, GradientSync)
 def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
-    Why: Gradient accumulation relies on it. If the ranks synchronize all the same, every micro-step pays for an
-        all-reduce; if only some do, they wait for each other for ever.
+    Why: Gradient accumulation relies on it. If all ranks still synchronize, every micro-step costs an all-reduce. If
+        only some do, they wait for each other forever.
     Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -148,9 +148,9 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD704", "step-after-no-sync-not-synchronised", Consequence.WRONG, GradientSync)
 def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
-    """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
-        contributed, or is not synchronized at all.
-    Why: With gradient accumulation every optimizer step then differs between ranks, or loses micro-steps.
+    """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks the contribution of one of the two
+        steps, or is not synchronized at all.
+    Why: With gradient accumulation, every optimizer step then differs between ranks, or loses micro-steps.
     Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """

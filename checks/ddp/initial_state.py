@@ -62,12 +62,12 @@ _SILENT = ("order", "name")
 
 @rule("DD740", "model-differs-between-ranks", Consequence.WRONG, InitialState)
 def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """Finds: A parameter that some ranks lack, or that has another shape, type, device or requires_grad there. The
+    """Finds: A parameter is missing on some ranks, or has another shape, type, device or requires_grad on them. The
         ranks compare lists over the control store before the model is wrapped.
-    Why: Wrapping such a model raises on some ranks and hangs or aborts on others, and torch's message counts parameters
-        without a name, or blames a connection.
+    Why: Wrapping this model raises on some ranks and hangs or aborts on others, and torch's message lists parameters by
+        number, without a name, or reports a connection failure.
     Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
-        that replaces parts of it. Of three ranks or more the odd one is named.
+        that replaces parts of it. With three or more ranks, the different one is named.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
@@ -76,11 +76,11 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD741", "parameter-order-differs-between-ranks", Consequence.WRONG, InitialState)
 def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """Finds: The ranks have the same parameters in another order, or other names in the same places.
-    Why: DDP pairs parameters by place. If shapes agree nothing is raised: a layer gets the values and the gradients of
-        another one, and the ranks train different models.
-    Remedy: None of your own code builds this model: compare the versions of torch on these ranks. In a model of your
-        own the cause is a set, an unsorted directory or a layer under ``if rank``.
+    """Finds: The ranks have the same parameters in another order, or other names at the same positions.
+    Why: DDP matches parameters by position. If shapes agree, no error is raised: a layer gets the values and gradients
+        of another one, and the ranks train different models.
+    Remedy: None of your own code builds this model: compare the versions of torch on these ranks. In your own model,
+        the cause is a set, an unsorted directory or a layer under ``if rank``.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     yield from _drafts(recording, "parameter", silent=True)
@@ -88,11 +88,11 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
 
 @rule("DD742", "buffers-differ-between-ranks", Consequence.WRONG, InitialState)
 def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """Finds: A buffer that some ranks lack, or that has another shape, type, device, order or name there.
-    Why: DDP compares parameters, never buffers. It broadcasts them as one stretch of bytes: a rank aborts, or silently
+    """Finds: A buffer is missing on some ranks, or has another shape, type, device, order or name on them.
+    Why: DDP compares parameters but never buffers. It broadcasts them as one block of bytes: a rank aborts, or silently
         gets the values of another buffer.
     Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
-        that replaces parts of it. Of three ranks or more the odd one is named.
+        that replaces parts of it. With three or more ranks, the different one is named.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     yield from _drafts(recording, "buffer")
@@ -127,10 +127,10 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
 
 @rule("DD743", "initial-state-not-from-rank-0", Consequence.WRONG, InitialState)
 def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
-    """Finds: Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
-        strided, integer, without dimensions, not persistent) is not rank 0's, bit for bit.
-    Why: With DDP seeds need not agree, because wrapping broadcasts rank 0's values. Where it does not, the ranks
-        average the gradients of different models; a loss that falls hides it.
+    """Finds: Every rank creates a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
+        strided, integer, without dimensions, not persistent) differs from rank 0's, compared bit for bit.
+    Why: With DDP, seeds may differ, because wrapping broadcasts rank 0's values. If it does not, the ranks average the
+        gradients of different models, and a falling loss hides it.
     Remedy: None of your own code runs in this check: look for code that replaces parts of torch, and for
         ``init_sync=False``. With NCCL, repeat it with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html

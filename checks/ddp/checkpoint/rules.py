@@ -50,11 +50,11 @@ LOOK_AT_STORAGE = remedy(
 
 @rule("DD761", "checkpoint-torn-or-changed", Consequence.WRONG, Checkpoint)
 def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
-    """Finds: A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
-        all had waited for rank 0.
-    Why: A job that resumes there fails, or trains on with weights that no rank ever had.
-    Remedy: Look at the file system of the working directory. In a job's own code: save on one rank, rename when the
-        file is whole, and let all ranks wait before they load.
+    """Finds: After all ranks waited for rank 0, a rank reads other bytes than rank 0 saved and read back itself, or
+        bytes that torch cannot load.
+    Why: A job that resumes from it fails, or continues with weights that no rank ever had.
+    Remedy: Check the file system of the working directory. In a job's own code, save on one rank, rename the file when
+        it is complete, and let all ranks wait before they load.
     See: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     bad = _bad(recording, _is_torn)
@@ -77,11 +77,11 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD762", "checkpoint-is-old", Consequence.WRONG, Checkpoint)
 def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
-    """Finds: Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
+    """Finds: Rank 0 saved a second time under the same name, and a rank still reads the first version after all ranks
         waited.
-    Why: A job that overwrites ``latest.pt`` and resumes reads other weights on some nodes than on others. DDP
-        broadcasts rank 0's weights, but not the optimiser's state nor the epoch.
-    Remedy: Give each checkpoint a name of its own, or mount the file system so that it asks its server.
+    Why: A job that overwrites ``latest.pt`` and resumes reads different weights on some nodes. DDP broadcasts rank 0's
+        weights, but not the optimizer's state or the epoch.
+    Remedy: Give each checkpoint a different name, or mount the file system so that it asks its server.
     See: https://man7.org/linux/man-pages/man5/nfs.5.html
     """
     bad = _bad(recording, _is_old)
@@ -100,11 +100,11 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD764", "working-directory-not-shared", Consequence.KNOWN, Checkpoint)
 def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
-    """Finds: Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is right
-        where the directory is each node's or container's own, so it is information.
-    Why: A job that saves there on rank 0 cannot resume on these nodes, and one whose ranks save a sharded checkpoint
-        there keeps a part of it on each node.
-    Remedy: Write checkpoints to a file system that all nodes share, or load on rank 0 alone.
+    """Finds: Nodes do not see a file that rank 0 saved in its working directory within a second. This is correct if
+        each node or container has its own directory, so severity is info.
+    Why: A job that saves in this directory on rank 0 cannot resume on these nodes. If all ranks save a sharded
+        checkpoint in it, each node has only a part.
+    Remedy: Write checkpoints to a file system that all nodes share, or load only on rank 0.
     See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
     bad = _bad(recording, lambda load: load.read is None)

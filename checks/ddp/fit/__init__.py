@@ -72,14 +72,14 @@ def probe(ctx: RankContext) -> FitFact:
 
 @rule("DD870", "no-strategy-fits-the-gpu", Consequence.FAILS, FitFact)
 def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
-    """A model that no strategy brings onto a GPU.
+    """A model does not fit on a GPU with any strategy.
 
     Finds: Under DDP, ZeRO-1 to ZeRO-3, HSDP and CPU offload, each with and without activation checkpointing, the peak
-        of a rank's memory, and what CUDA's caching allocator keeps beyond it, is above the memory of the smallest GPU,
+        of a rank's memory plus the excess that CUDA's caching allocator keeps is above the memory of the smallest GPU,
         or above ``--memory``.
     Why: The job ends with "CUDA out of memory" in one of its first two steps.
-    Remedy: A smaller batch, more ranks to shard over, lower precision or a larger GPU; else tensor or pipeline
-        parallelism, which split a layer or the row of layers, and are not estimated here.
+    Remedy: Use a smaller batch, more ranks to shard over, lower precision or a larger GPU. Otherwise, use tensor or
+        pipeline parallelism, which split a layer or the sequence of layers, and which this command does not estimate.
     See: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
         https://docs.pytorch.org/docs/stable/distributed.pipelining.html
     """
@@ -120,12 +120,12 @@ def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
 
 @rule("DD871", "chosen-strategy-does-not-fit", Consequence.REQUIRED, FitFact, explained_by=("DD870",))
 def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
-    """The strategy that was asked for does not fit, and another one does.
+    """The requested strategy does not fit, but another one does.
 
     Finds: Under ``--strategy`` the peak, with and without activation checkpointing, is above the memory of the smallest
         GPU or above ``--memory``.
     Why: The job ends with "CUDA out of memory" in one of its first two steps.
-    Remedy: The strategy that the finding names, or a batch that fits.
+    Remedy: Use the strategy that the finding names, or a batch that fits.
     See: docs/how-to/does-it-fit.md
         https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
@@ -150,12 +150,12 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD872", "estimated-model-does-not-come-back", Consequence.RISK, explained_by=("DD611",))
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
-    """Code of the user's model that did not come back on the one rank that estimates.
+    """Code of the user's model does not return on the rank that estimates.
 
-    Finds: Until the deadline the rank stood in the import, the factory, ``make_batch`` or the forward. With
-        ``--measure`` other ranks wait for it, and DD610 names it.
-    Why: Nothing was estimated, and the job would stand there, too: a lock, a question on the terminal, an endless loop.
-    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    Finds: Until the deadline, the rank was stuck in the import, the factory, ``make_batch`` or the forward. With
+        ``--measure``, other ranks wait for it, and DD610 names it.
+    Why: Nothing was estimated, and the job would also be stuck: a lock, a question on the terminal, an endless loop.
+    Remedy: Look at the line. If a module needs data from the network, download it before the job.
     See: docs/explanation/hangs.md
     """
     for trial in recording.trials:

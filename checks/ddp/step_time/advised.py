@@ -68,13 +68,14 @@ def _argument(name: str, value: bool | float) -> str:
 
 @rule("DD821", "advice-of-a-trace-tried", Consequence.SLOWER, StepTimeFact)
 def advice_tried(recording: Recording) -> Iterator[Draft]:
-    """An argument of DistributedDataParallel that a trace advised, tried with your model.
+    """An argument of DistributedDataParallel that a trace recommended was tested with your model.
 
-    Finds: With ``--from-trace`` steps of your model in DDP with the arguments that the job has, and with one of them
-        changed, in turns. It helps where steps are shorter in every round (of nine in eight), and their median by 2 %;
-        it does not where the median is not; else the rounds do not tell. Information below a tenth of the step.
-    Why: A trace gives an upper bound. What of it is there to be had, only a trial tells.
-    Remedy: The argument, where it helped; its price is told with it.
+    Finds: With ``--from-trace``, compares steps of your model in DDP with the job's arguments and with one of them
+        changed, alternately. The change helps if steps are shorter in every round (eight of nine) and their median is
+        2% shorter. It does not help if the median is not shorter; otherwise the result is inconclusive. Severity is
+        info below a tenth of the step.
+    Why: A trace gives only an upper bound. A trial shows how much of it can be gained.
+    Remedy: Change the argument if it helped. The finding also lists its cost.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
         docs/how-to/test-your-own-model.md
     """

@@ -21,14 +21,14 @@ from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 @rule("DD810", "step-waits-for-communication", Consequence.SLOWER, StepTimeFact)
 def waits_for_communication(recording: Recording) -> Iterator[Draft]:
-    """A step whose all-reduces take longer than its computing, and which waits for them.
+    """A step's all-reduces take longer than its computation, and it waits for them.
 
-    Finds: Communication takes at least as long as computing, and in every round a third of the step or more is waiting
-        that the machine's own noise does not explain. With the doctor's small model it is information about the
-        network; with your own, a warning, unless it computes for less than 1 ms.
-    Why: All ranks wait in every step, whatever the sizes of buckets are.
-    Remedy: Compute more between two synchronizations: accumulate gradients, or a larger batch on each rank. Both change
-        the training.
+    Finds: Reported if communication takes at least as long as computation, and if, in every round, a third of the step
+        or more is waiting time that the machine's own noise does not explain. With ddp-doctor's small model, severity
+        is info about the network. With your own model, it is warning, unless the model computes for less than 1 ms.
+    Why: All ranks wait in every step, regardless of the bucket sizes.
+    Remedy: Compute more between two synchronizations: accumulate gradients, or use a larger batch on each rank. Both
+        change the training.
     See: https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
         docs/explanation/step-time.md
     """
@@ -79,10 +79,11 @@ def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
 def slower_than_one(recording: Recording) -> Iterator[Draft]:
     """Your model trains faster on one rank alone than on all of them.
 
-    Finds: One rank, while the others waited, did the batches of all ranks, one after another, in less time than all
-        ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
+    Finds: Reported if one rank, while the others waited, processed the batches of all ranks, one after another, in less
+        time than all ranks needed for a step, in every round. Only for your own model: ddp-doctor's model cannot show
+        this.
     Why: More GPUs or nodes cost more and give less.
-    Remedy: Fewer ranks, or more computing between two synchronizations.
+    Remedy: Use fewer ranks, or more computation between two synchronizations.
     See: docs/explanation/step-time.md
     """
     totals = summary(recording)
@@ -113,14 +114,14 @@ _INSPECT = remedy(
 
 @rule("DD812", "rank-computes-slower-than-its-peers", Consequence.SLOWER, StepTimeFact)
 def computes_slower(recording: Recording) -> Iterator[Draft]:
-    """A rank whose forward and backward pass takes longer than that of the others, without synchronization.
+    """A rank's forward and backward pass takes longer than the others', without synchronization.
 
-    Finds: Among three or more ranks those that needed at least a quarter more time than the median of the others, for
-        the same work, in each and every look; on a CPU it is at most a warning. A rank whose processor was taken away
-        meanwhile is information: something else ran there. Where ranks are more than processors, or none had one for
-        itself, nobody is named. What the speed of a GPU explains is said there (DD801).
+    Finds: Among three or more ranks, reports ranks that needed at least a quarter more time than the median of the
+        others, for the same work, in every sample. On a CPU, severity is at most warning. If a rank lost its processor
+        during the test, severity is info, because another program ran on it. If there are more ranks than processors,
+        or no rank had its own processor, no rank is named. If the speed of a GPU explains it, DD801 reports it.
     Why: In DDP every rank waits for the slowest in every step, and its peers look slow as well.
-    Remedy: What runs beside it, how it is bound, clocks and temperature.
+    Remedy: Check other programs on its host, its CPU binding, clocks and temperature.
     See: docs/explanation/step-time.md
     """
     ranks = recording.facts(StepTimeFact)
@@ -219,13 +220,14 @@ def measured(recording: Recording) -> tuple[BucketTrial, BucketTrial] | None:
 
 @rule("DD820", "buckets-hide-too-little", Consequence.KNOWN, StepTimeFact)
 def hide_too_little(recording: Recording) -> Iterator[Draft]:
-    """Gradient buckets of another size with which steps were faster than with the default.
+    """Steps are faster with a different gradient bucket size than the default.
 
-    Finds: The size that is best by the measured times of all-reduces was tried beside the default of 25 MiB, in turns,
-        and won in every round, by 5 % or more and by more than either differs from itself; and both took about as long
-        as predicted. With the doctor's model it is a hint: what is best depends on the model's gradients.
-    Why: Large buckets begin late and leave communication that nothing hides; small ones pay the latency often.
-    Remedy: bucket_cap_mb of DistributedDataParallel.
+    Finds: The best size according to the measured times of all-reduces was tested alternately with the default of 25
+        MiB. Reported if it won in every round, by 5% or more and by more than the variation of either, and both took
+        about as long as predicted. With ddp-doctor's model, this is only a hint, because the best size depends on the
+        model's gradients.
+    Why: Large buckets start late and leave communication that nothing hides. Small ones pay the latency often.
+    Remedy: Set bucket_cap_mb of DistributedDataParallel.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
         docs/explanation/step-time.md
     """
