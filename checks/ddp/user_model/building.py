@@ -22,10 +22,10 @@ from ddp_doctor.wording.user_model import at, code, culprits, facts, on_ranks
 
 @rule("DD770", "user-model-named-differently", Consequence.RISK, UserModel)
 def named_differently(recording: Recording) -> Iterator[Draft]:
-    """Nodes of one run that were given different models, or none.
+    """Nodes of one run have different models, or none.
 
-    Finds: ``--model`` names another callable on some nodes than on most, or is missing there.
-    Why: The ranks would build different models, and hang. Nothing of the model was tested.
+    Finds: ``--model`` names a different callable on some nodes than on most, or is missing on them.
+    Why: The ranks would build different models and hang. The model was not tested.
     Remedy: Start ``ddp-doctor run`` with the same ``--model`` on all nodes; ``--hosts`` and ``srun`` do it.
     See: docs/how-to/test-your-own-model.md
     """
@@ -48,16 +48,16 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD771", "user-model-raises", Consequence.FAILS, UserModel)
 def raises(recording: Recording) -> Iterator[Draft]:
-    """Code of the user's model that raises an exception.
+    """Code of the user's model raises an exception.
 
     Finds: The import of the module, its factory, ``make_batch(step)``, a forward, the loss, a backward or the wrapping
-        in DDP raised on all ranks or on some, with the innermost line of the user's code. Or what ``--model`` names can
-        be used on some ranks only: the module is not on one node, the factory returns no model there. Where no rank can
-        use it, that is no finding, but a usage error.
-    Why: The job fails the same way. Where only some ranks fail, the others wait for them, by default for 10 (NCCL) or
+        in DDP raised on all or some ranks, with the innermost line of the user's code. Also reported if ``--model`` is
+        usable only on some ranks: the module is missing on one node, or the factory returns no model on it. If no rank
+        can use it, it is not a finding but a usage error.
+    Why: The job fails in the same way. If only some ranks fail, the others wait for them, by default for 10 (NCCL) or
         30 (gloo) minutes.
-    Remedy: What the exception says. A module that is to be imported keeps what a script does under ``if __name__ ==
-        "__main__"``, and the factory leaves ``init_process_group`` to the script.
+    Remedy: Fix the cause that the exception names. In an importable module, keep the code of a script under
+        ``if __name__ == "__main__"``, and call ``init_process_group`` in the script, not in the factory.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     troubles = ((rank.fact.trouble, rank) for rank in facts(recording) if rank.fact.trouble is not None)
@@ -120,12 +120,13 @@ def _after(trouble: Trouble) -> Remedy:
 
 @rule("DD772", "user-model-takes-another-gpu", Consequence.FAILS, UserModel)
 def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
-    """A factory that makes another GPU the current one.
+    """A factory makes another GPU the current one.
 
-    Finds: After the import and the factory the current CUDA device is not the rank's own.
-    Why: What is made on "cuda" from then on goes to that GPU. Several ranks on one GPU are refused by NCCL ("Duplicate
-        GPU detected"), or share its memory and time.
-    Remedy: ``torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`` in the script, nothing of the kind in the module.
+    Finds: After the import and the factory, the current CUDA device is not the rank's own.
+    Why: Later tensors on "cuda" go to that GPU. NCCL refuses several ranks on one GPU ("Duplicate GPU detected"), or
+        they share its memory and time.
+    Remedy: Call ``torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`` in the script, and do not set the device in
+        the module.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     off = [rank for rank in facts(recording) if rank.fact.found_device is not None]
@@ -143,14 +144,14 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD773", "user-model-differs-between-ranks", Consequence.HANGS, UserModel)
 def differs(recording: Recording) -> Iterator[Draft]:
-    """Ranks that build different models.
+    """Ranks build different models.
 
-    Finds: Parameters or buffers that are missing, additional, in another order, or of another shape, type or
-        ``requires_grad`` on some ranks; compared before DDP sees them.
-    Why: DDP pairs parameters by their place. It raises on some ranks and hangs the others, or averages gradients of
+    Finds: Parameters or buffers are missing, additional, in another order, or of another shape, type or
+        ``requires_grad`` on some ranks. They are compared before DDP sees them.
+    Why: DDP matches parameters by position. It raises on some ranks and hangs the others, or averages gradients of
         different parameters.
-    Remedy: Build the model by nothing that depends on the rank: the environment, a file of the node, a random choice,
-        the order of a set.
+    Remedy: Build the model independently of the rank: of the environment, a file of the node, a random choice, the
+        order of a set.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
@@ -172,16 +173,16 @@ def differs(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD774", "user-model-tensors-on-another-device", Consequence.FAILS, UserModel)
 def on_another_device(recording: Recording) -> Iterator[Draft]:
-    """Parameters, buffers or inputs that are not on the rank's device.
+    """Parameters, buffers or inputs are not on the rank's device.
 
-    Finds: After the factory a parameter or buffer is on another device than the rank's, be it another GPU, the CPU
-        beside a GPU, or "meta"; or ``make_batch`` returns a tensor on another GPU. A model that is on the CPU as a
-        whole is moved first, as are inputs. Tensors that are plain attributes of a module, which ``.to()`` does not
-        move, are information.
-    Why: DDP refuses a model on several devices, or the forward raises "Expected all tensors to be on the same device";
-        a model on GPU 0 of every rank fails for memory or under NCCL.
-    Remedy: ``model.to(device)`` with the device of LOCAL_RANK before wrapping; ``register_buffer`` for tensors of a
-        module.
+    Finds: After the factory, a parameter or buffer is on a different device than the rank's: another GPU, the CPU if
+        the rank has a GPU, or "meta". Also reported if ``make_batch`` returns a tensor on another GPU. A model that is
+        entirely on the CPU is moved first, and so are inputs. Severity is info for tensors that are plain attributes of
+        a module, which ``.to()`` does not move.
+    Why: DDP refuses a model on several devices, or the forward raises "Expected all tensors to be on the same device".
+        If every rank's model is on GPU 0, it runs out of memory or NCCL refuses it.
+    Remedy: Call ``model.to(device)`` with the device of LOCAL_RANK before wrapping. Use ``register_buffer`` for tensors
+        of a module.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
     """
     for is_state in (True, False):
@@ -213,12 +214,12 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD784", "user-model-has-nothing-to-train", Consequence.FAILS, UserModel)
 def nothing_to_train(recording: Recording) -> Iterator[Draft]:
-    """A model without a parameter that requires a gradient.
+    """A model has no parameter that requires a gradient.
 
     Finds: The factory's model has no parameters, or all are frozen.
     Why: DDP refuses it: "DistributedDataParallel is not needed when a module doesn't have any parameters that require a
         gradient".
-    Remedy: Do not wrap it; or unfreeze what is to be trained before wrapping, for DDP sees no later change.
+    Remedy: Do not wrap it, or unfreeze the parameters to train before wrapping, because DDP does not see later changes.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.stopped == "trainable"]
@@ -236,14 +237,14 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD782", "user-model-batch-norm-sees-few-samples", Consequence.RISK, UserModel)
 def few_samples(recording: Recording) -> Iterator[Draft]:
-    """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
+    """BatchNorm statistics come from few samples, because each rank has a separate batch.
 
-    Finds: BatchNorm layers in training mode that are no SyncBatchNorm, and the least number of samples that one saw in
-        a batch of ``make_batch``. Up to 4 a warning, below 16 information.
-    Why: DDP synchronizes gradients, not activations: each rank normalizes with its own batch, whatever the batch of all
-        ranks is. Only rank 0's running statistics are kept.
-    Remedy: ``SyncBatchNorm.convert_sync_batchnorm(model)`` before wrapping (GPUs only), a larger batch a rank, or
-        GroupNorm.
+    Finds: Reports BatchNorm layers in training mode that are not SyncBatchNorm, by the smallest number of samples that
+        a layer saw in a batch of ``make_batch``. Severity is warning up to 4 and info below 16.
+    Why: DDP synchronizes gradients, not activations: each rank normalizes with its own batch, regardless of the total
+        batch of all ranks. Only rank 0's running statistics are kept.
+    Remedy: Call ``SyncBatchNorm.convert_sync_batchnorm(model)`` before wrapping (GPUs only), or use a larger batch per
+        rank or GroupNorm.
     See: Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
         https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
@@ -282,13 +283,13 @@ _CHECK = "user_model"
 
 @rule("DD785", "user-model-does-not-come-back", Consequence.HANGS)
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
-    """Code of the user's model that no rank came back from.
+    """Code of the user's model does not return on any rank.
 
-    Finds: Until the deadline all ranks stood in the import, the factory, ``make_batch`` or the forward, and none
-        reached the others again. A single rank that does not come back is DD610's finding.
-    Why: The job would stand there, too: a download without network, a lock, a question on the terminal, an endless
-        loop, a collective that the ranks do not share.
-    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    Finds: Until the deadline, all ranks were stuck in the import, the factory, ``make_batch`` or the forward. If a
+        single rank does not return, DD610 reports it.
+    Why: The job would also be stuck: a download without network, a lock, a question on the terminal, an endless loop,
+        or a collective that not all ranks call.
+    Remedy: Look at the line. If a module needs data from the network, download it before the job.
     See: docs/explanation/hangs.md
     """
     for trial in recording.trials:
@@ -314,14 +315,14 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD786", "user-model-fails-in-a-synchronised-step", Consequence.FAILS)
 def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
-    """A model that works on each rank alone and raises in DDP.
+    """A model works on each rank alone but raises an exception in DDP.
 
-    Finds: The same exception on all ranks in the forward or backward through DDP, after each rank's own forward and
-        backward went well. A single rank's exception is DD613's finding.
-    Why: The job fails in its first steps: a parameter that is marked ready twice (reentrant checkpointing, two forwards
-        before a backward), a buffer changed in place between them.
-    Remedy: What the exception says: non-reentrant checkpointing, one forward a backward, ``static_graph=True``,
-        ``broadcast_buffers=False``.
+    Finds: Reports the same exception on all ranks in the forward or backward through DDP, after each rank's own forward
+        and backward succeeded. If a single rank raises, DD613 reports it.
+    Why: The job fails in its first steps, for example because a parameter is marked ready twice (reentrant
+        checkpointing, two forwards before a backward) or a buffer changes in place between them.
+    Remedy: Follow the exception's message: use non-reentrant checkpointing, one forward per backward,
+        ``static_graph=True``, or ``broadcast_buffers=False``.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for trial in recording.trials:
@@ -347,11 +348,12 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD787", "user-model-takes-too-long", Consequence.KNOWN, UserModel)
 def takes_too_long(recording: Recording) -> Iterator[Draft]:
-    """A model whose synchronized steps would not end within the check's deadline.
+    """A model's synchronized steps would not end within the check's deadline.
 
-    Finds: From the time of the first forward and backward the rest would not end in time, so it was not begun.
-    Why: What was looked at stands; gradients, repeatability and parameters after a step were not tested.
-    Remedy: A smaller batch from ``make_batch``, or fewer layers of the same kind.
+    Finds: Based on the time of the first forward and backward, the remaining steps would not end in time, so they were
+        not started.
+    Why: Completed tests are valid. Gradients, repeatability and parameters after a step were not tested.
+    Remedy: Use a smaller batch from ``make_batch``, or fewer layers of the same kind.
     See: docs/how-to/test-your-own-model.md
     """
     ranks = [rank for rank in facts(recording) if rank.fact.stopped == "time"]

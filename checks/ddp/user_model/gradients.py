@@ -26,12 +26,13 @@ _FIND_UNUSED = in_model_code(
 def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     """Parameters that get no gradient on any rank.
 
-    Finds: Trainable parameters that took no part in the loss of a batch, on all ranks: a head that is not called, a
-        layer whose output is dropped. Information where the factory's options for DDP say
+    Finds: Trainable parameters do not contribute to the loss of a batch on any rank: a head that is not called, or a
+        layer whose output is dropped. Severity is info if the factory's options for DDP contain
         ``find_unused_parameters=True``, or the model is in fully_shard.
-    Why: DDP waits for every gradient: the second step raises "Expected to have finished reduction in the prior
+    Why: DDP waits for every gradient, so the second step raises "Expected to have finished reduction in the prior
         iteration".
-    Remedy: Remove or freeze them before wrapping; or ``find_unused_parameters=True``, which costs time in each step.
+    Remedy: Remove or freeze them before wrapping, or set ``find_unused_parameters=True``, which costs time in each
+        step.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     ranks = [rank for rank in facts(recording) if any(local.unused_everywhere.count for local in rank.fact.local)]
@@ -59,15 +60,15 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD776", "user-model-takes-unequal-graphs", Consequence.HANGS, UserModel)
 def unequal_graphs(recording: Recording) -> Iterator[Draft]:
-    """Ranks on which other parameters take part than on the rest.
+    """Some ranks use different parameters than the others.
 
-    Finds: With the batch of one step some ranks use parameters that others leave out, and the first submodule whose
-        call differs, with the line that calls it. Information where the factory's options for DDP say
-        ``find_unused_parameters=True``, or fully_shard was told by ``set_reduce_scatter_unused_params``.
-    Why: DDP's buckets wait for a gradient that never comes on those ranks, while the others wait in the all-reduce: the
-        job hangs, or the second step raises.
-    Remedy: Let every rank take the same path; or ``find_unused_parameters=True``, which counts a missing gradient as
-        zero.
+    Finds: With the batch of one step, some ranks use parameters that others do not. The finding shows the first
+        submodule whose call differs, with the line that calls it. Severity is info if the factory's options for DDP
+        contain ``find_unused_parameters=True``, or ``set_reduce_scatter_unused_params`` was called for fully_shard.
+    Why: On those ranks, DDP's buckets wait for a gradient that never arrives, while the others wait in the all-reduce.
+        The job hangs, or the second step raises.
+    Remedy: Let every rank take the same path, or set ``find_unused_parameters=True``, which counts a missing gradient
+        as zero.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     for step in sorted({local.step for rank in facts(recording) for local in rank.fact.local}):
@@ -135,14 +136,13 @@ def _where(recording: Recording, lacking: _Passes) -> str:
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Consequence.WRONG, UserModel)
 def not_the_mean(recording: Recording) -> Iterator[Draft]:
-    """A gradient of the user's model that is not the mean over the ranks after a synchronized step.
+    """A gradient of the user's model is not the mean over the ranks after a synchronized step.
 
-    Finds: A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it. Or: each
-        rank's own gradients, with equal parameters and the same batch, give the mean in float64; what ``backward()``
-        through DDP leaves in ``.grad`` is another value, beyond rounding.
-    Why: The ranks train on something else than all their data, and perhaps each on something of its own; the loss still
-        falls.
-    Remedy: Look for what takes a parameter away from DDP: ``_ddp_params_and_buffers_to_ignore``, a hook that changes
+    Finds: Reports a parameter that the forward creates or makes trainable: DDP checks only once and does not know it.
+        Also reports a gradient that ``backward()`` through DDP leaves in ``.grad`` if it differs, beyond rounding, from
+        the float64 mean of the ranks' own gradients with equal parameters and the same batch.
+    Why: The ranks do not train on all their data, and each rank may train on different data. The loss still falls.
+    Remedy: Look for code that hides a parameter from DDP: ``_ddp_params_and_buffers_to_ignore``, a hook that changes
         gradients, a parameter in two reentrant checkpoints, a parameter replaced after wrapping.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
@@ -190,14 +190,14 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD778", "user-model-parameters-drift", Consequence.WRONG, UserModel, explained_by=("DD777",))
 def drift(recording: Recording) -> Iterator[Draft]:
-    """Parameters that are not the same on all ranks after a step.
+    """Parameters differ between ranks after a step.
 
-    Finds: After three synchronized steps and one of gradient descent a parameter is not, bit for bit, what it is on the
-        first rank, though all its gradients are the mean within rounding.
-    Why: DDP never synchronizes parameters again: the replicas are different models from now on, and the checkpoint
-        holds rank 0's.
-    Remedy: Look for what changes parameters in the forward (weights that are normalized or reset in place) by what
-        differs between ranks.
+    Finds: After three synchronized steps and one of gradient descent, a parameter is not bit for bit equal to the first
+        rank's, although all its gradients are the mean within rounding.
+    Why: DDP never synchronizes parameters again. The replicas remain different models, and the checkpoint contains only
+        rank 0's.
+    Remedy: Look for code that changes parameters in the forward (weights that are normalized or reset in place) based
+        on values that differ between ranks.
     See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.drifted.count]
@@ -216,12 +216,12 @@ def drift(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD779", "user-model-loss-is-not-finite", Consequence.WRONG, UserModel)
 def not_finite(recording: Recording) -> Iterator[Draft]:
-    """A loss or gradient of one rank by itself that is NaN or infinite.
+    """A rank's own loss or gradient is NaN or infinite.
 
-    Finds: The forward and backward of a rank, before anything is synchronized, gives NaN or infinity.
-    Why: The all-reduce carries one rank's NaN to all ranks in that same step, and afterwards nobody can tell which it
-        came from.
-    Remedy: Look at that rank's batch and at the layer whose gradient is not finite; with fp16 use a GradScaler.
+    Finds: The forward and backward of a rank gives NaN or infinity before anything is synchronized.
+    Why: The all-reduce carries one rank's NaN to all ranks in the same step, and the origin can no longer be
+        identified.
+    Remedy: Check that rank's batch and the layer whose gradient is not finite. With fp16, use a GradScaler.
     See: https://docs.pytorch.org/docs/stable/amp.html
     """
     found = [
@@ -254,13 +254,13 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
 # Parameters that change in the forward (DD778) give other gradients.
 @rule("DD780", "user-model-is-not-repeatable", Consequence.RISK, UserModel, explained_by=("DD778",))
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
-    """The same batch and seed that give another gradient the second time.
+    """The same batch and seed give a different gradient the second time.
 
-    Finds: Two forwards and backwards of a rank with equal parameters, buffers, batch and seeds, whose gradients are not
-        the same bit for bit.
-    Why: A run cannot be repeated exactly. On GPUs atomic additions may do this; beyond rounding it means a model that
-        draws from a generator of its own, or keeps state.
-    Remedy: ``torch.use_deterministic_algorithms(True)`` where it matters; seed every generator.
+    Finds: Two forwards and backwards of a rank with equal parameters, buffers, batch and seeds give gradients that are
+        not equal bit for bit.
+    Why: A run cannot be repeated exactly. On GPUs, atomic additions may cause this. A difference beyond rounding means
+        that the model uses a separate random generator or keeps state.
+    Remedy: Set ``torch.use_deterministic_algorithms(True)`` if it matters, and seed every generator.
     See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.repeats is False]
@@ -290,14 +290,15 @@ _LOSS_APART = 1e-3
 
 @rule("DD781", "user-model-computes-otherwise-on-a-rank", Consequence.WRONG, UserModel, explained_by=("DD778", "DD779"))
 def computes_otherwise(recording: Recording) -> Iterator[Draft]:
-    """A rank that makes another loss, or other gradients, of the same batch.
+    """A rank computes a different loss, or different gradients, from the same batch.
 
-    Finds: With the parameters, buffers, seed and batch of the first rank a rank's loss is another number than most
-        ranks', though its own work is repeatable; beyond a thousandth it is an error, else information. Or its loss is
-        the same and gradients are off by more than a tenth: a hook that this rank alone has is named with its line.
-    Why: The model depends on something that is not shared: the rank, the node, its hardware or libraries. What one rank
-        makes otherwise goes into the mean of all.
-    Remedy: Look for code that asks for the rank; compare GPU models and versions between the ranks.
+    Finds: With the parameters, buffers, seed and batch of the first rank, a rank's loss differs from most ranks',
+        although its own computation is repeatable. Severity is error beyond a thousandth, otherwise info. Also reported
+        if its loss is the same but gradients are off by more than a tenth; a hook that only this rank has is named with
+        its line.
+    Why: The model depends on something that is not shared: the rank, the node, its hardware or libraries. The different
+        result of one rank goes into the mean of all.
+    Remedy: Look for code that checks the rank. Compare GPU models and versions between the ranks.
     See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     repeatable = [rank for rank in facts(recording) if rank.fact.repeats]
@@ -384,13 +385,13 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
 
 @rule("DD783", "user-model-searches-unused-in-vain", Consequence.KNOWN, UserModel)
 def searches_in_vain(recording: Recording) -> Iterator[Draft]:
-    """``find_unused_parameters=True`` for a model whose parameters are all used.
+    """``find_unused_parameters=True`` is set, although the model uses all its parameters.
 
-    Finds: The factory's options for DDP ask for the search, and every trainable parameter got its gradient on every
-        rank with all batches that were looked at.
-    Why: Each step walks the graph once more, and the buckets keep the order of construction, so that they are ready
+    Finds: The factory's options for DDP request the search, but every trainable parameter got its gradient on every
+        rank with all tested batches.
+    Why: Each step traverses the graph once more, and the buckets keep the order of construction, so they are ready
         late.
-    Remedy: Leave the option out, unless another batch takes another path.
+    Remedy: Remove the option, unless another batch takes a different path.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.finds_unused and rank.fact.local]

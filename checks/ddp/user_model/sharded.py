@@ -29,10 +29,11 @@ def _sharded(recording: Recording) -> list[tuple[FactAt[UserModel], ShardedModel
 def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
     """Ranks that shard the same model in different ways.
 
-    Finds: Another unit, mesh, placement, MixedPrecisionPolicy, ``reshard_after_forward`` or offload policy of a
-        parameter on some ranks, or another mesh that the factory returns; compared before any collective of the model.
-    Why: Each unit is gathered and reduced by collectives in which all ranks must agree on order, size and type. The job
-        hangs, or adds bytes of different parameters.
+    Finds: Some ranks have another unit, mesh, placement, MixedPrecisionPolicy, ``reshard_after_forward`` or offload
+        policy of a parameter, or a factory that returns another mesh. They are compared before any collective of the
+        model.
+    Why: Collectives gather and reduce each unit, and all ranks must agree on their order, size and type. The job hangs,
+        or adds bytes of different parameters.
     Remedy: Call fully_shard with the same arguments on the same modules on every rank.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
@@ -77,13 +78,13 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD791", "sharded-model-is-no-unit-itself", Consequence.COST, UserModel)
 def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
-    """A model whose parts are given to fully_shard, and the model itself is not.
+    """fully_shard is called for parts of a model but not for the model itself.
 
-    Finds: Units in the model, and none that is the model; all its parameters are in those units. Where some are not,
-        that is DD793's.
-    Why: Each unit is a root of its own: nothing is gathered ahead of the forward of the next one, and each keeps its
-        parameters whole between forward and backward, as fully_shard leaves the root, so little memory is saved.
-    Remedy: ``fully_shard(model)`` after its units.
+    Finds: The model contains units, but is not a unit itself, and all its parameters are in those units. If some
+        parameters are not, DD793 reports it.
+    Why: Each unit is a separate root: no unit is gathered ahead of the next forward, and each keeps its full parameters
+        between forward and backward, as fully_shard does for the root. This saves little memory.
+    Remedy: Call ``fully_shard(model)`` after its units.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = [(rank, sharded) for rank, sharded in _sharded(recording) if not sharded.root and not sharded.outside.count]
@@ -100,14 +101,14 @@ def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD793", "parameters-outside-of-sharding", Consequence.WRONG, UserModel)
 def outside(recording: Recording) -> Iterator[Draft]:
-    """Trainable parameters that no unit shards.
+    """No unit shards some trainable parameters.
 
-    Finds: Parameters that are no DTensors though others are: the model itself is not given to fully_shard, they are in
-        ``ignored_params``, or they were added afterwards. An error where a step shows that their gradients are not
-        averaged; a warning where steps could not be compared; nothing where the job averages them by itself.
-    Why: fully_shard reduces the gradients of what it shards. Others are trained on each rank with its own batches
-        alone: the ranks have different models from the first step on.
-    Remedy: ``fully_shard(model)`` last, after all parameters are there; or reduce their gradients in the step.
+    Finds: Some parameters are not DTensors although others are: fully_shard was not called on the model itself, they
+        are in ``ignored_params``, or they were added afterwards. Severity is error if a step shows that their gradients
+        are not averaged, and warning if steps could not be compared. Not reported if the job averages them itself.
+    Why: fully_shard reduces only the gradients of sharded parameters. Each rank trains the others on its own batches
+        only, so the ranks have different models from the first step.
+    Remedy: Call ``fully_shard(model)`` last, after adding all parameters, or reduce their gradients in the step.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.outside.count]
@@ -142,13 +143,13 @@ def _evidence(off: Off, rank: int) -> Evidence:
 
 @rule("DD794", "sharded-steps-are-not-those-of-one-rank", Consequence.WRONG, UserModel, explained_by=("DD779",))
 def off(recording: Recording) -> Iterator[Draft]:
-    """Steps of the sharded model that give other parameters than one rank alone gets from the same batches.
+    """Steps of the sharded model give different parameters than one rank alone with the same batches.
 
-    Finds: After a step of the job (the factory's ``step`` and ``optimizer``, if it has them) a shard is not what a copy
-        without fully_shard has, whose gradients are averaged over all ranks; or a rank's optimizer or step does
-        something else with equal parameters and gradients.
-    Why: The gradients are not those of the batches of all ranks, or a shard is not trained; the loss may still fall.
-    Remedy: Look at ``set_requires_gradient_sync``, ``set_requires_all_reduce`` and what depends on the rank.
+    Finds: After a step of the job (the factory's ``step`` and ``optimizer``, if it has them), a shard differs from a
+        copy without fully_shard whose gradients are averaged over all ranks. Also reported if a rank's optimizer or
+        step does something else with equal parameters and gradients.
+    Why: The gradients do not come from the batches of all ranks, or a shard is not trained. The loss may still fall.
+    Remedy: Check ``set_requires_gradient_sync``, ``set_requires_all_reduce`` and code that depends on the rank.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = _sharded(recording)
@@ -206,12 +207,12 @@ def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
 
 @rule("DD795", "optimizer-holds-stale-parameters", Consequence.WRONG, UserModel)
 def stale_optimizer(recording: Recording) -> Iterator[Draft]:
-    """An optimizer that holds the parameters from before fully_shard.
+    """An optimizer holds the parameters from before fully_shard.
 
-    Finds: Tensors in the optimizer's groups that are no parameters of the sharded model.
-    Why: fully_shard puts new parameters in place of those that were there. The old ones get no gradient, so the
-        optimizer changes nothing, and the loss does not fall.
-    Remedy: Make the optimizer of ``model.parameters()`` after fully_shard.
+    Finds: The optimizer's groups contain tensors that are not parameters of the sharded model.
+    Why: fully_shard replaces the existing parameters. The old ones get no gradient, so the optimizer changes nothing,
+        and the loss does not fall.
+    Remedy: Create the optimizer from ``model.parameters()`` after fully_shard.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.stale]
@@ -233,12 +234,12 @@ def stale_optimizer(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD796", "sharded-over-a-part-of-the-ranks", Consequence.WRONG, UserModel)
 def over_a_part(recording: Recording) -> Iterator[Draft]:
-    """A model that is sharded over some of the ranks, and not replicated over the others.
+    """A model is sharded over some of the ranks, but not replicated over the others.
 
-    Finds: All meshes that parameters are sharded over have fewer ranks than the run.
-    Why: Gradients are averaged within a mesh alone. Ranks of different meshes train different models: with one
-        dimension of a mesh of two (``mesh["shard"]``) nothing is averaged over the other.
-    Remedy: Give fully_shard the mesh of both dimensions, (replicate, shard).
+    Finds: All meshes over which parameters are sharded have fewer ranks than the run.
+    Why: Gradients are averaged only within a mesh, so ranks of different meshes train different models. With one
+        dimension of a two-dimensional mesh (``mesh["shard"]``), nothing is averaged over the other.
+    Remedy: Pass the mesh with both dimensions, (replicate, shard), to fully_shard.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = [(rank, sharded) for rank, sharded in _sharded(recording) if rank.fact.stopped == "mesh"]
@@ -261,13 +262,14 @@ def over_a_part(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD797", "sharded-model-is-not-loaded-as-saved", Consequence.FAILS, UserModel)
 def not_loaded(recording: Recording) -> Iterator[Draft]:
-    """A sharded model that torch.distributed.checkpoint does not bring back.
+    """torch.distributed.checkpoint does not restore a sharded model.
 
-    Finds: After get_state_dict, save, load and set_state_dict a trainable parameter is not, bit for bit, what was
-        saved; a warning where one of these raises. Models of more than 64 MiB are not saved.
-    Why: The job resumes with parameters that were never trained, or not at all.
-    Remedy: What is said: a state_dict of the model's own that leaves parameters out, or parameters that the optimizer
-        has no state of, because they get no gradient.
+    Finds: After get_state_dict, save, load and set_state_dict, a trainable parameter differs from the saved one,
+        compared bit for bit. Severity is warning if one of these calls raises. Models of more than 64 MiB are not
+        saved.
+    Why: The job resumes with parameters that were never trained, or does not resume.
+    Remedy: Fix the cause that the finding names: the model's own state_dict omits parameters, or the optimizer has no
+        state for some parameters because they get no gradient.
     See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
     found = _sharded(recording)
@@ -301,13 +303,13 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD798", "sharded-step-calls-other-units", Consequence.HANGS, UserModel, explained_by=("DD776",))
 def other_calls(recording: Recording) -> Iterator[Draft]:
-    """Ranks whose step calls what fully_shard has sharded otherwise than the others' do.
+    """Ranks call sharded units differently in a step.
 
-    Finds: In the factory's ``step``, which each rank makes by itself with a copy without fully_shard, the first call of
-        a unit that differs, with its line.
-    Why: Each call gathers parameters, and its backward reduces gradients, on all ranks together. A rank that makes one
-        micro batch less, or leaves the step early, keeps the others waiting: the job hangs.
-    Remedy: The same number of forwards and backwards on every rank, if need be of a batch that counts nothing.
+    Finds: In the factory's ``step``, which each rank runs alone with a copy without fully_shard, reports the first call
+        of a unit that differs, with its line.
+    Why: Each call gathers parameters on all ranks together, and its backward reduces gradients. A rank that processes
+        one micro-batch less, or leaves the step early, keeps the others waiting, and the job hangs.
+    Remedy: Run the same number of forwards and backwards on every rank, if necessary with a batch that does not count.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     parted = [(rank, rank.fact.step_parting) for rank in facts(recording) if rank.fact.step_parting is not None]
@@ -329,12 +331,13 @@ def other_calls(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD799", "sharded-replicas-start-apart", Consequence.WRONG, UserModel)
 def starts_apart(recording: Recording) -> Iterator[Draft]:
-    """Ranks that start with other parameters than the first one, where they should hold the same.
+    """Ranks start with different parameters than the first rank, although they should be equal.
 
-    Finds: Before the first step, replicas of a model over a mesh of two dimensions (HSDP) that differ, or parameters
-        that no unit shards.
-    Why: fully_shard broadcasts nothing. Replicas that start apart get equal gradients, and stay apart.
-    Remedy: The same seed on all ranks before the model is made, or the same checkpoint.
+    Finds: Before the first step, replicas of a model over a two-dimensional mesh (HSDP) differ, or parameters that no
+        unit shards.
+    Why: fully_shard broadcasts nothing. Replicas that start with different parameters get equal gradients, and stay
+        different.
+    Remedy: Set the same seed on all ranks before creating the model, or load the same checkpoint.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.apart.count]
