@@ -96,10 +96,11 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
 
 @rule("DDJ201", "nccl-uses-tcp-between-nodes", Consequence.COST, NcclTransportFact)
 def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """Finds: A job on several nodes whose NCCL moves data over TCP sockets, and what its lines say of why: a setting,
-        no library for RDMA, a plug-in that found no device, or no device at all (information only).
+    """Finds: A job on several nodes whose NCCL moves data over TCP sockets, with the reason from its lines: a setting,
+        no library for RDMA, a plug-in that found no device, or no device at all (info only).
     Why: RDMA is often ten times faster, and lets NICs read GPU memory. NCCL changes to sockets without a warning.
-    Remedy: Take back the setting, or give the job the devices and the library. Where the nodes have no RDMA, nothing.
+    Remedy: Undo the setting, or give the job the devices and the library. If the nodes have no RDMA, no action is
+        needed.
     See: NCCL user guide, environment variables, NCCL_NET and NCCL_IB_DISABLE; src/transport/net_ib.cc (NCCL 2.30)
     """
     all_logs, job = recording.facts(NcclTransportFact), recording.first(JobLogFact)
@@ -119,12 +120,12 @@ def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDJ202", "nccl-without-gpudirect-rdma", Consequence.COST, NcclTransportFact)
 def nccl_without_gpudirect_rdma(recording: Recording) -> Iterator[Draft]:
-    """Finds: Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
-        host memory. It is information only where NCCL does not say that the kernel module is missing, and no sender
-        uses GPUDirect RDMA on the same connection.
+    """Finds: Connections over RDMA on which the receiving end does not use GPUDirect RDMA, so data goes through host
+        memory. Severity is info unless NCCL reports that the kernel module is missing, or a sender uses GPUDirect RDMA
+        on the same connection.
     Why: The copy through host memory costs bandwidth and latency between nodes. NCCL does it without a warning.
-    Remedy: Load nvidia_peermem, or use a kernel with dma-buf and the open GPU driver. Some GPUs and adapters cannot do
-        it.
+    Remedy: Load nvidia_peermem, or use a kernel with dma-buf and the open GPU driver. Some GPUs and adapters do not
+        support it.
     See: NCCL user guide, troubleshooting, GPU-to-NIC communication; src/transport/net.cc (NCCL 2.30)
     """
     staged = [log for log in recording.facts(NcclTransportFact) if _staged(log)]
@@ -164,10 +165,10 @@ def _staged(log: Log) -> list[Transport]:
 
 @rule("DDJ203", "nccl-uses-interface-of-containers", Consequence.RISK, NcclTransportFact)
 def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
-    """Finds: Ranks that meet, or move data, over a bridge of a container engine or of virtual machines, such as
+    """Finds: Ranks that connect, or move data, over a bridge of a container engine or of virtual machines, such as
         docker0.
-    Why: The bridge reaches no other node, and often has the same address on each: a job on one node runs, the same job
-        on two hangs or is refused.
+    Why: The bridge reaches no other node, and often has the same address on each node. A job on one node runs, but the
+        same job on two nodes hangs or is refused.
     Remedy: Set NCCL_SOCKET_IFNAME to the interface that reaches the other nodes.
     See: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME
     """
@@ -190,11 +191,11 @@ def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDJ204", "nccl-without-p2p-between-gpus", Consequence.COST, NcclTransportFact)
 def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
-    """Finds: GPUs of one node that exchange data through host memory (SHM): because of NCCL_P2P_DISABLE or
-        NCCL_P2P_LEVEL, because the driver refuses P2P between connected GPUs, or (information only) for no reason
-        that NCCL prints.
-    Why: Through host memory it is several times slower than over NVLink, and often slower than over PCIe.
-    Remedy: Take back the setting. GPUs on different CPU sockets, and consumer GPUs, have no P2P, and nothing is wrong.
+    """Finds: GPUs of one node that exchange data through host memory (SHM), because of NCCL_P2P_DISABLE or
+        NCCL_P2P_LEVEL, because the driver refuses P2P between connected GPUs, or (info only) for no reason that NCCL
+        prints.
+    Why: Host memory is several times slower than NVLink, and often slower than PCIe.
+    Remedy: Undo the setting. GPUs on different CPU sockets and consumer GPUs do not support P2P, which is not a fault.
     See: NCCL user guide, environment variables, NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; src/graph/paths.cc (NCCL 2.30)
     """
     logs = [log for log in recording.facts(NcclTransportFact) if any(t.kind == "SHM" for t in log.fact.transports)]

@@ -26,15 +26,15 @@ from ddp_doctor.wording.ranks import capital, ended, line_in_the_job, ranks_at, 
 
 @rule("DD612", "rank-died", Consequence.FAILS)
 def died(recording: Recording) -> Iterator[Draft]:
-    """A rank, or every rank, whose process ended before its work was done.
+    """The process of a rank, or of every rank, ended before its work was done.
 
-    Finds: The first rank that exited or was killed; its exit code or signal, the line on which it stood, and whether
-        the memory cgroup counted an OOM kill at that time. Where all ranks ended for themselves, no rank is named; a
-        setting is, if the ranks came through without it. What the doctor itself ended does not count.
-    Why: The other ranks report "connection closed by peer", and torchrun on each node calls its own first failure the
-        root cause. The rank that went first is the one to look at.
-    Remedy: SIGKILL with an OOM count: more memory, or fewer or smaller ranks. SIGSEGV or SIGBUS: a library clash or a
-        full /dev/shm. An exit code: the rank's own output says why.
+    Finds: Reports the first rank that exited or was killed, with its exit code or signal, its current line, and whether
+        the memory cgroup counted an OOM kill at that time. If all ranks exited independently, no rank is named. A
+        setting is named if the ranks succeeded without it. Processes that ddp-doctor itself ended do not count.
+    Why: The other ranks report "connection closed by peer", and torchrun on each node reports its own first failure as
+        the root cause. The cause is in the rank that ended first.
+    Remedy: After SIGKILL with an OOM count, use more memory, or fewer or smaller ranks. After SIGSEGV or SIGBUS, check
+        for a library conflict or a full /dev/shm. After an exit code, read the rank's own output.
     See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
     for case in cases(recording, "died"):
@@ -156,11 +156,11 @@ _CURES = (
 
 @rule("DD613", "rank-raised-an-exception", Consequence.FAILS)
 def raised(recording: Recording) -> Iterator[Draft]:
-    """A rank that failed with an exception of its own.
+    """A rank failed with its own exception.
 
-    Finds: A rank whose probe raised an exception that does not speak of a peer, while others did not.
-    Why: The peers wait for it, or report a broken connection; only this rank's words are a cause.
-    Remedy: The exception's text and line.
+    Finds: Reports a rank whose probe raised an exception that does not concern a peer, while others did not.
+    Why: The peers wait for it or report a broken connection. Only this rank's message shows the cause.
+    Remedy: Read the exception's text and line.
     See: torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for case in cases(recording, "raised"):

@@ -31,14 +31,14 @@ class _Rank:
 
 @rule("DD609", "operation-on-another-gpu-than-the-groups", Consequence.HANGS)
 def another_gpu(recording: Recording) -> Iterator[Draft]:
-    """A rank whose NCCL group is bound to one GPU while its tensors are on another.
+    """A rank's NCCL group is bound to one GPU while its tensors are on another.
 
-    Finds: Ranks on which torch says "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
-        in the doctor's own operations or in a model given with ``--model``.
-    Why: Since torch 2.15 ``torch.cuda.set_device`` alone no longer decides: init_process_group takes device_id, else
-        LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number. A tensor on another GPU is
-        refused; older releases made a communicator for any GPU that came.
-    Remedy: Choose the device by LOCAL_RANK, make it the current one, and hand it to init_process_group as device_id.
+    Finds: Reports ranks on which torch prints "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued
+        on cuda:1", in ddp-doctor's own operations or in a model given with ``--model``.
+    Why: Since torch 2.15, ``torch.cuda.set_device`` alone no longer decides: init_process_group uses device_id if set,
+        otherwise LOCAL_RANK modulo the number of GPUs, otherwise the global rank modulo that number. A tensor on
+        another GPU is refused. Older releases created a communicator for any GPU.
+    Remedy: Choose the device by LOCAL_RANK, make it the current one, and pass it to init_process_group as device_id.
     See: torch 2.15 distributed/distributed_c10d.py (init_process_group, device_id)
         https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """

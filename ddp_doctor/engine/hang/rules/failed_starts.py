@@ -34,15 +34,15 @@ _CORRECT = remedy("Fix the cause that the exception names", scope="job")
 
 @rule("DD617", "process-group-cannot-start", Consequence.FAILS)
 def everywhere(recording: Recording) -> Iterator[Draft]:
-    """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
+    """A process group cannot be created, for a reason that torch, gloo or NCCL names.
 
-    Finds: Exceptions of all ranks, or of most, while the process group is set up or used for the first time, that do
-        not speak of a peer: an interface that does not exist, a library that is missing. Where one speaks of a setting
-        that is in force (NCCL_SOCKET_IFNAME, NCCL_NET, NCCL_ALGO), one rank's exception is enough, and trials without
-        the setting prove it. And two ranks on one GPU, which NCCL refuses.
+    Finds: Reports exceptions of all or most ranks, while the process group is set up or used for the first time, that
+        do not concern a peer: an interface that does not exist, or a missing library. If an exception names an active
+        setting (NCCL_SOCKET_IFNAME, NCCL_NET, NCCL_ALGO), one rank's exception is enough, and trials without the
+        setting prove it. Also reports two ranks on one GPU, which NCCL refuses.
     Why: The job will not start, on any rank.
-    Remedy: What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of this host. Two
-        ranks on one GPU: choose the device by LOCAL_RANK.
+    Remedy: Fix the cause that the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
+        this host. If two ranks use one GPU, choose the device by LOCAL_RANK.
     See: gloo transport/tcp/device.cc ("Unable to find address for")
         NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
@@ -178,13 +178,13 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
 
 @rule("DD621", "ranks-send-what-their-peers-do-not-expect", Consequence.FAILS, explained_by=("DD236", "DD550", "DD551"))
 def at_odds(recording: Recording) -> Iterator[Draft]:
-    """Ranks that met and do not understand each other.
+    """Ranks connected but do not understand each other's messages.
 
-    Finds: A rank whose exception says that what a peer sent does not fit: a message of another length or type, another
-        number of ranks, another call. The rank that reads first says so, so nobody is blamed. Where the nodes or ranks
-        differ in a setting, or in NCCL's version, that difference is the finding.
+    Finds: Reports a rank whose exception shows unexpected data from a peer: a message of another length or type,
+        another number of ranks, or another call. The rank that reads first raises it, so no rank is named. If the nodes
+        or ranks differ in a setting or in NCCL's version, that difference is the finding.
     Why: One rank ends with an internal error, and the others hang or report a broken connection.
-    Remedy: Give all ranks the same settings, the same NCCL, and the same calls in the same order.
+    Remedy: Use the same settings, the same NCCL, and the same calls in the same order on all ranks.
     See: NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
         gloo transport/tcp ("op.preamble.length")
     """

@@ -24,14 +24,14 @@ _RANKS_READ = 8
 
 @rule("DD610", "rank-never-entered-a-collective", Consequence.HANGS)
 def never_entered(recording: Recording) -> Iterator[Draft]:
-    """A rank that its peers wait for.
+    """A rank's peers wait for it in a collective that it never entered.
 
-    Finds: A rank that is alive and never entered the collective, send or receive in which the other ranks stand; the
-        process state and the Python stack tell what it does instead.
-    Why: Every collective waits for its last rank. In a job the others would print a time-out after 10 (NCCL) or 30
+    Finds: Reports a running rank that never entered the collective, send or receive that the other ranks are in. The
+        process state and the Python stack show its activity.
+    Why: Every collective waits for its last rank. In a job, the others would print a timeout after 10 (NCCL) or 30
         (gloo) minutes and name themselves.
-    Remedy: Look at the line the rank stands on: a data loader, a lock, a file system, a branch that only this rank
-        takes. Collectives must be called by all ranks in the same order.
+    Remedy: Check the line where the rank is stuck: a data loader, a lock, a file system, a branch that only this rank
+        takes. All ranks must call collectives in the same order.
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     for case in cases(recording, "never-entered"):
@@ -60,13 +60,13 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD611", "rank-stopped-or-uninterruptible", Consequence.HANGS)
 def not_running(recording: Recording) -> Iterator[Draft]:
-    """A rank whose process the kernel does not run.
+    """The kernel does not run the process of a rank.
 
-    Finds: A rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting for a device or
-        a file system that does not answer) while its peers wait.
-    Why: No time-out and no SIGTERM ends such a process; its peers wait for theirs.
-    Remedy: T: find who sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT. D: the wait
-        channel names the driver or file system; the node needs repair.
+    Finds: Reports a rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting for a
+        device or a file system that does not respond) while its peers wait.
+    Why: No timeout and no SIGTERM ends this process, and its peers wait until their timeout.
+    Remedy: In state T, find out what sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT.
+        In state D, the wait channel names the driver or file system, and the node needs repair.
     See: proc(5), signal(7)
     """
     for case in cases(recording, "stopped", "uninterruptible"):
@@ -88,11 +88,11 @@ def not_running(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD618", "rank-never-started", Consequence.FAILS)
 def never_began(recording: Recording) -> Iterator[Draft]:
-    """A rank whose process was started and never reported in.
+    """A rank's process was started but never checked in.
 
-    Finds: Under torchrun or the doctor's own launcher, a rank that wrote nothing at all while others did.
-    Why: The rendezvous waits for it: by default 10 minutes, without a word about who is missing.
-    Remedy: Look at the process: a slow import from a shared file system, or no memory or pids left.
+    Finds: Under torchrun or ddp-doctor's own launcher, reports a rank that wrote no output while others did.
+    Why: The rendezvous waits for it, by default 10 minutes, without showing which rank is missing.
+    Remedy: Check the process for a slow import from a shared file system, or for a lack of memory or pids.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
     for case in cases(recording, "never-began"):
@@ -109,16 +109,16 @@ def never_began(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD616", "collective-never-ends", Consequence.HANGS)
 def nobody_left(recording: Recording) -> Iterator[Draft]:
-    """A collective that all ranks entered and none, or not all of them, left.
+    """All ranks entered a collective, but some or all of them never left it.
 
-    Finds: All ranks run, and stand in the same collective, or in init_process_group, until the deadline. Or a few stand
-        in it that the others left: what those sent did not arrive. Some link between them is to blame; the pairwise
-        check that follows says which, where it can.
-    Why: The job hangs without a message. In init_process_group NCCL connects the ranks where it gets a device_id, and
-        always in torch 2.15; otherwise it does so in the first collective, with all GPUs at 100 %.
-    Remedy: The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and
-        without P2P, as a proof, and between nodes, or in init_process_group, what connects them; which transports NCCL
-        chose stands in the table of the report.
+    Finds: Reports ranks that all run and stay in the same collective, or in init_process_group, until the deadline.
+        Also reports a few ranks that stay in a collective that the others left: the others' data did not arrive. Some
+        link between them is at fault. The pairwise check that follows identifies it if possible.
+    Why: The job hangs without a message. NCCL connects the ranks in init_process_group if it has a device_id, and
+        always in torch 2.15. Otherwise it connects them in the first collective, with all GPUs at 100%.
+    Remedy: Follow the finding on the pair, if there is one. Otherwise, test NCCL without NVLink SHARP (if it uses that)
+        and without P2P, to prove the cause. Between nodes, or in init_process_group, check the network that connects
+        them. The table of the report shows the transports that NCCL chose.
     See: docs/explanation/hangs.md
     """
     explained = {pair for case in cases(recording, "pair") for pair in case.judgment.pairs}

@@ -20,12 +20,13 @@ from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_l
 
 @rule("DD614", "ranks-call-different-collectives", Consequence.HANGS)
 def mismatch(recording: Recording) -> Iterator[Draft]:
-    """Ranks that met in one place with different operations, shapes or types.
+    """Ranks called different operations, shapes or types at the same point.
 
-    Finds: At one sequence number the ranks called different operations, or one operation with different shapes or
-        types; torch's flight recorder tells what each really enqueued.
+    Finds: At one sequence number, the ranks called different operations, or one operation with different shapes or
+        types. torch's flight recorder shows the call that each rank enqueued.
     Why: The result is a hang, a broken connection or a wrong sum, and no message names the rank.
-    Remedy: Make the ranks agree: usually a branch, a data-dependent shape or an uneven last batch.
+    Remedy: Make the calls of the ranks agree. The cause is usually a branch, a data-dependent shape or an uneven last
+        batch.
     See: TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
     """
     for case in cases(recording, "mismatch"):
@@ -85,13 +86,13 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 @rule("DD615", "link-between-two-ranks-hangs", Consequence.HANGS)
 def pair(recording: Recording) -> Iterator[Draft]:
-    """A pair of ranks that both entered a transfer which never ended.
+    """Two ranks both entered a transfer that never ended.
 
-    Finds: Two ranks that run, that both entered the same send and receive, and that did not leave it in time. A link
+    Finds: Reports two running ranks that both entered the same send and receive and did not leave it in time. A link
         that carries less than about a megabit per second looks the same.
-    Why: Neither process is to blame: what connects them is. One such pair hangs every collective.
-    Remedy: GPUs: test with NCCL_P2P_DISABLE=1, and repair ACS, the IOMMU or the link. CPU: look at the firewall and the
-        interface between the two.
+    Why: Neither process is at fault, but the connection between them is. One such pair hangs every collective.
+    Remedy: On GPUs, test with NCCL_P2P_DISABLE=1, and repair ACS, the IOMMU or the link. On CPUs, check the firewall
+        and the interface between the two.
     See: NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
     explained = {stall.ranks for stall in failed_trials.stalls(recording)}  # the topology's own rule names them

@@ -33,12 +33,13 @@ class _Late:
 
 @rule("DD619", "rank-comes-late", Consequence.SLOWER, explained_by=("DD660", "DD661", "DD662", "DD663"))
 def late(recording: Recording) -> Iterator[Draft]:
-    """A rank that makes the others wait, though not for ever.
+    """A rank delays the others but does not hang.
 
-    Finds: A rank that needed much longer than its peers between two collectives; all ranks run the same code, so the
-        time is lost on that rank alone. How long a collective kept it does not count: that may be its link's fault.
-        The time for which a rank was ready to run but had no processor does not count: DD661 reports that.
-        Where other work keeps the CPUs of all nodes busy, a rank may come as many times later as processes share a CPU.
+    Finds: Reports a rank that needed much longer than its peers between two collectives. All ranks run the same code,
+        so that rank alone loses the time. The duration of a collective does not count, because the rank's link may
+        cause it. The time for which a rank was ready to run but had no processor does not count either: DD661 reports
+        it. If other work keeps the CPUs of all nodes busy, a rank may be later by a factor of up to the number of
+        processes that share a CPU.
     Why: DDP runs at the speed of its slowest rank.
     Remedy: Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
     See: docs/explanation/hangs.md
@@ -132,11 +133,11 @@ def _kept_in_the_step_before(
 
 @rule("DD620", "check-moves-too-slowly", Consequence.COST)
 def slow(recording: Recording) -> Iterator[Draft]:
-    """A check that still moved when its extended deadline had passed.
+    """A check still made progress when its extended deadline had passed.
 
-    Finds: Ranks that went on from step to step, too slowly to end in time; nobody hangs.
-    Why: The job would run, far slower than it should.
-    Remedy: Look at the load of the machine first; then at the measured bandwidths.
+    Finds: Reports ranks that continued from step to step, too slowly to finish in time. No rank hangs.
+    Why: The job would run much slower than it should.
+    Remedy: Check the load of the machine first, then the measured bandwidths.
     See: docs/explanation/hangs.md
     """
     for case in cases(recording, "slow"):
