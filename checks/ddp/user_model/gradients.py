@@ -24,7 +24,7 @@ _FIND_UNUSED = in_model_code(
 
 @rule("DD775", "user-model-has-unused-parameters", Consequence.FAILS, UserModel)
 def unused_everywhere(recording: Recording) -> Iterator[Draft]:
-    """Parameters that get no gradient on any rank.
+    """Some parameters get no gradient on any rank.
 
     Finds: Trainable parameters do not contribute to the loss of a batch on any rank: a head that is not called, or a
         layer whose output is dropped. Severity is info if the factory's options for DDP contain

@@ -27,7 +27,7 @@ def _sharded(recording: Recording) -> list[tuple[FactAt[UserModel], ShardedModel
 
 @rule("DD790", "model-sharded-otherwise-on-a-rank", Consequence.HANGS, UserModel)
 def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
-    """Ranks that shard the same model in different ways.
+    """Ranks shard the same model in different ways.
 
     Finds: Some ranks have another unit, mesh, placement, MixedPrecisionPolicy, ``reshard_after_forward`` or offload
         policy of a parameter, or a factory that returns another mesh. They are compared before any collective of the
@@ -333,8 +333,8 @@ def other_calls(recording: Recording) -> Iterator[Draft]:
 def starts_apart(recording: Recording) -> Iterator[Draft]:
     """Ranks start with different parameters than the first rank, although they should be equal.
 
-    Finds: Before the first step, replicas of a model over a two-dimensional mesh (HSDP) differ, or parameters that no
-        unit shards.
+    Finds: Before the first step, replicas of a model over a two-dimensional mesh (HSDP), or parameters that no unit
+        shards, differ.
     Why: fully_shard broadcasts nothing. Replicas that start with different parameters get equal gradients, and stay
         different.
     Remedy: Set the same seed on all ranks before creating the model, or load the same checkpoint.

@@ -26,8 +26,8 @@ _RANKS_READ = 8
 def never_entered(recording: Recording) -> Iterator[Draft]:
     """A rank's peers wait for it in a collective that it never entered.
 
-    Finds: Reports a running rank that never entered the collective, send or receive that the other ranks are in. The
-        process state and the Python stack show its activity.
+    Finds: Reports a rank that is alive but never entered the collective, send or receive that the other ranks are in.
+        The process state and the Python stack show its activity.
     Why: Every collective waits for its last rank. In a job, the others would print a timeout after 10 (NCCL) or 30
         (gloo) minutes and name themselves.
     Remedy: Check the line where the rank is stuck: a data loader, a lock, a file system, a branch that only this rank
