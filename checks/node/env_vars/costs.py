@@ -32,13 +32,14 @@ _AT_RANDOM = Proof(reason="its fault is random, and a short trial cannot show it
 
 @rule_of_nodes("DD123", "debugging-setting-left-on", Consequence.COST)
 def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
-    """A setting for the search of a fault that a job pays for in every step.
+    """A debugging setting slows every step of the job.
 
-    Finds: CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the subsystem
-        COLL, CALL or ALL. Information only for what costs little; NCCL_DEBUG=INFO alone only for many ranks.
-    Why: It was set once to find something, and stays in scripts and images: kernels no longer overlap with
-        communication, or each collective is checked, or logged, by every rank.
-    Remedy: Unset it, unless a fault is being searched.
+    Finds: CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the
+        subsystem COLL, CALL or ALL. Information if it costs little; other uses of NCCL_DEBUG=INFO only with many
+        ranks.
+    Why: Such settings stay in scripts and images after debugging. Kernels no longer overlap with communication, or
+        every rank checks or logs each collective.
+    Remedy: Unset it, unless you are debugging.
     See: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
     if node.recording.command.is_of_root:
@@ -66,13 +67,13 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
 def old_cure_left_on(node: InForce) -> Iterator[Draft]:
     """A debugging setting that disables a fast path is still set.
 
-    Finds: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
-        channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be meant. Silent
-        where the machine has nothing to lose by it, where a plug-in needs it, and where the rules about paths (DD434)
-        and about RDMA (DD436) know better.
-    Why: It is a diagnosis, not a cure: it was right on one machine with one release, and travels from script to script
-        for years.
-    Remedy: Unset it and measure again. If the fault comes back, repair that.
+    Finds: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0,
+        few channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be intended.
+        Not reported if the machine has no such path to lose, if a plug-in needs the setting, or if the rules on
+        paths (DD434) and RDMA (DD436) report it.
+    Why: The setting is a diagnosis, not a fix. It was right on one machine with one release, and is copied from
+        script to script for years.
+    Remedy: Unset it and measure again. If the fault returns, fix the fault.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     if node.recording.command.is_of_root:
@@ -124,11 +125,11 @@ def _machine_has_what_it_gives_up(node: InForce, name: str) -> bool:
 
 @rule_of_nodes("DD125", "setting-risks-wrong-data-or-hangs", Consequence.RISK)
 def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
-    """A setting with which data can be wrong, or a fault can hang the job.
+    """A setting can cause wrong data, or lets a fault hang the job.
 
-    Finds: NCCL_PROTO that forces LL128 where NCCL would not take it by itself (other links than NVLink, GPUs before
-        Volta or of different generations), checks and handlers that are turned off, NCCL_COMM_ID in a torch job.
-    Why: Wrong gradients look like a bad model. A rank that died without a handler leaves the others waiting.
+    Finds: NCCL_PROTO that forces LL128 when NCCL would not choose it (other links than NVLink, GPUs before Volta or
+        of different generations), disabled checks and handlers, NCCL_COMM_ID in a torch job.
+    Why: Wrong gradients look like a bad model. If a rank dies without a handler, the others keep waiting.
     Remedy: Unset it.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """

@@ -21,17 +21,16 @@ _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and sta
 
 @rule("DD128", "counts-of-a-script-disagree", Consequence.FAILS, SettingText)
 def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
-    """A job script starts more ranks on a node, or another number of torchruns, than it says elsewhere.
+    """The number of ranks or torchruns that a job script starts contradicts its other numbers.
 
-    Finds: Tasks of a node times torchrun's --nproc-per-node above the GPUs that are asked for; more torchruns than
-        --nnodes, or fewer than it waits for: without srun only the first node starts one. A warning where srun starts
-        more tasks than GPUs, where each node starts a job of its own, and where several torchruns of several ranks
-        start on each node and nothing says how many GPUs or nodes there are. Silent where a
-        number is a variable that only SLURM knows, where the nodes are a range, and where each torchrun is told its
-        node rank.
+    Finds: Reports more ranks on a node (its tasks times torchrun's --nproc-per-node) than requested GPUs. Reports
+        more torchruns than --nnodes, or fewer than it waits for: without srun, only the first node starts one. A
+        warning if srun starts more tasks than GPUs, if each node starts a separate job, or if several torchruns of
+        several ranks start on each node without a number of GPUs or nodes. Not reported if only SLURM knows a
+        number, if the number of nodes is a range, or if each torchrun has its node rank.
     Why: Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
-        Torchruns that are too many are turned away, and for those that are missing the others wait.
-    Remedy: One task on each node that starts torchrun, as many ranks as GPUs, and --nnodes as the job's nodes.
+        The rendezvous refuses extra torchruns, and the others wait for missing ones.
+    Remedy: Start one torchrun task on each node, as many ranks as GPUs, and set --nnodes to the job's nodes.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     text = recording.first(SettingText)
@@ -183,14 +182,14 @@ def _gpus_of_a_node(job: Launch | None, launch: Launch, each: int | None) -> int
 
 @rule("DD133", "launcher-configuration-contradicts-itself", Consequence.FAILS, SettingText)
 def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[Draft]:
-    """A configuration of accelerate or DeepSpeed that no job, or only one machine of it, can use.
+    """No job, or only one machine of it, can use a configuration of accelerate or DeepSpeed.
 
-    Finds: num_machines above 1 with one machine_rank in accelerate's file, a warning: each machine that uses the file
-        takes that rank. fp16 and bf16 both enabled in DeepSpeed's, and a train_batch_size not divisible by
-        train_micro_batch_size_per_gpu times gradient_accumulation_steps, errors. A host file that DeepSpeed refuses or
-        that has fewer hosts than --num_nodes, errors; fewer slots than --num_gpus, a warning.
+    Finds: Warnings: an accelerate file with num_machines above 1 and one machine_rank, which each machine that uses
+        the file takes; a host file with fewer slots than --num_gpus. Errors: fp16 and bf16 both enabled in
+        DeepSpeed's configuration; a train_batch_size not divisible by train_micro_batch_size_per_gpu times
+        gradient_accumulation_steps; a host file that DeepSpeed refuses or that has fewer hosts than --num_nodes.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
-    Remedy: Give --machine_rank on each machine's command line; enable one precision; leave out one batch size.
+    Remedy: Give --machine_rank on each machine's command line; enable one precision; omit one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
     """
     text = recording.first(SettingText)

@@ -30,12 +30,12 @@ _DOCS = "NCCL src/misc/socket.cc, ncclFindInterfaces; torch ProcessGroupGloo.cpp
 def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
     """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface that this machine can use.
 
-    Finds: By NCCL's grammar (prefixes, =, ^) and gloo's (exact names): no running interface with an address. A warning
-        where NCCL is the run's backend and gloo finds none, information the other way round. Between nodes DD521 tells
-        of the run's own backend, and where ranks were started what became of them does.
-    Why: The process group of that backend cannot start. NCCL jobs make gloo groups too: for barriers with a time-out,
-        for objects, for checkpoints.
-    Remedy: An interface that is here, or no setting.
+    Finds: No running interface with an address matches, by NCCL's grammar (prefixes, =, ^) or gloo's (exact names).
+        A warning if gloo finds none and the run uses NCCL, information in the opposite case. For the run's own
+        backend, DD521 reports it between nodes, and the rank tests report it if ranks started.
+    Why: The process group of that backend cannot start. NCCL jobs also create gloo groups for barriers with a
+        timeout, objects and checkpoints.
+    Remedy: Name an interface of this machine, or unset the variable.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     world = recording.world
@@ -93,12 +93,13 @@ def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...
 
 @rule_of_nodes("DD106", "setting-names-absent-rdma-device", Consequence.NO_EFFECT)
 def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
-    """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
+    """NCCL_IB_HCA names devices that this machine does not have, without effect on this run.
 
-    Finds: A name in it that no RDMA device has or begins with, in a run of one node or of another backend; and any on a
-        machine without RDMA devices. In an NCCL job of several nodes with RDMA DD571 tells.
-    Why: NCCL says nothing: a job of several nodes takes the devices that do match, or TCP.
-    Remedy: The names that the node has, or no setting.
+    Finds: A name in NCCL_IB_HCA that matches no RDMA device exactly or as a prefix, in a run of one node or of
+        another backend; any name on a machine without RDMA devices. DD571 reports NCCL jobs of several nodes with
+        RDMA.
+    Why: NCCL does not warn: a job of several nodes uses the devices that match, or TCP.
+    Remedy: Name devices of this node, or unset the variable.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     facts = node.recording.at(RdmaFact, node.seen.node)
@@ -122,11 +123,11 @@ def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
 def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 
-    Finds: An interface in the one that the other does not allow, unless the run has one node. It is often meant: a slow
+    Finds: No interface that both settings allow, unless the run has one node. This is often intended: a slow
         network for gloo, a fast one for NCCL.
-    Why: Both must reach all nodes. A firewall or a route that is right for one network need not be for the other, and a
-        job that uses both backends fails in the one that nobody tested.
-    Remedy: None where it is meant.
+    Why: Both networks must reach all nodes. A firewall or route may be right for only one of them, and a job that
+        uses both backends fails in the untested one.
+    Remedy: No change is needed if this is intended.
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")

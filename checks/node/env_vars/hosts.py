@@ -26,11 +26,11 @@ _HOST_ID = "NCCL_HOSTID"
 
 @rule_of_nodes("DD109", "setting-names-unreadable-file", Consequence.RISK)
 def setting_names_unreadable_file(node: InForce) -> Iterator[Draft]:
-    """A file that NCCL is to read is missing or cannot be read.
+    """A file that NCCL should read is missing or unreadable.
 
-    Finds: NCCL_TOPO_FILE or NCCL_GRAPH_FILE with the name of a file that this user cannot read on this host. An error
-        for NCCL_GRAPH_FILE in an NCCL job; information if the job does not use NCCL.
-    Why: Without its topology file, NCCL uses what a virtual machine shows of its PCIe tree, and is often slower.
+    Finds: NCCL_TOPO_FILE or NCCL_GRAPH_FILE with the name of a file that this user cannot read on this host. An
+        error for NCCL_GRAPH_FILE in an NCCL job; information if the job does not use NCCL.
+    Why: Without its topology file, NCCL uses the PCIe tree that a virtual machine shows, and is often slower.
         Without a graph file, it stops.
     Remedy: Copy the file to all nodes, mount it into the container, or unset the variable.
     See: NCCL src/graph/xml.cc, ncclTopoGetXmlFromFile; NCCL user guide, environment variable NCCL_TOPO_FILE
@@ -54,12 +54,12 @@ def setting_names_unreadable_file(node: InForce) -> Iterator[Draft]:
 def host_id_shared_by_nodes(recording: Recording) -> Iterator[Draft]:
     """Several nodes have the same NCCL_HOSTID, so NCCL treats them as one host.
 
-    Finds: The same NCCL_HOSTID on nodes that did not boot the same kernel, or a job script for at least two nodes that
-        sets a fixed value. A warning if it is unknown whether the nodes are one machine, information if the job does
-        not use NCCL. Not reported for containers of one machine, which share it on purpose.
-    Why: NCCL looks for the other node's GPUs and shared memory on its own host. It reports duplicate GPUs, or fails to
-        connect.
-    Remedy: Unset it, or give each node another value.
+    Finds: The same NCCL_HOSTID on nodes that did not boot the same kernel, or a job script for at least two nodes
+        that sets a fixed value. A warning if it is unknown whether the nodes are one machine, information if the
+        job does not use NCCL. Not reported for containers of one machine, which share it on purpose.
+    Why: NCCL looks for the other node's GPUs and shared memory on its own host. It reports duplicate GPUs, or fails
+        to connect.
+    Remedy: Unset it, or give each node a different value.
     See: NCCL src/misc/utils.cc, getHostHashOnce; src/init.cc, "Duplicate GPU detected"
     """
     boots = {node.node: node.fact.host_id for node in recording.facts(InterfacesFact) if node.fact.host_id}

@@ -200,12 +200,12 @@ _MEETING = "Set MASTER_ADDR to a name of node 0 that all nodes resolve, and MAST
 
 @rule_of_nodes("DD101", "leftover-launch-variables", Consequence.RISK)
 def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
-    """Variables of a launcher in a process that no launcher started.
+    """Variables of a launcher are set in a process that no launcher started.
 
-    Finds: RANK, LOCAL_RANK, WORLD_SIZE and their like. Information only where they describe a world of one.
-    Why: A script started by hand believes them and fails, or waits for ranks that nobody starts. torchrun gives its
-        workers values of its own; srun and mpirun pass leftovers on to every task.
-    Remedy: Unset them, unless you start each rank by hand or with another launcher.
+    Finds: RANK, LOCAL_RANK, WORLD_SIZE and similar variables. Information if they describe a world of one.
+    Why: A script started directly uses them and fails, or waits for ranks that never start. torchrun sets its
+        workers' own values; srun and mpirun pass the leftovers to every task.
+    Remedy: Unset them, unless you start each rank manually or with another launcher.
     See: torch/distributed/rendezvous.py, _env_rendezvous_handler
     """
     fact = node.seen.fact
@@ -232,12 +232,12 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD102", "launch-variables-inconsistent", Consequence.RISK)
 def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
-    """Launch variables that are set in part, or that cannot be true together.
+    """Launch variables are incomplete or contradict each other.
 
-    Finds: RANK without WORLD_SIZE, MASTER_ADDR or MASTER_PORT; a rank outside its world; text for a number; an
-        impossible port or address; a loopback MASTER_ADDR in a job of several nodes; a RANK that is not the task's own.
-        An error where init_process_group("env://") must fail.
-    Why: The rank fails at once, or waits for the store until its time-out, and its peers wait with it.
+    Finds: RANK without WORLD_SIZE, MASTER_ADDR or MASTER_PORT; a rank outside its world; text instead of a number;
+        an impossible port or address; a loopback MASTER_ADDR in a job of several nodes; a RANK that differs from
+        the task's own. An error if init_process_group("env://") must fail.
+    Why: The rank fails at once, or waits for the store until its timeout, and its peers wait with it.
     Remedy: Let torchrun set them, or set all of them for each task from the launcher's own variables.
     See: https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
@@ -273,11 +273,12 @@ def _inconsistent(env: Mapping[str, str], fault: Fault, launcher: Launcher | Non
 
 @rule_of_nodes("DD103", "local-rank-beyond-visible-gpus", Consequence.RISK)
 def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
-    """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
+    """The node has more ranks than CUDA_VISIBLE_DEVICES shows GPUs.
 
-    Finds: A LOCAL_RANK or LOCAL_WORLD_SIZE above its length; an empty list (the CPU) and one GPU per task pass.
+    Finds: A LOCAL_RANK or LOCAL_WORLD_SIZE above its length. An empty list (the CPU) and one GPU per task are
+        allowed.
     Why: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", or ranks share a GPU.
-    Remedy: Start one rank per visible GPU, or list more; with one GPU per task use device 0.
+    Remedy: Start one rank per visible GPU, or list more; with one GPU per task, use device 0.
     See: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
     """
     fact = node.seen.fact
@@ -306,10 +307,10 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD104", "torchrun-options-left-behind", Consequence.RISK)
 def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
-    """PET_* variables in a plain shell, which torchrun takes for options.
+    """A plain shell has PET_* variables, which torchrun reads as options.
 
-    Finds: PET_NNODES, PET_RDZV_ENDPOINT and the like outside a batch job, a pod and a launcher's world.
-    Why: Unless the command line says otherwise, torchrun waits for their nodes or meets at their endpoint.
+    Finds: PET_NNODES, PET_RDZV_ENDPOINT and similar variables outside a batch job, a pod and a launcher's world.
+    Why: Unless the command line overrides them, torchrun waits for their nodes or uses their endpoint.
     Remedy: Unset them, or put the options on the command line.
     See: torch/distributed/argparse_util.py
     """
@@ -332,14 +333,14 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD108", "group-takes-another-gpu-than-the-rank", Consequence.RISK)
 def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
-    """The NCCL group of a rank would take another GPU than the one that its place on the node means.
+    """A rank's NCCL group would use a different GPU than its place on the node implies.
 
-    Finds: Ranks that srun or mpirun started, on a torch whose "nccl" is the backend nccl2, where LOCAL_RANK, or without
-        it the rank in the whole job, modulo the number of visible GPUs is not the rank's number on its node. Silent
-        under torchrun, which sets LOCAL_RANK, and where each task sees one GPU.
-    Why: nccl2 (torch 2.15 and newer) connects inside init_process_group and does not look at torch.cuda.set_device(). A
-        script that chooses its GPU by SLURM_LOCALID alone then fails with "ProcessGroupNCCL is bound to device cuda:1
-        but an operation was issued on cuda:0", or with "Duplicate GPU detected".
+    Finds: Ranks that srun or mpirun started, with a torch whose "nccl" is the backend nccl2, if LOCAL_RANK (or if
+        unset, the rank in the entire job) modulo the number of visible GPUs is not the rank's number on its node.
+        Not reported under torchrun, which sets LOCAL_RANK, or if each task sees one GPU.
+    Why: nccl2 (torch 2.15 and newer) connects inside init_process_group and ignores torch.cuda.set_device(). A
+        script that chooses its GPU only by SLURM_LOCALID then fails with "ProcessGroupNCCL is bound to device
+        cuda:1 but an operation was issued on cuda:0", or with "Duplicate GPU detected".
     Remedy: Pass device_id to init_process_group, or set LOCAL_RANK from the launcher's own number.
     See: torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
     """

@@ -140,17 +140,18 @@ def _draft(
 
 @rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
 def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """The ranks of several nodes are sent to the loopback interface, or each node to itself.
+    """The ranks of several nodes use the loopback interface, or each node connects to itself.
 
-    Finds: A rendezvous endpoint, --master-addr or MASTER_ADDR that is localhost, a name that each node expands for
-        itself ($(hostname) inside `bash -c '...'`), or none at all, which means localhost; NCCL_SOCKET_IFNAME or
-        GLOO_SOCKET_IFNAME that is lo. A warning where it only may be: localhost as a default or after ||, and
-        `hostname -i` or `hostname -I`, which print 127.0.1.1 or several addresses on many hosts. Silent where the
-        nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a value that another one
-        overwrites before the ranks start or that depends on the branch.
-    Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
-        With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
-    Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
+    Finds: A rendezvous endpoint, --master-addr or MASTER_ADDR that is localhost, that each node expands for itself
+        ($(hostname) inside `bash -c '...'`), or that is missing, which means localhost; NCCL_SOCKET_IFNAME or
+        GLOO_SOCKET_IFNAME set to lo. A warning if it is uncertain: localhost as a default or after ||, and
+        `hostname -i` or `hostname -I`, which print 127.0.1.1 or several addresses on many hosts. Not reported if
+        there may be only one node (--nodes=1-4), if torchrun runs on one node only, or if the value depends on a
+        branch or is overwritten before the ranks start.
+    Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or their connections
+        are refused. With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
+    Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the
+        address.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     text = recording.first(SettingText)
@@ -266,12 +267,12 @@ def _no_endpoint(text: SettingText, launch: Launch, nodes: int) -> Draft:
 
 @rule("DD129", "rendezvous-differs-between-nodes", Consequence.FAILS, SettingText)
 def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """The nodes of a launch use different rendezvous endpoints, or one of another host.
+    """The nodes of a launch use different rendezvous endpoints, or one on the wrong host.
 
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
-        $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the host that submits the
-        job, although the node with rank 0 must have it, or of a host that is not in --nodelist. Silent if the value is
-        expanded once, before the nodes start.
+        $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the submit host,
+        although the node with rank 0 must have it, or of a host that is not in --nodelist. Not reported if the
+        value is expanded once, before the nodes start.
     Why: The nodes wait for each other at different places until the rendezvous times out.
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -316,11 +317,11 @@ def _stem(host: str) -> str:
 def node_rank_same_on_all_nodes(recording: Recording) -> Iterator[Draft]:
     """The nodes of a static rendezvous all have the same node rank.
 
-    Finds: torchrun on several nodes with the default backend static and no --node-rank, a number, or a variable that
-        the shell in front of srun expands: `srun torchrun --node-rank=$SLURM_NODEID` is --node-rank=0 on all nodes;
-        SLURM_LOCALID; `$RANK` in a command of a pod without a shell. A warning for RANK of ranks that srun starts
-        without torchrun, and for torch.distributed.launch in a PyTorchJob, where only a newer operator sets the rank.
-        Silent with --rdzv-backend=c10d, and if another command may start the other nodes.
+    Finds: torchrun on several nodes with the default backend static and no --node-rank, a number, or a variable
+        that the shell in front of srun expands: `srun torchrun --node-rank=$SLURM_NODEID` is --node-rank=0 on all
+        nodes; SLURM_LOCALID; `$RANK` in a command of a pod without a shell. A warning for RANK of ranks that srun
+        starts without torchrun, and for torch.distributed.launch in a PyTorchJob, whose operator sets the rank only
+        in newer versions. Not reported with --rdzv-backend=c10d, or if another command may start the other nodes.
     Why: All nodes claim rank 0 and wait for the missing ranks until the rendezvous times out.
     Remedy: Expand the rank on each node, or use --rdzv-backend=c10d with --rdzv-endpoint.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -387,11 +388,11 @@ def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
 
 @rule("DD132", "launcher-option-without-effect", Consequence.FAILS, SettingText)
 def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
-    """An option of torchrun that the chosen rendezvous ignores.
+    """The chosen rendezvous ignores an option of torchrun.
 
     Finds: --standalone together with --nnodes above 1 or an endpoint, an error: each node then runs a separate job.
         --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes itself.
-    Why: torchrun prints a warning at most, and the job is not the one that its command line describes.
+    Why: torchrun prints a warning at most, and the job differs from its command line.
     Remedy: Remove the option, or choose the rendezvous that uses it.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """

@@ -24,10 +24,10 @@ _STRANGE_SHOWN = 8
 
 @rule_of_nodes("DD111", "variable-misspelled", Consequence.RISK)
 def variable_misspelled(node: InForce) -> Iterator[Draft]:
-    """A variable that nothing reads and that is one slip away from one that is read.
+    """A variable that no library reads is nearly the name of one that is read.
 
-    Finds: A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alone.
-    Why: The setting has no effect, and nothing says so.
+    Finds: A wrong letter or case, words in a different order, a missing part. Names of known plug-ins are ignored.
+    Why: The setting has no effect, and no message reports it.
     Remedy: Set the variable that is read, and unset the other.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -55,12 +55,12 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD112", "variable-read-by-nothing", Consequence.NO_EFFECT)
 def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
-    """A variable that is passed on from script to script although no release ever read it.
+    """A variable is set that no release ever read.
 
-    Finds: Names such as NCCL_TIMEOUT, DDP_TIMEOUT or TORCH_DIST_INIT_TIMEOUT, and names that nobody knows, which a
-        plug-in may read.
-    Why: The setting has no effect, and somebody may rely on it.
-    Remedy: Unset it, and set what was meant.
+    Finds: Names such as NCCL_TIMEOUT, DDP_TIMEOUT or TORCH_DIST_INIT_TIMEOUT, and unknown names, which a plug-in
+        may read.
+    Why: The setting has no effect, and someone may rely on it.
+    Remedy: Unset it, and set the variable that has the intended effect.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for name, value in node.env.items():
@@ -109,13 +109,12 @@ def _see(name: str, instead: str | None) -> str:
 
 @rule_of_nodes("DD113", "variable-obsolete", Consequence.NO_EFFECT)
 def variable_obsolete(node: InForce) -> Iterator[Draft]:
-    """A variable from an older release.
+    """A variable from an older release is set.
 
-    Finds: Names that the loaded NCCL, or this torch, does not read any more; where that is not known, those that
-        neither torch 2.4 or later nor an NCCL bundled with it reads. Silent where the name that took its place is not
-        read yet.
+    Finds: Names that the loaded NCCL, or this torch, no longer reads; if that is unknown, names that neither torch
+        2.4 or later nor an NCCL bundled with it reads. Not reported if this release does not read the new name yet.
     Why: The setting has no effect, now or after the next upgrade.
-    Remedy: Set what replaced it, and unset the old name.
+    Remedy: Set its replacement, and unset the old name.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     env, installed = node.env, node.installed
@@ -141,12 +140,12 @@ def _library(variable: Variable) -> str:
 
 @rule_of_nodes("DD114", "variable-not-yet-read", Consequence.NO_EFFECT, Software)
 def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
-    """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
+    """A variable is set that only a newer NCCL or torch reads.
 
-    Finds: A name of NCCL's or torch's that later releases read and the one that is here does not.
-    Why: The setting has no effect, and somebody relies on it: most often it was taken from the documentation, which is
-        of the newest release.
-    Remedy: Unset it, or install a torch that reads it, or with the NCCL that does.
+    Finds: A variable of NCCL or torch that later releases read and the installed release does not.
+    Why: The setting has no effect, and someone relies on it. Usually it comes from the documentation, which
+        describes the newest release.
+    Remedy: Unset it, or install a torch that reads it or includes an NCCL that does.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     installed = node.installed
@@ -177,17 +176,17 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
 
 @rule_of_nodes("DD126", "setting-of-the-other-nccl-backend", Consequence.RISK)
 def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
-    """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
+    """Only the other of torch's NCCL backends, nccl-legacy or nccl2, reads a variable.
 
-    Finds: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, TORCH_NCCL_DESYNC_DEBUG, TORCH_NCCL_NAN_CHECK, TORCH_NCCL_PROPAGATE_ERROR
-        and the like with another value than their default, on nodes where init_process_group("nccl") builds nccl2, as
-        the ranks recorded it, or as torch's own list of backends and TORCH_DIST_USE_NCCL2 tell. Information only where
-        nobody relies on a protection, and in runs over gloo. Silent where the class is not known.
-    Why: nccl2, which torch 2.15 takes for "nccl", has no heartbeat monitor, no report of the rank that fell behind and
-        no word to the other ranks, and reads few of the old variables. A job that counts on them has them no longer,
-        and nothing says so.
-    Remedy: Set what does the same for any backend where there is such a variable, else unset it. TORCH_DIST_USE_NCCL2=0
-        brings the older class back, for as long as torch has it.
+    Finds: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, TORCH_NCCL_DESYNC_DEBUG, TORCH_NCCL_NAN_CHECK,
+        TORCH_NCCL_PROPAGATE_ERROR and similar variables with a non-default value, on nodes where
+        init_process_group("nccl") builds nccl2. The class comes from the ranks' recording, or from torch's list of
+        backends and TORCH_DIST_USE_NCCL2. Information if no protection is lost, and in runs over gloo. Not reported
+        if the class is unknown.
+    Why: nccl2, which is "nccl" in torch 2.15, has no heartbeat monitor, does not report the rank that fell behind,
+        does not notify the other ranks, and reads few of the old variables. A job silently loses these protections.
+    Remedy: Set the variable with the same effect for any backend if there is one, otherwise unset it.
+        TORCH_DIST_USE_NCCL2=0 selects the older class, as long as torch has it.
     See: torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
     """
     if node.hardware.gpus == 0:

@@ -24,14 +24,14 @@ _NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int"
 
 @rule_of_nodes("DD121", "value-read-otherwise", Consequence.RISK)
 def value_read_otherwise(node: InForce) -> Iterator[Draft]:
-    """A value that does not do what it says.
+    """A value does not do what it seems to say.
 
-    Finds: NCCL_IB_DISABLE=true (read as 0), NCCL_BUFFSIZE=4M (4 bytes), NCCL_P2P_LEVEL=sys (ignored), NCCL_DEBUG_FILE
-        with %r, patterns among interface names, quotes that became part of the value. Information only where the value
-        is empty, or logs alone suffer.
-    Why: The library takes something else, or its default, and says nothing.
-    Remedy: Unset a number or a switch that is misread, unless what it says is meant; write names as the library reads
-        them.
+    Finds: NCCL_IB_DISABLE=true (read as 0), NCCL_BUFFSIZE=4M (4 bytes), NCCL_P2P_LEVEL=sys (ignored),
+        NCCL_DEBUG_FILE with %r, patterns in interface names, quotes that became part of the value. Information if
+        the value is empty, or if it affects only logs.
+    Why: The library silently uses another value, or its default.
+    Remedy: Unset a misread number or switch, unless you intend its apparent meaning; write names as the library
+        reads them.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = {name for found in conflicts(node.env, ()) if found.fails(()) for name in found.names}
@@ -42,12 +42,12 @@ def value_read_otherwise(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD122", "value-refused", Consequence.FAILS)
 def value_refused(node: InForce) -> Iterator[Draft]:
-    """A value on which torch, gloo or torchrun stops.
+    """A value makes torch, gloo or torchrun stop.
 
     Finds: TORCH_NCCL_BLOCKING_WAIT=on, TORCH_DISTRIBUTED_DEBUG=1, GLOO_SOCKET_IFNAME=^lo, LOGLEVEL=debug. A warning
-        only where torchrun, or another backend than this run's, reads it.
+        if only torchrun, or another backend than this run's, reads it.
     Why: The job ends before its first step, or hangs in init_process_group (TORCH_FR_BUFFER_SIZE=many).
-    Remedy: Unset the variable, or write one of the values that are accepted.
+    Remedy: Unset the variable, or use an accepted value.
     See: torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
     for value in settings_read.misread_values(node.env, node.installed):
@@ -79,13 +79,13 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
 
 @rule_of_nodes("DD115", "setting-without-effect-beside-another", Consequence.NO_EFFECT)
 def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
-    """Settings that do nothing because of another one, or because another one is missing.
+    """Settings have no effect because another setting is set or missing.
 
-    Finds: NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
-        NCCL_SOCKET_NTHREADS and NCCL_IB_* beside AWS's plug-in, NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Silent where
-        another rule says that the stronger setting is to go.
-    Why: Somebody relies on one of the two, and NCCL says nothing.
-    Remedy: Decide which is meant, and unset the other.
+    Finds: NCCL_P2P_LEVEL with NCCL_P2P_DISABLE=1, NCCL_IB_* with NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
+        NCCL_SOCKET_NTHREADS and NCCL_IB_* with AWS's plug-in, NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Not
+        reported if another rule recommends removing the stronger setting.
+    Why: Someone relies on one of the two, and NCCL does not warn.
+    Remedy: Decide which one you need, and unset the other.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = settings_told(node.recording)
@@ -114,13 +114,13 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD116", "settings-contradict-each-other", Consequence.RISK)
 def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
-    """Settings that cannot both be meant, or that leave NCCL nothing to work with.
+    """Settings contradict each other, or leave NCCL no way to work.
 
-    Finds: Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL must
-        fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective of DDP without an
-        algorithm (from 2.24 on NCCL_ALGO=Tree does). Silent where the topology's rules tell what P2P and shared memory
-        cost here.
-    Why: NCCL ends with an error in init or in the first collective, or takes one of the two without a word.
+    Finds: Minimums above maximums, more sockets than allowed, P2P and shared memory both off. An error if NCCL must
+        fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective of DDP without
+        an algorithm (since 2.24, NCCL_ALGO=Tree does). Not reported if the topology rules report the cost of
+        disabling P2P and shared memory.
+    Why: NCCL fails in init or in the first collective, or silently uses one of the two.
     Remedy: Unset one of them.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -146,11 +146,11 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD117", "old-and-new-name-disagree", Consequence.RISK)
 def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
-    """One setting under two names, with two values.
+    """One setting has different values under its old and new names.
 
-    Finds: TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
+    Finds: TORCH_NCCL_* with its old name NCCL_*, NCCL_MAX_NCHANNELS with NCCL_MAX_NRINGS and similar pairs, with
         different effects.
-    Why: The new name counts, whichever was set last. Whoever edits the old one waits for an effect in vain.
+    Why: The new name takes precedence, regardless of their order. Editing the old one has no effect.
     Remedy: Unset the old name.
     See: torch/csrc/distributed/c10d/Utils.hpp, getCvarString
     """
@@ -167,12 +167,12 @@ def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
 
 @rule_of_nodes("DD118", "value-out-of-range", Consequence.RISK)
 def value_out_of_range(node: InForce) -> Iterator[Draft]:
-    """A number that a setting has no room for.
+    """A number is outside the range of its setting.
 
-    Finds: NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
+    Finds: NCCL_IB_TIMEOUT above 31 (no timeout at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
         NCCL_SOCKET_NTHREADS above 16, channels that NCCL does not have, modes that do not exist.
-    Why: NCCL or the network card takes another number, and says little or nothing.
-    Remedy: A number within the range, or none.
+    Why: NCCL or the network card uses a different number, with little or no warning.
+    Remedy: Use a number within the range, or unset the variable.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for name, value in node.values.items():
