@@ -42,13 +42,13 @@ RESET_GPU = by_operator(
 
 @rule("DD304", "gpu-needs-recovery", Consequence.FAILS, GpusFact)
 def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
-    """A GPU that does not answer, or of which the driver itself asks to be reset.
+    """A GPU does not answer, or the driver asks for its reset.
 
-    Finds: GPUs that NVML calls lost or in need of a reset, that fail as a whole, or whose recovery action is not
-        "none".
+    Finds: GPUs that NVML reports as lost or in need of a reset, that fail completely, or whose recovery action is
+        not "none".
     Why: CUDA fails on it, often for all GPUs of the node: ranks die at start or at the first kernel.
-    Remedy: Drain the node and do what the driver asks: reset the GPU, or reboot. If the fault returns, the hardware is
-        faulty.
+    Remedy: Drain the node and do what the driver asks: reset the GPU, or reboot. If the fault returns, the hardware
+        is faulty.
     See: NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
         Flags; NVIDIA Xid catalog, Xid 79 and 154
     """
@@ -102,12 +102,12 @@ def repair_pending(gpu: Gpu) -> bool:
 
 @rule("DD307", "gpu-memory-errors-uncorrected", Consequence.WRONG, GpusFact)
 def gpu_memory_errors_uncorrected(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose memory lost data since its driver was loaded.
+    """A GPU's memory lost data since its driver was loaded.
 
-    Finds: Volatile uncorrected ECC errors. An error, as NVIDIA's own monitoring judges it; a warning where the driver
-        says that no recovery is needed, which it does for errors that it contained (A100 and newer).
-    Why: The process that touches the bad memory dies (Xid 48, 94, 95), and with it the whole DDP job.
-    Remedy: Drain the node and reset the GPU. Contained errors: reset at the next chance, so that the row is remapped.
+    Finds: Volatile uncorrected ECC errors. An error, as in NVIDIA's own monitoring; a warning if the driver reports
+        that no recovery is needed, as it does for contained errors (A100 and newer).
+    Why: The process that touches the bad memory dies (Xid 48, 94, 95), and the entire DDP job fails with it.
+    Remedy: Drain the node and reset the GPU. Contained errors: reset at the next chance to remap the row.
     See: DCGM, DCGM_FR_VOLATILE_DBE_DETECTED (drain the GPU and reset it); NVIDIA Xid catalog, 48, 63, 64, 94
         and 95; NVIDIA GPU Memory Error Management, Error Recovery and Response Flags
     """
@@ -149,12 +149,12 @@ def _memory_error_evidence(gpu: Gpu) -> Evidence:
 
 @rule("DD308", "gpu-slowed-by-hardware", Consequence.COST, GpusFact)
 def gpu_slowed_by_hardware(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose hardware holds its clocks down.
+    """A GPU's hardware reduces its clocks.
 
-    Finds: Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information where
-        the driver reduces the clocks for heat. Power caps, idle and set clocks are normal life.
+    Finds: Hardware thermal slowdown or the power brake, active in two samples half a second apart; information if
+        the driver reduces the clocks for heat. Power caps, idle and set clocks are normal.
     Why: The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
-    Remedy: Have cooling and power supply of the node inspected.
+    Remedy: Have the node's cooling and power supply inspected.
     See: NVML API reference, nvmlClocksEventReasons
     """
     for severity, hits in by_severity(recording, _slowdown).items():
@@ -206,13 +206,13 @@ WATCH_GPU = by_operator(
 
 @rule("DD312", "gpu-memory-repair-failed", Consequence.FAILS, GpusFact)
 def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
-    """A GPU that could not replace a bad row of its memory.
+    """A GPU could not replace a bad row of its memory.
 
-    Finds: NVML's flag that a row remapping has failed (Ampere and newer). Rows that were remapped, however many, are
-        repaired and no finding.
-    Why: The bad row stays in use after a reset: the next process that touches it dies (Xid 48, 64, 94, 95), and with it
-        the whole DDP job.
-    Remedy: Take the GPU out; the flag is what NVIDIA replaces GPUs for.
+    Finds: NVML's flag for a failed row remapping (Ampere and newer). Remapped rows, in any number, are repaired and
+        not reported.
+    Why: The bad row stays in use after a reset: the next process that touches it dies (Xid 48, 64, 94, 95), and the
+        entire DDP job fails with it.
+    Remedy: Take the GPU out of service. NVIDIA replaces GPUs with this flag.
     See: NVIDIA GPU Memory Error Management, RMA Policy Thresholds for Row-Remapping; DCGM,
         DCGM_FR_ROW_REMAP_FAILURE
     """
@@ -242,11 +242,11 @@ def _rows(gpu: Gpu) -> str:
 
 @rule("DD313", "gpu-memory-repair-pending", Consequence.RISK, GpusFact)
 def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose bad memory waits for a reset to be taken out of use.
+    """A GPU needs a reset to take bad memory out of use.
 
-    Finds: A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error where the
+    Finds: A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error if the
         retirement is for an uncorrected error: the driver then opens no further CUDA context.
-    Why: Until the reset the driver can only avoid the bad memory; what was in it is lost.
+    Why: Before the reset, the driver can only avoid the bad memory; its data is lost.
     Remedy: Reset the GPU when the node is idle, or reboot.
     See: NVML API reference, nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPagesPendingStatus; NVIDIA
         Dynamic Page Retirement, Use Case 1; DCGM, DCGM_FR_PENDING_ROW_REMAP
@@ -295,12 +295,12 @@ def _retired(gpu: Gpu) -> int:
 
 @rule("DD314", "gpu-memory-wears-out", Consequence.RISK, GpusFact)
 def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
-    """A GPU with so many memory errors behind it that the next one may not be repairable.
+    """A GPU has had so many memory errors that the next one may not be repairable.
 
-    Finds: The flag by which NVIDIA's policy judges errors of the SRAM, or 63 retired pages of the 64 there is room for:
-        a warning. Information where a bank of memory has no spare row left. Fewer repairs are normal life.
+    Finds: The flag of NVIDIA's policy for SRAM errors, or 63 of at most 64 retired pages: a warning. Information if
+        a memory bank has no spare row left. Fewer repairs are normal.
     Why: The GPU works, but the job is at risk: the next bad cell in that place stays in use.
-    Remedy: Have the GPU looked at, at the next maintenance.
+    Remedy: Have the GPU inspected at the next maintenance.
     See: NVIDIA GPU Memory Error Management, RMA Policy Thresholds for SRAM Failure Modes; DCGM,
         DCGM_FR_SRAM_THRESHOLD and DCGM_FR_RETIRED_PAGES_LIMIT; NVML API reference,
         nvmlDeviceGetRowRemapperHistogram
@@ -332,11 +332,11 @@ def _wear(gpu: Gpu) -> tuple[Severity | None, str, str]:
 
 @rule("DD324", "gpu-inforom-corrupted", Consequence.RISK, GpusFact)
 def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose InfoROM fails its checksum.
+    """A GPU's InfoROM fails its checksum.
 
-    Finds: nvmlDeviceValidateInforom says that the InfoROM is corrupted.
-    Why: The GPU works, but forgets: error counts, bad rows and settings are kept there.
-    Remedy: Hand the GPU to its vendor at the next maintenance.
+    Finds: nvmlDeviceValidateInforom reports a corrupted InfoROM.
+    Why: The GPU works, but may lose the error counts, bad rows and settings stored in it.
+    Remedy: Return the GPU to its vendor at the next maintenance.
     See: NVML API reference, nvmlDeviceValidateInforom; DCGM, DCGM_FR_CORRUPT_INFOROM
     """
     hits = hits_of(recording, lambda gpu: gpu.inforom_valid is False)

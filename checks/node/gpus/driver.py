@@ -26,13 +26,13 @@ from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nod
 
 @rule("DD301", "nvidia-driver-not-working", Consequence.FAILS, GpusFact)
 def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
-    """GPUs are there, or were granted, and the NVIDIA driver does not serve them.
+    """The NVIDIA driver does not serve GPUs that exist or were granted.
 
-    Finds: NVIDIA display devices on the PCI bus (other than those of virtual machines), or GPUs granted by the
-        scheduler, while NVML fails: no library, no kernel module, versions that do not fit. In a container only granted
-        GPUs count.
-    Why: torch.cuda.is_available() is False: the job fails, or runs on the CPU without a word.
-    Remedy: Named with the finding, since it depends on NVML's answer; after a driver update mostly a reboot.
+    Finds: NVIDIA display devices on the PCI bus (other than virtual machines' devices), or GPUs granted by the
+        scheduler, while NVML fails: no library, no kernel module, or mismatched versions. In a container, only
+        granted GPUs count.
+    Why: torch.cuda.is_available() is False: the job fails, or silently runs on the CPU.
+    Remedy: Follow the finding, because the fix depends on NVML's answer; after a driver update, usually reboot.
     See: NVML API reference, nvmlInit_v2 and nvmlReturn_t
     """
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
@@ -76,10 +76,10 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
 def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer at all.
 
-    Finds: A call into NVML that had not come back after 10 s and 5 s more per GPU on the bus, which leaves room for a
-        driver without persistence mode that has to start every GPU first.
-    Why: Every process of the job that touches CUDA will hang in the same way, often unkillable.
-    Remedy: Look for Xids and processes in state D, then reboot the node.
+    Finds: A call into NVML that did not return after 10 s plus 5 s per GPU on the bus. This leaves time for a
+        driver without persistence mode, which must start every GPU first.
+    Why: Every process of the job that uses CUDA will hang in the same way, often unkillable.
+    Remedy: Check for Xids and processes in state D, then reboot the node.
     See: NVIDIA Xid catalog (79, 119, 120); NVIDIA Driver Persistence
     """
     hung = by_cause(recording.facts(GpusFact), lambda fact: fact.nvml_error if fact.driver_hangs else None)
@@ -107,14 +107,14 @@ def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD322", "driver-library-differs-from-module", Consequence.RISK, GpusFact)
 def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
-    """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
+    """The NVIDIA library and the loaded kernel module have different versions, but NVML answers.
 
-    Finds: The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
-        it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows. The run is unsure
-        unless ranks have passed over NCCL.
-    Why: An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where NVML
-        does not.
-    Remedy: Make library and module one installation; after an update reboot.
+    Finds: Reports a version of libnvidia-ml that differs from /proc/driver/nvidia/version. If NVML refuses to work
+        because of it, nvidia-driver-not-working reports it. WSL has no such file because its driver belongs to
+        Windows. The run is unsure unless ranks have passed over NCCL.
+    Why: An update was not completed, or a second copy of the driver's libraries is found first; CUDA may fail even
+        if NVML works.
+    Remedy: Install the library and the module in the same version; after an update, reboot.
     See: NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
     """
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
@@ -185,13 +185,15 @@ class _State:
 
 @rule("DD316", "nvlink-fabric-not-ready", Consequence.FAILS, GpusFact)
 def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
-    """A GPU behind NVSwitches that the fabric manager has not taken in.
+    """The fabric manager has not registered a GPU behind NVSwitches.
 
-    Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error, only possible
-        if the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches without a
-        running fabric manager are a possible error then, and information if the registration is done. A possible error
-        is a warning if ranks have passed over NCCL. Machines without NVSwitch, and GPUs in MIG mode, are silent.
-    Why: CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi looks well.
+    Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error, only
+        possible if the registration has not started and no NVSwitch is seen. Older GPUs report no state: NVSwitches
+        without a running fabric manager are a possible error then, and information if the registration is done. A
+        possible error is a warning if ranks have passed over NCCL. Machines without NVSwitch and GPUs in MIG mode
+        are skipped.
+    Why: CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi shows no
+        problem.
     Remedy: Start the fabric manager; its version must be exactly the driver's.
     See: NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
         cudaErrorSystemNotReady
@@ -257,12 +259,13 @@ def _unmanaged(fact: GpusFact) -> Literal["registered", "unknown"] | None:
 
 @rule("DD317", "nvlink-fabric-unhealthy", Consequence.COST, GpusFact)
 def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
-    """A GPU of which the fabric itself says that something is wrong.
+    """The NVLink fabric reports a problem with a GPU.
 
-    Finds: Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks, firmware
-        or partition that does not fit. Silent where the kernel log has the NVSwitch's fault (DD333).
-    Why: NCCL runs over the slowest link of a ring: one such GPU slows all down, or its peers cannot reach it.
-    Remedy: Look at the NVLinks and the fabric manager's log; reset the GPUs of the node together.
+    Finds: Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks,
+        mismatched firmware or partition. Not reported if the kernel log has the NVSwitch's fault (DD333).
+    Why: NCCL runs at the speed of the slowest link of a ring: one such GPU slows all GPUs, or its peers cannot
+        reach it.
+    Remedy: Check the NVLinks and the fabric manager's log; reset the GPUs of the node together.
     See: NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
     """
     explained = {fault.view.node for fault in switch_faults(recording)}

@@ -64,14 +64,14 @@ def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False)
 
 @rule("DD303", "gpus-missing", Consequence.FAILS)
 def gpus_missing(recording: Recording) -> Iterator[Draft]:
-    """The driver shows fewer GPUs than there should be.
+    """The driver shows fewer GPUs than expected.
 
-    Finds: GPUs bound to the driver on the PCI bus that NVML leaves out (not in containers and SLURM steps, which are
-        shown their own only); fewer than the scheduler granted; fewer than --require-gpus, for the job or, with
-        `ddp-doctor prolog`, on the node, whatever part of them its job has. A warning for a GPU without any kernel
-        driver beside others that work.
-    Why: Ranks without a GPU fail at start; a world smaller than planned trains something else.
-    Remedy: Look for the missing GPU in the kernel log; reboot, or take the node out.
+    Finds: GPUs bound to the driver on the PCI bus that NVML does not list (except in containers and SLURM steps,
+        which see only their own); fewer than the scheduler granted; fewer than --require-gpus, for the job or, with
+        `ddp-doctor prolog`, on the node, regardless of its job's share. A warning for a GPU without any kernel
+        driver if others work.
+    Why: Ranks without a GPU fail at start; a world smaller than planned changes the training.
+    Remedy: Look for the missing GPU in the kernel log; reboot, or take the node out of service.
     See: NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
     """
     absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
@@ -126,17 +126,17 @@ def _show_all(fact: GpusFact) -> Remedy:
 
 @rule("DD311", "job-sees-too-few-gpus", Consequence.FAILS, GpusFact)
 def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
-    """A job that sees none of the machine's GPUs, fewer than it has ranks, or names one that does not exist.
+    """A job sees no GPU or fewer GPUs than it has ranks, or names a GPU that does not exist.
 
-    Finds: With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. A machine that has GPUs of
-        which the job sees none, whatever hides them (CUDA_VISIBLE_DEVICES with a wrong first entry, empty, -1 or
-        NoDevFiles, HIP_VISIBLE_DEVICES, a SLURM step without a grant): an error for a run, unless --backend gloo says
-        that the job is meant for CPUs. An entry of CUDA_VISIBLE_DEVICES that names no GPU, or names one twice, while
-        the ranks still fit: a warning.
-    Why: Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks on one
-        GPU. CUDA drops the first wrong entry and all after it without a word, and a job that sees no GPU computes on
-        the CPU, tens of times slower.
-    Remedy: Start as many ranks as GPUs are shown, correct CUDA_VISIBLE_DEVICES, or say --backend gloo.
+    Finds: With NCCL, more ranks on a node than a CUDA process sees GPUs: an error. A machine with GPUs that are all
+        hidden from the job (CUDA_VISIBLE_DEVICES with a wrong first entry, empty, -1 or NoDevFiles,
+        HIP_VISIBLE_DEVICES, a SLURM step without a grant): an error for a run, unless --backend gloo selects CPUs.
+        An entry of CUDA_VISIBLE_DEVICES that names no GPU, or names one twice, while the ranks still fit: a
+        warning.
+    Why: Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks on
+        one GPU. CUDA silently drops the first wrong entry and all later ones. A job that sees no GPU runs on the
+        CPU, tens of times slower.
+    Remedy: Start as many ranks as visible GPUs, correct CUDA_VISIBLE_DEVICES, or use --backend gloo.
     See: CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
     """
     selections = [(_selection(recording, node), node) for node in recording.facts(GpusFact)]
@@ -211,12 +211,12 @@ def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | Non
 
 @rule("DD309", "gpu-in-mig-mode", Consequence.KNOWN, GpusFact)
 def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
-    """A GPU that is cut into slices (MIG).
+    """A GPU is in MIG mode, which divides it into slices.
 
     Finds: GPUs of the job with MIG mode on, with or without slices.
-    Why: A process is shown one slice only, slices have no peer-to-peer path to each other, and in MIG mode without
-        slices CUDA shows nothing. One rank on one slice is well.
-    Remedy: For DDP over several GPUs use whole ones.
+    Why: A process sees only one slice, slices have no peer-to-peer path to each other, and in MIG mode without
+        slices CUDA sees no GPU. One rank on one slice is fine.
+    Remedy: Use undivided GPUs for DDP over several GPUs.
     See: NVIDIA MIG User Guide, CUDA Device Enumeration and Application Considerations
     """
     hits = hits_of(recording, lambda gpu: gpu.mig_enabled)
@@ -240,12 +240,12 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD310", "gpu-models-differ", Consequence.COST, GpusFact)
 def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
-    """Ranks that have to run on GPUs of different models.
+    """The ranks have to run on GPUs of different models.
 
-    Finds: More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for the
-        display beside the job's GPUs is no finding.
+    Finds: More ranks on a node than it has GPUs of one model, or nodes with different models. A small display card
+        in addition to the job's GPUs is not reported.
     Why: Every rank waits for the slowest, and the smallest memory limits the batch.
-    Remedy: Choose GPUs of one model, or ask the scheduler for one type.
+    Remedy: Choose GPUs of one model, or request one type from the scheduler.
     See: PyTorch docs, DistributedDataParallel: gradients are synchronized in every backward pass
     """
     hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _gpus_of_ranks(recording, node)]

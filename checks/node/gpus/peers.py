@@ -18,13 +18,13 @@ from ddp_doctor.wording.gpus import gpu_draft
 
 @rule("DD315", "ecc-differs-between-gpus", Consequence.RISK, GpusFact)
 def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
-    """GPUs of one model of which some have ECC off.
+    """Only some GPUs of one model have ECC enabled.
 
-    Finds: ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and what gaming cards come
-        with.
-    Why: Where it is off, a flipped bit goes unseen into the gradients of all ranks; where it is on, cards without HBM
+    Finds: ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and the default of gaming
+        cards.
+    Why: Without ECC, a flipped bit spreads unnoticed into the gradients of all ranks. With ECC, cards without HBM
         have less memory and bandwidth, and every rank waits for them.
-    Remedy: Set it alike on all.
+    Remedy: Set ECC to the same value on all GPUs.
     See: nvidia-smi manual, --ecc-config; NVML API reference, nvmlDeviceGetEccMode
     """
     for model, hits in by_model(recording).items():
@@ -100,12 +100,12 @@ _CLOCK = _Limit(
 
 @rule("DD318", "gpu-power-limit-lowered", Consequence.COST, GpusFact)
 def gpu_power_limit_lowered(recording: Recording) -> Iterator[Draft]:
-    """A GPU that may draw less power than its peers.
+    """A GPU has a lower power limit than its peers.
 
-    Finds: A power limit below nine tenths of what most of the job's GPUs of that model have: a warning. Information
-        where all have one below nine tenths of the default, which is a site's choice.
-    Why: Under load it clocks down first, and in DDP every rank waits for the slowest.
-    Remedy: Set the limit alike, or find out who lowered it.
+    Finds: A power limit below nine tenths of the value on most of the job's GPUs of that model: a warning.
+        Information if all are below nine tenths of the default, which is a site's choice.
+    Why: Under load, it reduces its clocks first, and in DDP every rank waits for the slowest.
+    Remedy: Set the same limit on all, or find out who lowered it.
     See: NVML API reference, nvmlDeviceGetEnforcedPowerLimit; nvidia-smi manual, --power-limit
     """
     yield from _lowered(recording, _POWER)
@@ -113,10 +113,10 @@ def gpu_power_limit_lowered(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD319", "gpu-clocks-set-lower", Consequence.COST, GpusFact)
 def gpu_clocks_set_lower(recording: Recording) -> Iterator[Draft]:
-    """A GPU whose application clocks are set lower than its peers'.
+    """A GPU's application clocks are set lower than its peers'.
 
-    Finds: An application clock of the core below nine tenths of what most of the job's GPUs of that model have: a
-        warning. Information where all have one below nine tenths of the default. Idle clocks do not count.
+    Finds: A core application clock below nine tenths of the value on most of the job's GPUs of that model: a
+        warning. Information if all are below nine tenths of the default. Idle clocks do not count.
     Why: The GPU runs at that clock under load, and in DDP every rank waits for the slowest.
     Remedy: Reset the application clocks.
     See: NVML API reference, nvmlDeviceGetApplicationsClock; nvidia-smi manual, --applications-clocks
@@ -162,13 +162,13 @@ def _limit_evidence(limit: _Limit, expected: float, source: str, gpu: Gpu) -> Ev
 
 @rule("DD321", "gpus-of-one-model-differ", Consequence.KNOWN, GpusFact)
 def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
-    """GPUs of one model with different VBIOS versions or memory sizes.
+    """GPUs of one model have different VBIOS versions or memory sizes.
 
-    Finds: More than one VBIOS version, or memory sizes more than 2 % apart with ECC alike, among the job's GPUs of one
-        model.
-    Why: Nothing has to be wrong: they were bought at different times. But limits and faults may differ with it, and the
-        smallest memory bounds the batch.
-    Remedy: None is needed; worth knowing when one GPU or node behaves unlike the others.
+    Finds: More than one VBIOS version, or memory sizes more than 2% apart with the same ECC mode, among the job's
+        GPUs of one model.
+    Why: This is not necessarily a fault: GPUs bought at different times differ. But limits and faults may also
+        differ, and the smallest memory limits the batch.
+    Remedy: No change is needed; consider it if one GPU or node behaves unlike the others.
     See: NVML API reference, nvmlDeviceGetVbiosVersion
     """
     for hits in by_model(recording).values():

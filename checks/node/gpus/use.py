@@ -28,11 +28,11 @@ FREE_MEMORY = by_operator(
 def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
     """A GPU already has memory in use before the job starts.
 
-    Finds: Reports a GPU with more than 1 GiB or 10% of its memory in use. Severity is error at 90% and info if only a
-        desktop uses it. GPUs in MIG mode are skipped.
+    Finds: Reports a GPU with more than 1 GiB or 10% of its memory in use. Severity is error at 90% and info if only
+        a desktop uses it. GPUs in MIG mode are skipped.
     Why: The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
-    Remedy: End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more comes
-        back with a reset of the GPU.
+    Remedy: End leftover processes of earlier jobs, or use other GPUs. If no process holds the memory, reset the GPU
+        to free it.
     See: NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
     """
     facts = {node.node: node.fact for node in recording.facts(GpusFact)}
@@ -122,10 +122,11 @@ def _process_words(gpu: Gpu) -> str:
 
 @rule("DD306", "gpu-compute-mode-refuses-ranks", Consequence.FAILS, GpusFact)
 def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
-    """A GPU of the job on which no rank can open a CUDA context.
+    """No rank can open a CUDA context on a GPU of the job.
 
-    Finds: Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode alone
-        is well: DDP has one rank a GPU; so is an MPS server, which shares the GPU among its clients.
+    Finds: Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode
+        without such a process is fine, because DDP has one rank per GPU. So is an MPS server, which shares the GPU
+        among its clients.
     Why: The rank dies with "CUDA-capable device(s) is/are busy or unavailable", or takes another rank's GPU.
     Remedy: Set the mode to default, or end the process that holds the GPU.
     See: NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
@@ -168,12 +169,12 @@ def _mode_words(gpu: Gpu) -> str:
 
 @rule("DD320", "persistence-mode-off", Consequence.KNOWN, GpusFact)
 def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
-    """GPUs that the driver shuts down when nobody uses them.
+    """The driver shuts down GPUs when no process uses them.
 
     Finds: Persistence mode off on a GPU that no display or other process keeps awake.
-    Why: The first process on the GPU waits some seconds per GPU for the driver to start it, and set clocks and limits
-        are forgotten in between.
-    Remedy: Let nvidia-persistenced run.
+    Why: The first process on the GPU waits some seconds per GPU for the driver to start it, and the driver forgets
+        set clocks and limits between jobs.
+    Remedy: Run nvidia-persistenced.
     See: NVIDIA Driver Persistence
     """
     hits = hits_of(
@@ -198,13 +199,13 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD323", "gpu-without-peer-access", Consequence.KNOWN, GpusFact)
 def gpu_without_peer_access(recording: Recording) -> Iterator[Draft]:
-    """GPUs that cannot reach each other's memory, by the way they are virtualized or protected.
+    """Virtualization or encryption keeps GPUs from reaching each other's memory.
 
-    Finds: A virtual GPU (vGPU), or confidential computing switched on. A whole GPU passed through to a virtual machine
-        is none of these.
-    Why: There may be no peer-to-peer path: NCCL then copies through the host's memory, and with confidential computing
-        encrypts on the way.
-    Remedy: None, where that is meant; expect the rates of copies through the host.
+    Finds: A virtual GPU (vGPU), or enabled confidential computing. An entire GPU passed through to a virtual
+        machine is not reported.
+    Why: There may be no peer-to-peer path: NCCL then copies through the host's memory, and with confidential
+        computing it also encrypts the data.
+    Remedy: No change is needed if this is intended; expect the rates of copies through the host.
     See: NVIDIA Virtual GPU Software User Guide; NVIDIA Confidential Computing deployment guides
     """
     virtual = hits_of(recording, lambda gpu: gpu.virtualization == "vgpu")
