@@ -53,10 +53,10 @@ def probe(ctx: Context) -> KernelAfterFact:
 def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
-    Finds: Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
-        and not before them. An error where the GPU is of no use until it is reset; a warning where the catalog asks for
-        a reset or the program was lost; else information.
-    Why: It is the cause of what the ranks met, or will be the cause of what the job meets.
+    Finds: Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the
+        ranks and not before them. An error if the GPU is unusable until a reset; a warning if the catalog asks for
+        a reset or the program was lost; otherwise, information.
+    Why: It caused the failure of the ranks, or will cause a failure of the job.
     Remedy: Drain the node and reset the GPU, or reboot; if the fault returns, the hardware is faulty.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
@@ -94,11 +94,11 @@ def _severity(event: KernelEvent) -> Severity | None:
 
 @rule("DD343", "link-failed-during-the-run", Consequence.RISK, KernelFact, KernelAfterFact)
 def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
-    """The kernel logged a failed NIC, or uncorrected PCIe errors on the way to one or to a GPU, while the ranks ran.
+    """The kernel logged a NIC failure, or PCIe errors near a NIC or GPU, while the ranks ran.
 
     Finds: Failures of a NIC's firmware, and uncorrected PCIe errors of the job's GPUs, of RDMA devices and of the
         bridges above them, in the kernel log after the ranks and not before them.
-    Why: Connections over that NIC, or whatever ran over that link, were lost.
+    Why: All connections over that NIC, or all traffic over that link, were lost.
     Remedy: Have the device and its link inspected.
     See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """

@@ -28,8 +28,8 @@ _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.
 def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
     """An NVSwitch reported a fatal error.
 
-    Finds: SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal ones are
-        everyday life, above all while links come up.
+    Finds: SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal SXids are
+        normal, especially while links start.
     Why: Traffic over that NVSwitch stalls or fails, so collectives of the node hang or die (Xid 74, 45).
     Remedy: Drain the node; reset all its GPUs and NVSwitches together, or reboot.
     See: NVIDIA Fabric Manager user guide, NVSwitch SXids
@@ -71,10 +71,10 @@ def _degraded_gpus(recording: Recording, nodes: Container[int]) -> Iterator[Evid
 def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
     """The driver could not start a GPU.
 
-    Finds: "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not name,
-        as in a container. Only possible where NVML was not asked.
-    Why: The GPU is missing; the job finds fewer than it asked for.
-    Remedy: Reboot, then look at power, slot and firmware. In a virtual machine: its firmware and memory windows.
+    Finds: "RmInitAdapter failed" since the driver was loaded, for a missing GPU that DD303 does not report, for
+        example in a container. Only possible if NVML was not queried.
+    Why: The GPU is missing; the job finds fewer than it requested.
+    Remedy: Reboot, then check power, slot and firmware. In a virtual machine: its firmware and memory windows.
     See: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
     groups: dict[bool, list[Hit]] = {}
@@ -114,14 +114,14 @@ _EFFECTS = (
 
 @rule("DD335", "pcie-errors-on-the-way", Consequence.RISK, KernelFact)
 def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
-    """PCIe errors of a GPU, an RDMA device, or a bridge above them.
+    """A GPU, an RDMA device, or a bridge above them has PCIe errors.
 
-    Finds: Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones (information).
-        Errors of other devices are nobody's business here.
-    Why: A fatal uncorrected error resets the link: the GPU is lost, or the job on it. A non-fatal one loses a
-        transaction. Corrected ones are sent again, which costs little; many of them tell of a link that is about to
-        fail.
-    Remedy: Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
+    Finds: Within a day: uncorrected errors (a warning), or at least a thousand lines of corrected errors
+        (information). Errors of other devices are ignored.
+    Why: A fatal uncorrected error resets the link: the GPU is lost, or the job on it. A non-fatal error loses a
+        transaction. Corrected errors only cause a retransmission, at little cost; many of them indicate that the
+        link is about to fail.
+    Remedy: Reseat the device and its riser, update BIOS and firmware, replace the cable or the board.
     See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
     for kind, least, severity in _PCIE_ERRORS:
@@ -157,7 +157,7 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
     Finds: mlx5_core lines such as "device's health compromised" or "Fatal error 3 detected" within a day, without a
         later "health recovery succeeded".
     Why: All connections over that NIC break; NCCL ends with "Got completion … status 12", or hangs.
-    Remedy: Reload the driver or reboot; update the firmware; exchange the NIC if it returns.
+    Remedy: Reload the driver or reboot; update the firmware; replace the NIC if the fault returns.
     See: https://docs.kernel.org/networking/devlink/devlink-health.html
     """
     hits = failed_nics(recording)
@@ -177,13 +177,13 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD338", "libcuda-differs-from-module", Consequence.FAILS, KernelFact)
 def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
-    """The libcuda that programs load is of another version than the loaded kernel module.
+    """The libcuda that programs load has a different version than the loaded kernel module.
 
-    Finds: libcuda in the usual folders, of which no copy has the version of the loaded kernel module. Silent where
-        NVML's own library is of the same other version, which DD301 or DD322 tells.
+    Finds: Copies of libcuda in the usual directories, none with the version of the loaded kernel module. Not
+        reported if NVML's own library has the same mismatched version, which DD301 or DD322 reports.
     Why: CUDA refuses to start: "system has unsupported display driver / cuda driver combination" (803).
-    Remedy: After an update of the driver: reboot, or unload and load the kernel modules. In a container: let the
-        container runtime bring the libraries, instead of the image.
+    Remedy: After a driver update, reboot, or unload and load the kernel modules. In a container, use the libraries
+        of the container runtime instead of the image's.
     See: https://docs.nvidia.com/deploy/cuda-compatibility
     """
     nodes = [node for node in recording.facts(KernelFact) if not _is_named_by_nvml_rule(recording, node)]
@@ -235,13 +235,13 @@ def _mismatch(fact: KernelFact) -> tuple[tuple[str, ...], str, bool] | None:
 
 @rule("DD339", "gpudirect-rdma-off", Consequence.COST, KernelFact)
 def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
-    """InfiniBand or RoCE beside GPUs, and no way for the NIC to reach their memory.
+    """A node has GPUs and InfiniBand or RoCE, but the NIC cannot access GPU memory.
 
     Finds: An active port of an NVIDIA (Mellanox) NIC and a loaded NVIDIA driver, without a peer memory module
-        (nvidia_peermem, nv_peer_mem) and without dma-buf, which the proprietary kernel module, or one before 515, does
-        not offer. A warning for a run over several nodes with NCCL, else information.
-    Why: NCCL copies everything through host memory: between nodes often half the bandwidth or less, and CPU memory
-        bandwidth is lost to it.
+        (nvidia_peermem, nv_peer_mem) and without dma-buf, which the proprietary kernel module, or one before 515,
+        does not offer. A warning for a run over several nodes with NCCL, otherwise information.
+    Why: NCCL copies everything through host memory. The bandwidth between nodes is often half or less, and the
+        copies use CPU memory bandwidth.
     Remedy: Load nvidia_peermem, or install the open kernel modules of the driver.
     See: https://docs.nvidia.com/cuda/gpudirect-rdma/
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -269,10 +269,10 @@ def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
 def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
     """The kernel's own driver nouveau holds NVIDIA GPUs.
 
-    Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for. Information if torch is a build
+    Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was requested. Information if torch is a build
         for CPUs.
-    Why: CUDA cannot use them, and NVIDIA's driver does not load beside it: DD301 tells that it does not work, this
-        tells why.
+    Why: CUDA cannot use them, and NVIDIA's driver does not load at the same time. This is the cause if DD301
+        reports that the driver does not work.
     Remedy: Keep nouveau from loading, install NVIDIA's driver, reboot.
     See: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
     """
@@ -303,11 +303,11 @@ def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
 def process_stuck_in_gpu_driver(recording: Recording) -> Iterator[Draft]:
     """A process is stuck in the NVIDIA driver, and cannot be killed.
 
-    Finds: Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all while
-        they were watched for three seconds. An error where the kernel has called them hung (blocked for more than 120
-        seconds); information where the function cannot be read. Where NVML does not answer either, DD302 names them.
-    Why: Its GPU memory is never freed, and whoever needs the same lock of the driver hangs with it: nvidia-smi, and
-        every new rank.
+    Finds: Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all for
+        three seconds. An error if the kernel has called them hung (blocked for more than 120 seconds); information
+        if the function cannot be read. If NVML does not answer either, DD302 names them.
+    Why: Its GPU memory is never freed. Every process that needs the same driver lock hangs with it, including
+        nvidia-smi and every new rank.
     Remedy: Reboot the node; no signal ends such a process.
     See: https://docs.kernel.org/filesystems/proc.html
     """
@@ -339,11 +339,11 @@ def _severity(view: NodeView, process: StuckProcess) -> Severity:
 
 @rule("DD341", "kernel-log-not-readable", Consequence.KNOWN, KernelFact)
 def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
-    """The kernel log cannot be read here, so nothing is known of Xids.
+    """The kernel log is not readable, so Xids are unknown.
 
     Finds: GPUs that the NVIDIA driver serves, while dmesg, the journal and the files of syslog are all refused or
-        missing, as for ordinary users where kernel.dmesg_restrict is 1, and in most containers.
-    Why: Xids, PCIe errors and hung tasks stand nowhere else. What follows from them may still be found.
+        missing, as for ordinary users if kernel.dmesg_restrict is 1, and in most containers.
+    Why: Only the kernel log has Xids, PCIe errors and hung tasks. Other rules may still find their consequences.
     Remedy: Run ddp-doctor prolog as root on the node, or read the log as an administrator.
     See: https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """

@@ -53,14 +53,14 @@ _FOLLOWS = (43, 45)
 
 @rule("DD330", "gpu-out-of-order-since-xid", Consequence.FAILS, KernelFact)
 def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
-    """The kernel log has an Xid after which a GPU is of no use until it is reset.
+    """The kernel log has an Xid that makes a GPU unusable until a reset.
 
-    Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot and
-        the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An error where NVML
-        agrees (the GPU is missing, fails, or asks for recovery); a warning, for a day, where NVML finds it in order
-        again; only possible where NVML cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307,
-        DD312), the line stands there. GPUs of other jobs do not count.
-    Why: Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
+    Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot
+        and the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An error if
+        NVML agrees (the GPU is missing, fails, or asks for recovery); a warning, for a day, if NVML finds the GPU
+        healthy again; only possible if NVML cannot answer. If a finding is based on NVML itself (DD301 to DD304,
+        DD307, DD312), that finding shows the line. GPUs of other jobs do not count.
+    Why: Every CUDA program on that GPU fails or hangs, and the entire DDP job fails with it.
     Remedy: Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
@@ -175,12 +175,12 @@ def _standing_by_nvml(view: NodeView, event: KernelEvent) -> Standing:
 
 @rule("DD331", "gpu-fault-logged", Consequence.RISK, KernelFact)
 def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
-    """The kernel log of the last day has a fault of a GPU's hardware that may be over.
+    """The kernel log of the last day has a GPU hardware fault that may be over.
 
     Finds: Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A warning
-        if the catalog asks for a reset, else information.
-    Why: The job that met it was lost, and what happened once a day often happens again.
-    Remedy: None for a single one. Reset the GPU at the next chance where the finding says so.
+        if the catalog asks for a reset, otherwise information.
+    Why: The job on that GPU was lost, and a recent fault often happens again.
+    Remedy: Ignore a single one. Reset the GPU at the next chance if the finding recommends it.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
     named = {(fault.view.node, fault.device) for hits in _staying_xids(recording).values() for fault in hits}
@@ -218,10 +218,10 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
 def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
     """Programs crashed on the job's GPUs within the last hour.
 
-    Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Those that only follow a crash or a kill (43, 45),
-        and older ones, are left out: on a shared node they are everyday life.
-    Why: They say nothing against the GPU; but whoever looks for the cause of a crash finds it here.
-    Remedy: None for the node. compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds the call.
+    Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Older ones, and those that only follow a crash
+        or a kill (43, 45), are skipped because they are normal on a shared node.
+    Why: They do not indicate a GPU fault, but may show the cause of a crash.
+    Remedy: The node needs no fix. Find the call with compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1.
     See: https://docs.nvidia.com/deploy/xid-errors
         https://docs.nvidia.com/compute-sanitizer
     """
