@@ -79,13 +79,12 @@ def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
 
 @rule("DD203", "cpu-torch-beside-gpus", Consequence.FAILS, Software)
 def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
-    """A CPU build of torch on a machine with NVIDIA GPUs.
+    """A CPU build of torch is installed on a machine with NVIDIA GPUs.
 
-    Finds: torch was built without CUDA (and without ROCm) while the NVIDIA driver is loaded and GPU devices are there,
-        not hidden from the job (which DD311 finds), and gloo was not asked for.
+    Finds: torch was built without CUDA (and without ROCm), while the NVIDIA driver is loaded, GPU devices exist and
+        are not hidden from the job (which DD311 reports), and gloo was not requested.
     Why: The job runs on the CPU, tens of times slower, or dies at its first call to CUDA.
-    Remedy: Install a CUDA build that the driver supports. Where training on the CPU is meant, say so with --backend
-        gloo.
+    Remedy: Install a CUDA build that the driver supports. If you intend to train on the CPU, use --backend gloo.
     See: https://pytorch.org/get-started/locally
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
@@ -107,11 +106,11 @@ def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
 
 @rule("DD204", "driver-too-old-for-cuda", Consequence.FAILS, Software)
 def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
-    """An NVIDIA driver older than torch's CUDA needs.
+    """The NVIDIA driver is older than torch's CUDA needs.
 
-    Finds: A loaded driver below the minimum of the CUDA major version that torch was built with. Information only where
-        a forward-compatibility libcuda is installed, with which data-centre GPUs work.
-    Why: torch.cuda.is_available() is False, or CUDA says that the driver version is insufficient.
+    Finds: A loaded driver below the minimum of the CUDA major version that torch was built with. Information if a
+        forward-compatibility libcuda is installed, which makes data-center GPUs work.
+    Why: torch.cuda.is_available() is False, or CUDA reports that the driver version is insufficient.
     Remedy: Upgrade the driver on the node, or install a torch built with an older CUDA.
     See: https://docs.nvidia.com/deploy/cuda-compatibility
     """
@@ -139,13 +138,13 @@ def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
 
 @rule("DD201", "torch-installation-broken", Consequence.FAILS, Software)
 def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
-    """No whole torch for the Python that runs the job.
+    """The Python that runs the job has no complete torch.
 
-    Finds: torch is not installed for this interpreter, or its folder or version file is missing or unreadable; a
-        warning where its files and its package metadata are of different versions. Where a file on PYTHONPATH stands in
-        its place, module-hidden-by-pythonpath tells.
+    Finds: torch is not installed for this interpreter, or its directory or version file is missing or unreadable; a
+        warning if its files and its package metadata have different versions. If a file on PYTHONPATH replaces it,
+        module-hidden-by-pythonpath reports it.
     Why: Every rank fails at `import torch`; one version written over another fails differently each time.
-    Remedy: Install torch anew in this environment, or start the doctor with the job's own Python.
+    Remedy: Reinstall torch in this environment, or start ddp-doctor with the job's own Python.
     See: https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
@@ -176,13 +175,13 @@ def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
 
 @rule("DD202", "torch-or-python-too-old", Consequence.KNOWN, Software)
 def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
-    """A torch that the doctor was never tested with, or a Python that is no longer supported.
+    """ddp-doctor was never tested with this torch, or this Python is no longer supported.
 
     Finds: torch below 2.4, or a Python whose security support has ended. An error if Python is older than torch's
         metadata requires.
-    Why: An older torch lacks what the doctor calls, so a finding may be the doctor's own fault. torch does not import
-        under an older Python, and brings no new releases for one that has ended.
-    Remedy: Upgrade torch, or make the environment anew with a newer Python.
+    Why: An older torch lacks functions that ddp-doctor calls, so ddp-doctor itself may cause a finding. torch does
+        not import under an older Python, and has no new releases for an unsupported one.
+    Remedy: Upgrade torch, or recreate the environment with a newer Python.
     See: https://devguide.python.org/versions
     """
 
@@ -202,13 +201,14 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD210", "torch-finds-no-backend", Consequence.FAILS, Software)
 def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
-    """A torch that looks its backends up in package metadata which is not there.
+    """torch searches for its backends in package metadata that is missing.
 
-    Finds: torch's source looks for backends, gloo and NCCL too, among the entry points of installed packages (2.15 and
-        newer), and no package offers gloo: torch was copied or put on PYTHONPATH without its torch-*.dist-info folder.
-    Why: init_process_group fails on every rank with "Unknown c10d backend type GLOO", though torch imports and
+    Finds: torch's source searches the entry points of installed packages for backends, including gloo and NCCL
+        (2.15 and newer), and no package offers gloo: torch was copied or put on PYTHONPATH without its
+        torch-*.dist-info directory.
+    Why: init_process_group fails on every rank with "Unknown c10d backend type GLOO", although torch imports and
         computes.
-    Remedy: Install torch with pip, or copy its .dist-info folder with it.
+    Remedy: Install torch with pip, or also copy its .dist-info directory.
     See: torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
@@ -249,14 +249,14 @@ _FOUND_BY = "Python's module search order"
 
 @rule("DD211", "module-hidden-by-pythonpath", Consequence.FAILS, Software)
 def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
-    """A file on PYTHONPATH that Python loads in the place of torch, or of a module of its own library.
+    """Python loads a file on PYTHONPATH instead of torch or a module of its own library.
 
-    Finds: A torch.py, random.py, logging/__init__.py and the like in a folder that PYTHONPATH names, by the names of
-        files alone: torch, and the modules of Python's library without which torch does not come up. An installed
-        torch, a folder without __init__.py and Python's own library hide nothing.
+    Finds: A torch.py, random.py, logging/__init__.py or similar file in a directory of PYTHONPATH. Only file names
+        are compared: torch, and the modules of Python's library that torch needs to start. An installed torch, a
+        directory without __init__.py and Python's own library are not reported.
     Why: PYTHONPATH comes before Python's library and site-packages: torchrun and every rank load that file, and die
-        where they import torch.
-    Remedy: Rename the file, or take its folder out of PYTHONPATH.
+        when they import torch.
+    Remedy: Rename the file, or remove its directory from PYTHONPATH.
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     for hidden, group in by_cause(of_the_job(recording), _by("PYTHONPATH")).items():
@@ -279,13 +279,13 @@ def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD212", "module-hidden-in-working-directory", Consequence.FAILS, Software)
 def module_hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
-    """A file in the working directory that some jobs load in the place of torch, or of a module of Python's library.
+    """Some jobs load a file in the working directory instead of torch or a Python library module.
 
-    Finds: The same files as module-hidden-by-pythonpath, in the folder in which the doctor was started. Silent where
-        PYTHONSAFEPATH is set.
-    Why: A script finds the modules of its own folder first, and ``python -m`` those of the working directory: such a
-        job dies where it imports torch. A script that lies in another folder, and is not started with -m, does not see
-        the file.
+    Finds: The same files as module-hidden-by-pythonpath, in the directory where ddp-doctor was started. Not
+        reported if PYTHONSAFEPATH is set.
+    Why: A script finds the modules of its own directory first, and ``python -m`` finds the working directory's
+        modules first: such jobs die when they import torch. A script in another directory, started without -m, does
+        not see the file.
     Remedy: Rename the file.
     See: https://docs.python.org/3/library/sys_path_init.html
     """

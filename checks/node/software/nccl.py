@@ -20,13 +20,13 @@ from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 @rule("DD205", "nccl-differs-from-torch", Consequence.RISK, Software)
 def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
-    """torch would load another NCCL than the one it was built with.
+    """torch would load a different NCCL than the version it was built with.
 
-    Finds: The version that the loaded libnccl.so.2 itself reports is not the one pinned in torch's metadata. An error
-        where it is older in its first two numbers, information where it is newer.
+    Finds: The version that the loaded libnccl.so.2 reports differs from the version pinned in torch's metadata. An
+        error if its first two numbers are older, information if it is newer.
     Why: torch calls functions that an older NCCL lacks, and fails with "undefined symbol". An older patch has hangs
-        that are fixed in the other. A newer one keeps the interface, but this pair was never tested.
-    Remedy: Reinstall the NCCL that torch pins, or take the other copy out of LD_LIBRARY_PATH and LD_PRELOAD.
+        that the pinned one fixes. A newer one keeps the interface, but this pair was never tested.
+    Remedy: Reinstall the NCCL that torch pins, or remove the other copy from LD_LIBRARY_PATH and LD_PRELOAD.
     See: https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
@@ -54,12 +54,12 @@ def _without(brought_by: str) -> Remedy:
 
 @rule("DD206", "nccl-with-known-fault", Consequence.RISK, Software)
 def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
-    """An NCCL release with a known fault that hangs DDP jobs or corrupts their data.
+    """This NCCL release has a known fault that hangs DDP jobs or corrupts their data.
 
-    Finds: The loaded NCCL is in the range of a fault, told by NVIDIA's release notes or torch's tracker, that a plain
+    Finds: The loaded NCCL is in the range of a fault, from NVIDIA's release notes or torch's tracker, that a plain
         DDP job of this shape (nodes, architecture, torch release) can meet.
-    Why: Such hangs come at random after hours, and such corruption is silent.
-    Remedy: Upgrade to a torch that bundles a fixed NCCL; some faults are avoided by a setting.
+    Why: Such hangs occur at random after hours, and such corruption is silent.
+    Remedy: Upgrade to a torch that bundles a fixed NCCL; a setting avoids some faults.
     See: https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     for (nccl, torch, machine), group in by_cause(with_gpus(recording), _nccl_in_use).items():
@@ -82,8 +82,8 @@ def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
 def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
     """torch needs libnccl.so.2, which is missing or does not load.
 
-    Finds: The dynamic linker finds no libnccl.so.2 for torch's CUDA library, and no copy lies where the wheels put it;
-        or the file it finds cannot be loaded, or crashes when asked for its version.
+    Finds: The dynamic linker finds no libnccl.so.2 for torch's CUDA library, and no copy is where the wheels put
+        it; or the file it finds cannot be loaded, or crashes when asked for its version.
     Why: Importing torch fails on every rank of the node: "libnccl.so.2: cannot open shared object file".
     Remedy: Reinstall the nvidia-nccl package that torch pins.
     See: https://pypi.org/project/nvidia-nccl-cu12
@@ -100,14 +100,14 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD208", "nccl-packages-overwrite-each-other", Consequence.RISK, Software)
 def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
-    """Two NCCL packages, for two versions of CUDA, that write the same file.
+    """Two NCCL packages, for two versions of CUDA, write the same file.
 
-    Finds: nvidia-nccl-cu12 and nvidia-nccl-cu13 (or cu11) are both installed; the one that pip wrote last is there,
-        told by its size. An error where that one is for a CUDA that the driver is too old for; information where it is
-        the one for torch's own CUDA.
-    Why: Both write nvidia/nccl/lib/libnccl.so.2. The next `pip install` decides anew which NCCL every job loads, and
-        uninstalling either deletes it for both. NCCL for CUDA 13 fails on a driver before 580.
-    Remedy: Uninstall the one that torch does not ask for, then reinstall the other.
+    Finds: nvidia-nccl-cu12 and nvidia-nccl-cu13 (or cu11) are both installed; the file size shows which one pip
+        wrote last. An error if that one is for a CUDA that the driver is too old for; information if it is for
+        torch's own CUDA.
+    Why: Both write nvidia/nccl/lib/libnccl.so.2. The next `pip install` decides again which NCCL every job loads,
+        and uninstalling either deletes it for both. NCCL for CUDA 13 fails on a driver before 580.
+    Remedy: Uninstall the package that torch does not require, then reinstall the other.
     See: https://pypi.org/project/nvidia-nccl-cu12
     """
     for (packages, there, cuda), group in by_cause(of_the_job(recording), _overwritten).items():
@@ -159,11 +159,12 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
 def nccl_copy_without_effect(recording: Recording) -> Iterator[Draft]:
     """LD_LIBRARY_PATH or LD_PRELOAD names a libnccl that torch does not load.
 
-    Finds: A copy of libnccl.so.2 in a folder of LD_LIBRARY_PATH, or in LD_PRELOAD, while the linker gives torch
-        another: the RPATH of torch's wheels comes before LD_LIBRARY_PATH. Or torch has NCCL built in, and loads none.
-    Why: Whoever set it to try another NCCL measures the old one. Programs without that RPATH, such as nccl-tests, do
-        load it, and so cannot be compared with torch.
-    Remedy: Put the file into LD_PRELOAD where another NCCL is wanted; else nothing needs to be done.
+    Finds: A copy of libnccl.so.2 in a directory of LD_LIBRARY_PATH, or in LD_PRELOAD, while the linker gives torch
+        another: the RPATH of torch's wheels comes before LD_LIBRARY_PATH. Or torch has NCCL built in, and loads
+        none.
+    Why: A test of another NCCL measures the old one instead. Programs without that RPATH, such as nccl-tests, do
+        load the copy, and so cannot be compared with torch.
+    Remedy: Put the file into LD_PRELOAD if you want that NCCL; otherwise, no change is needed.
     See: man 8 ld.so
     """
     for (file, by, loaded), group in by_cause(of_the_job(recording), _unused_copy).items():
