@@ -31,13 +31,14 @@ _WITHOUT_PERMISSION = WITHOUT_SHM.model_copy(
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Consequence.FAILS)
 def no_shared_memory(recording: Recording) -> Iterator[Draft]:
-    """NCCL failed to make a segment of shared memory.
+    """NCCL failed to create a segment of shared memory.
 
-    Finds: A trial that failed, in which NCCL says that it could not create or extend a segment in /dev/shm: no space
+    Finds: A failed trial in which NCCL reports that it could not create or extend a segment in /dev/shm: no space
         left, or no permission.
-    Why: The job does not start on this node. Docker gives 64 MiB, and one rank of NCCL takes about 10 for each peer.
-    Remedy: A larger /dev/shm: --shm-size or --ipc=host; or permission to write there. NCCL_SHM_DISABLE=1 is a stop-gap:
-        what went through shared memory then goes through the network stack.
+    Why: The job does not start on this node. Docker gives 64 MiB, and one rank of NCCL takes about 10 for each
+        peer.
+    Remedy: Enlarge /dev/shm (--shm-size or --ipc=host), or allow writing to it. NCCL_SHM_DISABLE=1 is a workaround:
+        shared memory traffic then goes through the network stack.
     See: NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
@@ -80,10 +81,10 @@ _ALLOW_SHM = by_administrator(
 def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to lock memory for RDMA.
 
-    Finds: A trial that failed, in which NCCL says that libibverbs could not allocate: "Call to ibv_reg_mr … failed with
-        error Cannot allocate memory", or ibv_create_cq and its like.
-    Why: Every connection over RDMA pins its buffers: the job ends where its ranks connect, or runs over TCP.
-    Remedy: Unlimited locked memory where the process has its limit from: --ulimit memlock=-1, slurmd, or limits.d.
+    Finds: A failed trial in which NCCL reports that libibverbs could not allocate: "Call to ibv_reg_mr … failed
+        with error Cannot allocate memory", or the same for ibv_create_cq and similar calls.
+    Why: Every connection over RDMA pins its buffers: the job ends when its ranks connect, or runs over TCP.
+    Remedy: Allow unlimited locked memory at the source of the limit: --ulimit memlock=-1, slurmd, or limits.d.
     See: NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
     group = rank_complaints(recording, "DD238")
@@ -100,11 +101,12 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD239", "host-memory-not-placed-near-gpus", Consequence.KNOWN, Host)
 def no_numa_calls(recording: Recording) -> Iterator[Draft]:
-    """A container that is not allowed to place memory on NUMA nodes, so that NCCL uses /dev/shm.
+    """A container may not place memory on NUMA nodes, so NCCL uses /dev/shm.
 
-    Finds: In a container, NCCL's log says that CUDA's host memory (cuMem) does not work and that it takes /dev/shm.
-    Why: It works. Memory may then lie on the far socket, and /dev/shm must have room for it.
-    Remedy: --cap-add SYS_NICE, which Docker leaves out by default.
+    Finds: In a container, NCCL's log reports that CUDA's host memory (cuMem) does not work and that it uses
+        /dev/shm.
+    Why: It works. Memory may then be on the far socket, and /dev/shm must have room for it.
+    Remedy: Add --cap-add SYS_NICE, which Docker omits by default.
     See: NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
     """
     nodes = [

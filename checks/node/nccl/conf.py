@@ -34,13 +34,13 @@ _LINES_SHOWN = 12
 
 @rule("DD228", "nccl-conf-in-force", Consequence.KNOWN, NcclFact)
 def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
-    """Settings of NCCL that come from a file, so that no environment shows them.
+    """NCCL settings come from a file, so no environment shows them.
 
-    Finds: Each setting that NCCL takes from NCCL_CONF_FILE, ~/.nccl.conf or /etc/nccl.conf and the environment does not
-        set itself, with file and line. Values that look like a credential are kept back.
-    Why: NCCL adds them to its environment when it starts. A colleague who compares two `env` listings, or a script that
-        prints its settings, never sees them.
-    Remedy: None is needed where they are meant. An environment variable of the same name overrules the file.
+    Finds: Each setting that NCCL reads from NCCL_CONF_FILE, ~/.nccl.conf or /etc/nccl.conf and that the environment
+        does not set, with file and line. Values that look like a credential are hidden.
+    Why: NCCL adds them to its environment when it starts. Comparing two `env` listings, or printing a script's
+        settings, does not show them.
+    Remedy: No change is needed if they are intended. An environment variable of the same name overrides the file.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for lines, group in _nodes_with_same_lines(recording, _in_force).items():
@@ -63,10 +63,10 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
 
 @rule("DD229", "nccl-conf-overruled", Consequence.NO_EFFECT, NcclFact)
 def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
-    """A setting in nccl.conf that the environment sets otherwise.
+    """The environment overrides a setting in nccl.conf.
 
     Finds: A name that has one value in a file and another, with another effect, in the environment.
-    Why: The environment wins and NCCL says nothing. Whoever edits the file waits for an effect in vain.
+    Why: The environment wins, and NCCL does not warn. Editing the file has no effect.
     Remedy: Delete one of the two.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -90,12 +90,12 @@ def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[st
 
 @rule("DD230", "nccl-conf-line-without-effect", Consequence.RISK, NcclFact)
 def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
-    """A line of nccl.conf that does not do what it says, or a file that is not read.
+    """A line of nccl.conf does not have its apparent effect, or NCCL does not read the file.
 
-    Finds: Lines without "=", with "export" or blanks around the name, names that nothing reads, a name a second time,
-        values that NCCL reads otherwise than they look; a NCCL_CONF_FILE that does not exist, or that this NCCL is too
-        old to read.
-    Why: NCCL passes such lines over without a word: the setting is believed to be there and is not.
+    Finds: Lines without "=", with "export" or blanks around the name, names that no library reads, repeated names,
+        values that NCCL reads differently than they look; a NCCL_CONF_FILE that does not exist, or that this NCCL
+        is too old to read.
+    Why: NCCL silently skips such lines, so the setting seems active but is not.
     Remedy: Write NAME=value at the start of the line, without export, quotes and spaces.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -201,15 +201,15 @@ _NODES_SHOWN = 8
 
 @rule("DD236", "nccl-conf-differs-between-nodes", Consequence.RISK, NcclFact, EnvVars)
 def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """A setting that nccl.conf gives to some nodes of a job and not, or otherwise, to others.
+    """Because of nccl.conf, a setting differs between the nodes of a job.
 
-    Finds: What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file gave
-        it to one of them. As grave as between environments: an error for NCCL_ALGO, NCCL_PROTO and what else hangs a
-        job, and where a rank got what does not fit; names of a node's own devices may differ. Silent where DD436 tells
-        what the setting forbids.
-    Why: The ranks follow different settings though every environment is the same, so that a comparison of `env` finds
-        nothing.
-    Remedy: Give all nodes the same file, or set the variable in the job script, which overrules the files.
+    Finds: NCCL's value of a variable, from the environment or else from its files, differs between nodes, and a
+        file set it on one of them. The severity is as for environments: an error for NCCL_ALGO, NCCL_PROTO and
+        other settings that hang a job, and if a rank received mismatched data; names of a node's own devices may
+        differ. Not reported if DD436 reports what the setting forbids.
+    Why: The ranks use different settings although every environment is the same, so comparing `env` shows no
+        difference.
+    Remedy: Give all nodes the same file, or set the variable in the job script, which overrides the files.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     if not (recording.on_nccl and recording.several_nodes):

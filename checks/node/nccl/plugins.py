@@ -27,14 +27,14 @@ _INSTEAD = {
 
 @rule("DD231", "nccl-plugin-missing", Consequence.RISK, NcclFact)
 def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
-    """A plug-in that a setting names and that the linker does not find.
+    """The linker does not find a plug-in that a setting names.
 
-    Finds: NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN, of the environment or of nccl.conf, names a
-        library that is neither in LD_LIBRARY_PATH nor in the linker's cache, its own folders, conda's or torch's.
-        Information only for a profiler. "none" turns plug-ins off and is no fault.
-    Why: NCCL passes it over with one line of level INFO. A job that was meant for EFA or SHARP runs over plain sockets,
-        several times slower, and says nothing.
-    Remedy: Put its folder into LD_LIBRARY_PATH, or unset the variable.
+    Finds: NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN, from the environment or nccl.conf, names a
+        library that is neither in LD_LIBRARY_PATH nor in the linker's cache or its own, conda's or torch's
+        directories. Information if it is a profiler. "none" turns plug-ins off and is not a fault.
+    Why: NCCL skips it with one line of level INFO. A job meant for EFA or SHARP silently runs over plain sockets,
+        several times slower.
+    Remedy: Add its directory to LD_LIBRARY_PATH, or unset the variable.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for plugin, group in _plugins(recording, _is_missing).items():
@@ -69,13 +69,13 @@ def _is_missing(plugin: Plugin) -> bool:
 
 @rule("DD232", "nccl-plugin-lacks-library", Consequence.RISK, NcclFact)
 def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
-    """A plug-in that NCCL finds and cannot load.
+    """NCCL finds a plug-in but cannot load it.
 
-    Finds: ldd misses a library that the plug-in needs, other than those that torch itself has loaded (CUDA's, NCCL).
-        Information only for a profiler, and for a plug-in that no setting asks for.
-    Why: dlopen fails, NCCL notes it at level INFO and goes on without: a job that was meant for EFA or SHARP runs over
-        plain sockets.
-    Remedy: Install what is missing, or put its folder into LD_LIBRARY_PATH; or turn plug-ins off with "none".
+    Finds: ldd does not find a library that the plug-in needs, except libraries that torch itself has loaded
+        (CUDA's, NCCL). Information for a profiler, and for a plug-in that no setting requests.
+    Why: dlopen fails, and NCCL logs it at level INFO and continues without it: a job meant for EFA or SHARP runs
+        over plain sockets.
+    Remedy: Install the missing library, or add its directory to LD_LIBRARY_PATH; or turn plug-ins off with "none".
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for plugin, group in _plugins(recording, lambda plugin: bool(plugin.path and plugin.missing)).items():
@@ -97,13 +97,13 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD233", "nccl-network-that-none-has", Consequence.FAILS, NcclFact)
 def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
-    """NCCL_NET names a network of a plug-in, and there is no plug-in.
+    """NCCL_NET names a plug-in's network, but no plug-in can be loaded.
 
-    Finds: NCCL_NET is neither IB nor Socket, and no network plug-in can be loaded: none is found, those found lack a
-        library, or NCCL_NET_PLUGIN=none.
-    Why: NCCL never falls back from a network that it is told to take: ncclCommInitRank fails on every rank with
+    Finds: NCCL_NET is neither IB nor Socket, and no network plug-in can be loaded: none is found, those found lack
+        a library, or NCCL_NET_PLUGIN=none.
+    Why: NCCL never falls back from the network that NCCL_NET names: ncclCommInitRank fails on every rank with
         "network … not found" or "Failed to initialize any NET plugin".
-    Remedy: Put the plug-in's folder into LD_LIBRARY_PATH, or unset NCCL_NET.
+    Remedy: Add the plug-in's directory to LD_LIBRARY_PATH, or unset NCCL_NET.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
@@ -156,12 +156,12 @@ def in_folder(folder: str) -> Remedy:
 
 @rule("DD234", "efa-without-plugin", Consequence.SLOWER, NcclFact)
 def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
-    """Elastic Fabric Adapters, and no plug-in through which NCCL could use them.
+    """A node has Elastic Fabric Adapters, but no plug-in that lets NCCL use them.
 
-    Finds: RDMA devices of the kernel's driver efa, and no network plug-in that loads; NCCL_NET does not ask for
-        sockets. Information only for a job of one node, which needs no network.
-    Why: NCCL's own InfiniBand transport does not drive EFA. The nodes talk over plain sockets on the first Ethernet
-        interface, with a fraction of the rate.
+    Finds: RDMA devices of the kernel's driver efa, and no network plug-in that loads; NCCL_NET does not request
+        sockets. Information for a job of one node, which needs no network.
+    Why: NCCL's own InfiniBand transport does not support EFA. The nodes communicate over plain sockets on the first
+        Ethernet interface, at a fraction of the rate.
     Remedy: Let the linker find aws-ofi-nccl, or install it.
     See: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
     """
@@ -192,14 +192,14 @@ _INSTALL = by_installation(
 
 @rule("DD235", "network-plugin-on-some-nodes", Consequence.FAILS, NcclFact)
 def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
-    """A network plug-in that some nodes of the job can load and others cannot.
+    """Some nodes of the job can load a network plug-in, and others cannot.
 
-    Finds: Among the nodes with GPUs some have a network plug-in that loads, and some have none. Silent where NCCL_NET
-        asks for one of NCCL's own networks.
-    Why: Each node chooses its network for itself, and the handles of two networks do not fit together: the ranks fail
-        or hang where they connect.
-    Remedy: Start the job in the same image, with the same LD_LIBRARY_PATH, on all nodes; or, with NCCL_NET_PLUGIN=none,
-        without a plug-in on all.
+    Finds: Some of the nodes with GPUs have a network plug-in that loads, and some have none. Not reported if
+        NCCL_NET requests one of NCCL's own networks.
+    Why: Each node chooses its own network, and the handles of two networks are incompatible: the ranks fail or hang
+        when they connect.
+    Remedy: Start the job in the same image, with the same LD_LIBRARY_PATH, on all nodes; or disable plug-ins on all
+        with NCCL_NET_PLUGIN=none.
     See: NCCL src/plugin/net.cc, ncclNetInit
     """
     asked = [node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS]
