@@ -254,13 +254,12 @@ def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
 
 @rule("DD523", "choices-in-different-networks", Consequence.KNOWN, InterfacesFact)
 def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
-    """Nodes that choose addresses of different networks, although they share one.
+    """Nodes choose addresses in different networks, although they share a network.
 
-    Finds: In a run of several nodes: no network holds all of the chosen addresses, and another one holds an address of
-        every node. Information: routed clusters have a network for each node, and are well.
-    Why: Where no route leads from one to the other, connections time out. Whether one does is measured by the check
-        reach, not here.
-    Remedy: Where the paths fail, the interface that the nodes share, by its name on each.
+    Finds: In a run of several nodes: no network contains all of the chosen addresses, but another contains an
+        address of every node. Information, because routed clusters work with a network for each node.
+    Why: Without a route between the networks, connections time out. The check reach tests the paths, not this rule.
+    Remedy: If the paths fail, name the interface that the nodes share, by its name on each.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     offers = offers_of(recording)
@@ -281,13 +280,13 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD524", "address-families-differ", Consequence.FAILS, InterfacesFact)
 def address_families_differ(recording: Recording) -> Iterator[Draft]:
-    """IPv4 on some nodes, IPv6 on others.
+    """Some nodes use IPv4, others IPv6.
 
-    Finds: In a run of several nodes: a backend that gives out an IPv4 address on some and an IPv6 address on others.
-        With NCCL only a warning where every node has addresses of both.
-    Why: gloo ends with "ss1.ss_family == ss2.ss_family. 2 vs 10" on every node. NCCL dials from what it has, which a
-        node without the other family cannot.
-    Remedy: One family: GLOO_SOCKET_IFNAME or an entry in /etc/hosts, NCCL_SOCKET_FAMILY.
+    Finds: In a run of several nodes: a backend that advertises an IPv4 address on some and an IPv6 address on
+        others. With NCCL, a warning if every node has addresses of both.
+    Why: gloo ends with "ss1.ss_family == ss2.ss_family. 2 vs 10" on every node. NCCL connects from its own address
+        family, which fails on a node without the other one.
+    Remedy: Choose one family: GLOO_SOCKET_IFNAME or an entry in /etc/hosts, NCCL_SOCKET_FAMILY.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-family
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
@@ -318,15 +317,15 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD520", "own-host-name-resolves-to-loopback", Consequence.FAILS, InterfacesFact)
 def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
-    """A host whose own name means 127.0.0.1 or 127.0.1.1 there, which gloo then gives to the other nodes.
+    """A host's own name resolves to loopback, and gloo advertises that address to the other nodes.
 
-    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name resolves to loopback, as Debian's
-        installer writes it into /etc/hosts. An error where some node must dial that address; a warning where none does;
-        information where the run uses NCCL, which asks for no name.
-    Why: gloo gives that address to the others. Of two sides the one with the larger address dials, so in 192.168.x and
+    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name resolves to loopback
+        (127.0.0.1, or 127.0.1.1, which Debian's installer writes into /etc/hosts). An error if some node must dial
+        that address; a warning if none does; information if the run uses NCCL, which does not resolve names.
+    Why: gloo advertises that address to the others. The side with the larger address dials, so in 192.168.x and
         172.16.x networks the others dial themselves, and blame their own ranks. In 10.x networks the node with
         127.0.1.1 dials, and the job runs until a node with a larger address joins.
-    Remedy: GLOO_SOCKET_IFNAME with the interface that the nodes share, or the right address in /etc/hosts.
+    Remedy: Set GLOO_SOCKET_IFNAME to the interface that the nodes share, or correct the address in /etc/hosts.
     See: https://docs.pytorch.org/docs/stable/distributed.html
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
@@ -340,14 +339,14 @@ def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD526", "own-host-name-does-not-resolve", Consequence.FAILS, InterfacesFact)
 def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
-    """A host whose own name leads to no address that it has, so that gloo falls back to loopback.
+    """A host's own name resolves to none of its addresses, so gloo falls back to loopback.
 
-    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown there, or is known
-        with addresses that the node does not have. Only possible if the resolver did not answer in time. A warning if
-        no node must dial 127.0.0.1, or if the ranks met all the same. Information if the run uses NCCL.
-    Why: torch warns ("Unable to resolve hostname to a (local) address") and gives 127.0.0.1 to the other nodes, which
-        reach themselves. With a dead name server every rank waits for it first.
-    Remedy: GLOO_SOCKET_IFNAME with the interface that the nodes share, or an entry in /etc/hosts.
+    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown on them, or
+        resolves to addresses that the node does not have. Only possible if the resolver did not answer in time. A
+        warning if no node must dial 127.0.0.1, or if the ranks still met. Information if the run uses NCCL.
+    Why: torch warns ("Unable to resolve hostname to a (local) address") and gives 127.0.0.1 to the other nodes,
+        which reach themselves. With a dead name server, every rank waits for it first.
+    Remedy: Set GLOO_SOCKET_IFNAME to the interface that the nodes share, or add an entry to /etc/hosts.
     See: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
     """
     for group in groups(offers_of(recording, "gloo"), "unresolved", lambda offer: bool(offer.address)):
@@ -359,13 +358,14 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD521", "no-usable-interface", Consequence.FAILS, InterfacesFact)
 def no_usable_interface(recording: Recording) -> Iterator[Draft]:
-    """A backend that finds no interface, or one that is down, mostly for a setting.
+    """A backend finds no interface, or only one that is down, usually because of a setting.
 
-    Finds: In a run of several nodes: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names what is not there, has no address
-        or is down; NCCL_SOCKET_IFNAME=^eth0, after which only loopback is left.
-    Why: The ranks of that node fail at once, or give out an address that nobody reaches, and the ranks of all other
-        nodes wait for them. A name that is right on one node may not exist on the next.
-    Remedy: The interface that the nodes share, by its name on each, or no setting where the default does.
+    Finds: In a run of several nodes: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that does not
+        exist, has no address or is down; NCCL_SOCKET_IFNAME=^eth0, which leaves only loopback.
+    Why: The ranks of that node fail at once, or advertise an unreachable address, and the ranks of all other nodes
+        wait for them. A name that is right on one node may not exist on the next.
+    Remedy: Name the interface that the nodes share, by its name on each, or unset the variable if the default
+        works.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         https://docs.pytorch.org/docs/stable/distributed.html
     """
@@ -380,14 +380,15 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD522", "address-hidden-from-other-nodes", Consequence.FAILS, InterfacesFact)
 def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
-    """A chosen address that is loopback, is the same on several nodes, or is of a bridge for containers.
+    """A chosen address is loopback, the same on several nodes, or on a bridge for containers.
 
-    Finds: In a run of several nodes: such an address where a setting, a host name or NCCL's order leads to it. An error
-        if some pair of nodes cannot connect, only possible if the interface's name (docker0, virbr0) is the only
-        sign. A warning if gloo's rule of who dials spares them, or if only the name is a sign and the ranks met.
-    Why: Whoever dials 127.0.0.1 or the docker0 address 172.17.0.1 reaches itself. Nothing says so: gloo reports a
-        refused connection on a healthy node, NCCL retries for a minute.
-    Remedy: The interface that the nodes share, by its name on each, or no setting where the default does.
+    Finds: In a run of several nodes: such an address, chosen by a setting, a host name or NCCL's order. An error if
+        some pair of nodes cannot connect, only possible if the interface's name (docker0, virbr0) is the only sign.
+        A warning if gloo's dialing order avoids it, or if only the name is a sign and the ranks met.
+    Why: A node that dials 127.0.0.1 or the docker0 address 172.17.0.1 reaches itself. No message explains it: gloo
+        reports a refused connection on a healthy node, NCCL retries for a minute.
+    Remedy: Name the interface that the nodes share, by its name on each, or unset the variable if the default
+        works.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
