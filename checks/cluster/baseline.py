@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TracesFact
-from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
-from ddp_doctor.knowledge.severity import of_lost_share, of_slowdown
-from ddp_doctor.knowledge.trace import FEWEST_STEPS, WARNING_SHARE
+from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, FEWEST_STEPS, in_words, is_outlier, loss, noise
+from ddp_doctor.knowledge.severity import WARNING_SHARE, of_lost_share, of_slowdown
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Consequence, Severity, Where
@@ -25,7 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator, remedy
-from ddp_doctor.views.trace.compared import changes, efficiency, other_gpus
+from ddp_doctor.views.compared_traces import changes, efficiency, other_gpus
 from ddp_doctor.wording.findings import NOBODY, Who, counted, likely, possible, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.preflight import reached, share

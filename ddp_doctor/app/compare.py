@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.given import is_folder
-from ddp_doctor.views.trace.compared import other_gpus
+from ddp_doctor.views.compared_traces import other_gpus
 
 #: Keys that stand at the beginning of a profiler's trace, and in no file of the doctor's own.
 _OF_TRACE = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.trace import WARNING_SHARE
+from ddp_doctor.knowledge.severity import WARNING_SHARE
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording

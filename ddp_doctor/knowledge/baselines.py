@@ -53,6 +53,11 @@ FEWEST_RUNS = 5
 LEMON_RUNS = 3
 #: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
 FLAPPING_CHANGES = 3
+#: A part of a traced step has changed if it differs by more than this share of the step, and by more than this many
+#: median absolute deviations between the steps of one trace.
+CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
+#: Minimum number of traced steps; the noise of fewer steps is unknown.
+FEWEST_STEPS = 3
 #: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
 FUTURE_S = 300.0
 

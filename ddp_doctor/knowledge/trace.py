@@ -40,10 +40,8 @@ TRANSFER_BYTES, SLOW_TRANSFER_SHARE = 16 << 20, 0.1
 
 #: A change that brings less at most is not worth a line: steps differ by more from run to run (measured).
 WORTH_A_LINE = 0.025
-#: From here on a change is a warning: what costs less is no fault.
-WARNING_SHARE = 0.10
-#: … but of what a profiler makes up to twice as long, loading and what lets a GPU wait for its host: healthy jobs have
-#: loaded for 1 to 13 % (measured).
+#: A change is a warning from here on if the profiler makes its subject up to twice as long (loading, or what lets a GPU
+#: wait for its host). Healthy jobs loaded for 1% to 13% of the step (measured). See also severity.WARNING_SHARE.
 HOST_WARNING_SHARE = 0.20
 #: Loading is told where every rank waits for it so long.
 INPUT_SHARE = 0.10
@@ -81,10 +79,3 @@ SMALL_BYTES = 64 * 1024
 SMALL_US = 100.0
 #: Communication that shows is most of what a step has beside computing (judgment): from here on it is told.
 EXPOSED_SHARE = 0.40
-
-# --- Two jobs beside each other --------------------------------------------------------------------------
-
-#: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
-CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
-#: Of fewer steps their noise is not known.
-FEWEST_STEPS = 3

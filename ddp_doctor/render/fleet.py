@@ -16,7 +16,7 @@ from ddp_doctor.model.fleet import CommonFinding, Difference, FleetReport, Outli
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.views.trace.compared import changes, scale
+from ddp_doctor.views.compared_traces import changes, scale
 from ddp_doctor.wording.nodes import and_more, hosts, name_list
 
 #: Rows of a table on a screen; the JSON has all.

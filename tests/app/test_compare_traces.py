@@ -13,7 +13,7 @@ from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import fleet
-from ddp_doctor.views.trace.compared import changes, efficiency
+from ddp_doctor.views.compared_traces import changes, efficiency
 from tests.recordings import load
 from tests.traces.written import steps, written
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.model.intervals import Times
 from ddp_doctor.parse.trace.events import NotATrace
-from ddp_doctor.parse.trace.intervals import Times
 from ddp_doctor.parse.trace.rank import read_trace
 from tests.traces.written import event, steps, written
 

@@ -6,8 +6,7 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import rounds
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.arguments import COST, had
-from ddp_doctor.knowledge.severity import of_lost_share
-from ddp_doctor.knowledge.trace import WARNING_SHARE
+from ddp_doctor.knowledge.severity import WARNING_SHARE, of_lost_share
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, TraceAdvice

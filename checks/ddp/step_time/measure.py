@@ -37,8 +37,8 @@ from ddp_doctor.knowledge.ddp.arguments import changed, copes_with_unused
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.intervals import Interval, Times
 from ddp_doctor.model.recording import TraceAdvice
-from ddp_doctor.parse.trace.intervals import Interval, Times
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish, moment, seconds_between
 

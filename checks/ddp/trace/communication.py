@@ -10,10 +10,10 @@ from ddp_doctor.knowledge.trace import LATE_SHARE, SLOW_TRANSFER_SHARE, TRANSFER
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.trace.collect import READS
-from ddp_doctor.parse.trace.intervals import Times
 from ddp_doctor.remedies.kinds import by_trace
 from ddp_doctor.views.trace.advice import RUNTIME, accumulated, barriers, by_hand, in_small_calls, small_calls
 from ddp_doctor.views.trace.arrivals import Meeting

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US, WARNING_SHARE
+from ddp_doctor.knowledge.severity import WARNING_SHARE
+from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ddp_doctor.knowledge.severity import of_lost_share
-from ddp_doctor.knowledge.trace import WARNING_SHARE
+from ddp_doctor.knowledge.severity import WARNING_SHARE, of_lost_share
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, TraceAdvice

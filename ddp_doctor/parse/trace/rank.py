@@ -7,11 +7,11 @@ from operator import add
 from typing import Any, Literal, NamedTuple
 
 from ddp_doctor.facts.trace import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
+from ddp_doctor.model.intervals import Times
 from ddp_doctor.parse.trace import collect
 from ddp_doctor.parse.trace.calls import Call, collectives
 from ddp_doctor.parse.trace.collect import Collected, Row, Rows
 from ddp_doctor.parse.trace.events import EventStream, NotATrace, arguments
-from ddp_doctor.parse.trace.intervals import Times
 
 __all__ = ["NotATrace", "read_trace"]
 

@@ -35,7 +35,7 @@ from ddp_doctor.render import (
 )
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import steps, timeline
+from ddp_doctor.render.html import bars, steps, timeline
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -134,11 +134,11 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
     }
 
 
-def _bars(report: Report, recording: Recording) -> Iterator[steps.Part]:
+def _bars(report: Report, recording: Recording) -> Iterator[bars.Part]:
     if isinstance(report, TraceReport):
         yield from steps.steps(report, recording)
     elif isinstance(report, FitReport) and report.estimates:
-        yield steps.memory(report)
+        yield bars.memory(report)
 
 
 def _sentence(report: Report) -> str:

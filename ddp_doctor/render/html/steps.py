@@ -1,4 +1,4 @@
-"""Bars: the parts of each rank's median step, timelines of the median and longest step, memory.
+"""Bars: the parts of each rank's median step, and timelines of the median and the longest step.
 
 Each rank has a clock of its own: in a time line they stand so that a collective that nobody leaves before all are there
 ends at the same moment on all.
@@ -9,22 +9,18 @@ from statistics import median_low
 
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import FitEstimate, FitReport, TracedRank, TraceReport
+from ddp_doctor.model.report import TracedRank, TraceReport
+from ddp_doctor.render.html.bars import Part, bar
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.render.trace_table import PARTS, blamed, caption, is_seen, name_of
-from ddp_doctor.views.fit import size
 from ddp_doctor.views.trace.windows import windows
 
 #: Ranks with a row, those that a finding names first.
 _MOST_ROWS = 16
-#: In percent of the width: a bar is never thinner, and its name fits in one that is wider.
-_THINNEST, _FITS_A_LETTER = 0.3, 1.5
 #: Collectives of a rank that are drawn, the longest ones.
 _MOST_CALLS = 200
 _ENDS_TOGETHER = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
-
-Part = dict[str, object]
 
 
 def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
@@ -63,14 +59,6 @@ def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
             words = f"{title.replace(chr(10), ' ')}: {three_digits(seconds)}, {share}"
             yield bar(name, start, width, words, title.partition("\n")[0])
         start += width
-
-
-def bar(name: str, start: float, width: float, words: str, label: str = "") -> Part:
-    """One part of a bar, from ``start`` on, both in percent of the width; its label only where it fits."""
-    at = min(max(start, 0.0), 100 - _THINNEST)
-    wide = min(max(width, _THINNEST), 100 - at)
-    fits = label if wide > _FITS_A_LETTER * len(label) else ""
-    return {"name": name, "start": round(at, 2), "width": round(wide, 2), "words": words, "label": fits}
 
 
 def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
@@ -143,37 +131,3 @@ def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[
 
 def _ms(us: float) -> str:
     return three_digits(us / 1e6)
-
-
-# --- memory ----------------------------------------------------------------------------------------
-
-
-def memory(report: FitReport) -> Part:
-    """What takes the memory of a rank under each strategy, in percent of the most, or of a GPU's where that is more."""
-    most = max(report.memory_bytes or 0, *(each.needed_bytes for each in report.estimates), 1)
-    seen = {part for each in report.estimates for part, taken in each.parts.items() if taken}
-    line = f"; the dashed line is {size(report.memory_bytes)}" if report.memory_bytes else ""
-    return {
-        "title": "Memory by part",
-        "of": f"a rank's peak and the allocator's reserve{line}",
-        **({"mark": round(100 * report.memory_bytes / most, 2)} if report.memory_bytes else {}),
-        "legend": [*((part, part) for part in report.estimates[0].parts if part in seen), ("other", "reserve")],
-        "bars": [(_strategy(each), [], size(each.needed_bytes), list(_taken(each, most))) for each in report.estimates],
-        "lines": [],
-        "left": 0,
-    }
-
-
-def _strategy(each: FitEstimate) -> str:
-    fits = {True: "✓ ", False: "✗ ", None: ""}[each.fits]
-    return f"{fits}{each.strategy}{', checkpointing' if each.checkpointing else ''}"
-
-
-def _taken(each: FitEstimate, most: int) -> Iterator[Part]:
-    start = 0.0
-    for part, taken in (*each.parts.items(), ("reserve", each.needed_bytes - each.peak_bytes)):
-        width = 100 * taken / most
-        if taken:
-            name = "other" if part == "reserve" else part
-            yield bar(name, start, width, f"{part}: {size(taken)}, {taken / each.needed_bytes:.0%}", part)
-        start += width

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.trace import Interval, TraceCall, TraceFact
 from ddp_doctor.knowledge.trace import ENDS_APART
 from ddp_doctor.model.base import grouped
-from ddp_doctor.parse.trace.intervals import Times
+from ddp_doctor.model.intervals import Times
 
 #: Between two ranks: the calls of others say nothing of it.
 _OF_PAIRS = frozenset(("send", "recv", "send_recv"))

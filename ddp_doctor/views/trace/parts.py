@@ -6,8 +6,8 @@ from statistics import median
 from typing import NamedTuple
 
 from ddp_doctor.facts.trace import Interval, TraceFact, TraceStep
+from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.parse.trace.intervals import Times
 from ddp_doctor.views.trace.windows import Window
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ddp_doctor.facts.cluster import UNKNOWN_GPU, TracesFact
-from ddp_doctor.knowledge.trace import CHANGED_MADS, CHANGED_SHARE
+from ddp_doctor.knowledge.baselines import CHANGED_MADS, CHANGED_SHARE
 
 #: The parts of a step; "exposed" stands for waiting and transfer where one side cannot tell them apart.
 _TOLD = ("compute", "optimizer", "waiting", "transfer", "loading", "host", "other")
