@@ -10,10 +10,12 @@ reference page.
 This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.
 """
 
+from collections.abc import Collection
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ddp_doctor.features import feature_of, features_with
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
@@ -102,10 +104,8 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    if command is Command.TRACE:  # in no run, and so not among CHECKS
-        from ddp_doctor.checks.ddp import trace
-
-        return (trace.CHECK,)
+    if (feature := feature_of(command)) is not None:
+        return feature.checks
     if command is Command.FIT:
         return _of_fit()
     if command.judges_jobs:  # what nccl-tests and NCCL Inspector measured
@@ -115,10 +115,10 @@ def checks_of(command: Command) -> tuple[Check, ...]:
     return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
 
 
-def every_check() -> tuple[Check, ...]:
-    """Those of a run, and those that a command has for itself."""
-    of_others = (*checks_of(Command.TRACE), *checks_of(Command.FIT))
-    return tuple(dict.fromkeys((*_all_checks(), *of_others)))
+def every_check(kinds: Collection[str] | None = None) -> tuple[Check, ...]:
+    """Return the checks of all commands, without features that record none of these kinds of facts."""
+    of_features = (check for feature in features_with(kinds) for check in feature.checks)
+    return tuple(dict.fromkeys((*_all_checks(), *of_features, *_of_fit())))
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

@@ -23,6 +23,7 @@ from ddp_doctor.checks import CHECKS, checks_of, every_check
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.features import FEATURES, features_with, load
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model import check as model_check
@@ -76,6 +77,12 @@ def test_fact_kinds_are_unique_and_versioned():
 
     assert len(kinds) == len(set(kinds))
     assert all(re.fullmatch(r"[a-z][a-z0-9_-]*/[1-9]\d*", kind) for kind in kinds), kinds
+
+
+def test_features_are_found_by_their_commands_and_by_the_facts_of_their_checks():
+    for name, row in FEATURES.items():
+        assert Command(name) is not Command.OTHER
+        assert {fact.KIND for check in load(name).checks for fact in check.facts} == {*row.kinds}
 
 
 def test_what_commands_without_ranks_do_not_apply_could_find_nothing_in_their_recordings():
@@ -187,7 +194,8 @@ def test_nothing_below_the_sources_reads_the_environment():
     rooms = (
         "checks", "ddp_doctor/remedies", "ddp_doctor/wording", "ddp_doctor/views", "ddp_doctor/probing",
         "ddp_doctor/settings", "ddp_doctor/parse", "ddp_doctor/facts", "ddp_doctor/knowledge",
-        "ddp_doctor/model", "ddp_doctor/lint",
+        "ddp_doctor/model", "ddp_doctor/lint", "ddp_doctor/features/trace/reading", "ddp_doctor/features/trace/views",
+        "ddp_doctor/features/trace/rules",
     )  # fmt: skip
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 
@@ -273,6 +281,8 @@ PLANTED = {
     "ddp_doctor/starters/endpoint.py": "import ddp_doctor.checks.node.gpus",
     "ddp_doctor/render/tables.py": "import ddp_doctor.checks.node.topology.nvlinks",
     "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
+    "ddp_doctor/engine/verdict.py": "import ddp_doctor.features.trace.report",
+    "ddp_doctor/features/trace/views/windows.py": "import ddp_doctor.sources.job_files",
 }
 
 
@@ -292,9 +302,12 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
         assert f"{importer} -> {line.removeprefix('import ')}" in done.stdout
     assert "No check imports another check BROKEN" in done.stdout
     assert "Checks are known through one door BROKEN" in done.stdout
+    assert "The core imports no feature BROKEN" in done.stdout
 
 
 GROUPS = ("node", "cluster", "collectives", "ddp")
+#: The checks of features, which are in no folder of checks/.
+OF_FEATURES = [check for feature in features_with() for check in feature.checks]
 #: Checks that look again, in another way, at what another one of the same folder looked at.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards", "fit_measured": "fit.measured"}
 
@@ -302,11 +315,14 @@ AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards", "
 def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
     folders = [ROOT / "checks" / group for group in GROUPS]
     modules = {module.name for folder in folders for module in pkgutil.iter_modules([str(folder)])}
-    names = {check.id: AGAIN.get(check.id, check.id) for check in every_check()}
+    names = {check.id: AGAIN.get(check.id, check.id) for check in every_check() if check not in OF_FEATURES}
 
     assert {module.name for module in pkgutil.iter_modules(ddp_doctor.checks.__path__)} == set(GROUPS)
     assert modules == {name for name in names.values() if "." not in name}
     for check in every_check():
+        if check in OF_FEATURES:
+            assert {rule.check for rule in check.rules} == {check.id}
+            continue
         assert check.probe.__module__.split(".", 3)[3] == names[check.id]
         assert {rule.check for rule in check.rules} <= {names[check.id].partition(".")[0]}
 

@@ -107,7 +107,7 @@ def _command(name: str) -> Any:
     from ddp_doctor.cli.main import app
 
     group: Any = typer.main.get_command(app)
-    return group.commands[name]
+    return group.get_command(None, name)
 
 
 @pytest.mark.parametrize("document", documents())

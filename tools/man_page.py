@@ -41,7 +41,8 @@ def man_page() -> str:
         *_options(group, Context(group, **settings)),
         ".SH COMMANDS",
     ]
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         lines += [f".SS ddp\\-doctor {name}", _text(summary(command))]
         lines += _options(command, Context(command, **settings))
         lines += [".PP", "Examples:", ".PP", ".nf", ".RS", *_examples(command.epilog), ".RE", ".fi"]

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.facts.cluster import TracedSide, TracesFact
+from ddp_doctor.facts.cluster import TracesFact
+from ddp_doctor.features import load
 from ddp_doctor.model.check import BASELINE
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.error_text import quoted
@@ -27,7 +28,7 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
             f"cannot compare a trace with a report: {quoted(trace)} is a trace, but {quoted(other)} is not;"
             " give two traces or two reports"
         )
-    fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
+    fact = TracesFact(before=load("trace").side(earlier, progress), now=load("trace").side(later, progress))
     reading = fact.collected(BASELINE)
     if other_gpus(fact):
         reading = reading.model_copy(update={"status": Status.FAILED, "reason": "the traces are of different GPUs"})
@@ -41,17 +42,3 @@ def _is_trace(path: str) -> bool:
     from ddp_doctor.sources.job_files import job_files
 
     return is_folder(path) or any(key in file.head for file in job_files([path]) for key in _OF_TRACE)
-
-
-def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
-    from ddp_doctor.app.traces import collected, read_traces
-    from ddp_doctor.views.trace.side import side
-    from ddp_doctor.views.trace.windows import problem
-
-    read = read_traces([path], progress)
-    if read.interrupted:  # a part of it would look faster
-        raise KeyboardInterrupt
-    recording = blank(Options(command=Command.TRACE), readings=tuple(map(collected, read.facts)))
-    if (found := side(recording, path)) is None:
-        raise UsageError(f"cannot compare {quoted(path)}: {problem(recording)}")
-    return found

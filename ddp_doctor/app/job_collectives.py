@@ -1,7 +1,7 @@
 """Read the files of ``run --collectives-of``: each rank's collectives, from dumps or from a recording of traces."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from ddp_doctor.app.recordings import recording_in
 from ddp_doctor.engine.causes.wait_graph import judged
 from ddp_doctor.engine.waits.from_dumps import DumpSet, groups_of, sets_of
 from ddp_doctor.facts.job_log import FlightDumpFact
-from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.collectives import BARRIER
+from ddp_doctor.features import features_with
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.error_text import quoted
@@ -24,14 +23,14 @@ from ddp_doctor.sources.job_files import job_files
 _LARGEST_FILE_BYTES = 256 << 20
 _WANTED = "expected dumps of torch's flight recorder, or a recording written with `ddp-doctor trace PATH --record FILE`"
 #: No tensor is larger; a replay cuts them down much further.
-_MOST_ELEMENTS = 1 << 40
+MOST_ELEMENTS = 1 << 40
 
 
 def load_job_collectives(path: str) -> JobCollectives:
     """The collectives of the job that a path tells of: a file, a folder, an archive. Raises UsageError."""
     dumps = list[FlightDumpFact]()
     calls = dict[str, tuple[RecordedCall, ...]]()
-    traces = list[TraceFact]()
+    recordings, feature = list[Recording](), None
     other = ""
     for file in job_files([path]):
         if not file.head or not (is_dump(file.head, file.name) or is_recording(file.head)):
@@ -39,29 +38,32 @@ def load_job_collectives(path: str) -> JobCollectives:
             continue
         data = file.all(_LARGEST_FILE_BYTES) or b""
         if is_recording(file.head):
-            traces += [at.fact for at in recording_in(Path(file.name), data).facts(TraceFact)]
+            recording = recording_in(Path(file.name), data)
+            if found := features_with(recording.kinds):
+                feature = found[0]
+                recordings.append(recording)
             continue
         dumps.append(read_dump(data, file.name, file.modified_s))
         other = other or dumps[-1].problem or ""
         if dumps[-1].problem is None:
             calls[file.name] = recorded_calls(data, file.modified_s)
-    if not any(calls.values()) and not traces:
+    if not any(calls.values()) and feature is None:
         if dumps and not other:
             raise UsageError(f"{quoted(path)} has no collective to replay: no rank's flight recorder contains one")
         raise UsageError(f"{quoted(path)} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
     if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
         dumps = [dumps[0].model_copy(update={"rank": 0})]
     jobs = sets_of(dumps, None)
-    if not jobs and not traces:
+    if not jobs and feature is None:
         raise UsageError(
             f"the file names in {quoted(path)} do not show the rank; name the files rank0.json, rank1.json, ..."
         )
-    if len(jobs) + bool(traces) > 1:
-        raise UsageError(f"{quoted(path)} has ranks of {len(jobs) + bool(traces)} jobs; give the files of only one job")
-    return _of_dumps(path, jobs[0], calls) if jobs else _of_traces(path, traces)
+    if (count := len(jobs) + (feature is not None)) > 1:
+        raise UsageError(f"{quoted(path)} has ranks of {count} jobs; give the files of only one job")
+    return _of_dumps(path, jobs[0], calls) if feature is None else feature.collectives(path, recordings)
 
 
-def _replayable(
+def replayable(
     path: str,
     world: int,
     groups: list[JobGroup],
@@ -70,9 +72,9 @@ def _replayable(
     left_out: Counter[str],
     **known: object,
 ) -> JobCollectives:
-    """What is replayed of these calls of each known rank; ``wrapped``: ranks whose first ones may be lost.
+    """Return what can be replayed of the calls of each known rank; ``wrapped`` are ranks whose first calls may be lost.
 
-    Raises UsageError where nothing is left.
+    Raises UsageError if no call is left.
     """
     most = max(MOST_CALLS // world, 1)
     if cut := {rank: len(of_rank) - most for rank, of_rank in calls.items() if len(of_rank) > most}:
@@ -180,7 +182,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
     for cause in judged(Recording(readings=readings)):
         blamed = [culprit.rank for culprit in cause.culprits if culprit.rank is not None]
         known = {"says": cause.detail, "blamed": blamed, "confidence": cause.confidence}
-    return _replayable(path, len(job.world), groups, calls, wrapped, +left_out, source="the dumps", **known)
+    return replayable(path, len(job.world), groups, calls, wrapped, +left_out, source="the dumps", **known)
 
 
 def _call(recorded: RecordedCall, op: str, group: int, place: int) -> JobCall:
@@ -193,45 +195,8 @@ def _call(recorded: RecordedCall, op: str, group: int, place: int) -> JobCall:
         group=group,
         seq=entry.seq,
         op=op,
-        elements=min(elements, _MOST_ELEMENTS),
+        elements=min(elements, MOST_ELEMENTS),
         dtype=TYPES.get(entry.dtypes[0].lower() if entry.dtypes else "float", ("uint8", 1))[0],
         root=place if is_root else 0,
         is_open=entry.is_open,
     )
-
-
-# --- of traces ----------------------------------------------------------------------------------------------
-
-
-def _of_traces(path: str, traces: Sequence[TraceFact]) -> JobCollectives:
-    """The last window of each rank. A trace shows collectives that have ended; few of them have a number."""
-    of_rank = {fact.rank or 0: fact for fact in sorted(traces, key=lambda fact: fact.rank or 0)}
-    world = max([max(of_rank) + 1, *(fact.world_size or 0 for fact in of_rank.values())])
-    seen = grouped((call.group, (rank, call.ranks)) for rank, fact in of_rank.items() for call in fact.calls)
-    names, left_out, calls = sorted(seen), Counter[str](), dict[int, list[JobCall]]()
-    groups = []
-    for name in names:
-        is_whole = any(ranks in (None, world) for _, ranks in seen[name])
-        members = range(world) if is_whole else sorted({rank for rank, _ in seen[name]})
-        words = "the default group" if name in ("", "0") else f"group {name}"
-        groups.append(JobGroup(words=words, ranks=tuple(members)))
-    for rank, fact in of_rank.items():
-        counted = Counter[str]()
-        calls[rank] = []
-        for call in sorted(fact.calls, key=lambda call: call.begin_us if call.called_us is None else call.called_us):
-            counted[call.group] += 1
-            op = OPERATIONS.get(call.kind)
-            if op is None or (call.size_bytes is None and op != BARRIER):
-                left_out[call.kind] += 1
-                continue
-            dtype, size = TYPES.get(call.dtype.lower(), ("uint8", 1))
-            seq = counted[call.group] if call.seq is None else call.seq
-            elements = min((call.size_bytes or 0) // size, _MOST_ELEMENTS)
-            index = names.index(call.group)
-            calls[rank].append(JobCall(group=index, seq=seq, op=op, elements=elements, dtype=dtype))
-    job = _replayable(path, world, groups, calls, set(of_rank), left_out, source="the trace")
-    if any(call.differs for of_rank in job.ranks for call in of_rank):  # they ended, so they met under other numbers
-        raise UsageError(
-            f"the traces of {quoted(path)} do not start at the same collective; record the same steps on all ranks"
-        )
-    return job

@@ -15,8 +15,8 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.features import feature_of
 from ddp_doctor.model.base import Frozen, Json
-from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.hostlist import expand
 
@@ -118,10 +118,9 @@ class _Prefixes:
 def redacted(recording: Recording) -> Recording:
     """The recording with other names. Raises UsageError where it would no longer be one."""
     data = recording.model_dump(mode="json")
-    for reading in data["readings"] if recording.command is Command.TRACE else ():
-        reading["part"] = _as_path(reading["part"])
-        if reading["fact"] is not None:
-            reading["fact"]["file"] = _as_path(reading["fact"]["file"])
+    if (feature := feature_of(recording.command)) is not None:
+        for named in (each for reading in data["readings"] for each in (reading, reading["fact"]) if each):
+            named |= {name: _as_path(named[name]) for name in feature.files if name in named}
     redaction = _Redaction(data)
     try:
         return Recording.model_validate(redaction.value(data))
@@ -132,7 +131,7 @@ def redacted(recording: Recording) -> Recording:
 
 
 def _as_path(file: str) -> str:
-    """The name of a trace's file as a path, of which nothing is public: folders are called after models."""
+    """Return the name of a file as a path. No part of it is public: directories may be named after models."""
     parts = re.sub(r"[^\w.+@%=~/-]", "_", file.replace(":", "/")).lstrip("/")
     return f"/{parts}" if parts else ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_doctor import app
 from ddp_doctor.app import UsageError, folders
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import given_text, ignored, require_kind
+from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, as_usage_error
@@ -107,21 +107,6 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
-
-
-def trace(
-    paths: Sequence[str], outputs: Outputs, *, window: str, against: str | None, fail_on: FailOn, ignore: Sequence[str]
-) -> int:
-    """``ddp-doctor trace``: where a step's time goes; the recording is kept. Raises UsageError."""
-    from ddp_doctor.app.traces import trace
-    from ddp_doctor.render.progress import bytes_read
-
-    if window not in ("latest", "all") and not (window.isdecimal() and 0 < int(window) < 10**9):
-        raise UsageError(f"invalid --window {quoted(window)}: expected latest, all or a number of at least 1")
-    options = Options(command=Command.TRACE, window=window, fail_on=fail_on, ignore=ignored(list(ignore)))
-    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
-        outcome = trace(paths, options, tell, against)
-    return save_and_report(outcome, outputs, os.environ)
 
 
 def compare(earlier: str, later: str, outputs: Outputs) -> int:

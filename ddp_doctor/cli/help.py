@@ -5,11 +5,13 @@ Typer's rich panels are not used, because at 60 columns they cut the names of op
 
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ddp_doctor.features import FEATURES
 from ddp_doctor.render.screen import is_plain
 
 NODES = "Nodes and ranks"
@@ -46,10 +48,6 @@ ENDED = (
 FITS = (
     "Exit codes: 0 fits, 1 does not fit with any strategy (or with the --strategy given), 2 usage error or unusable"
     " model, 3 memory unknown or estimate incomplete, 130 interrupted."
-)
-TRACED = (
-    "Exit codes: 0 no certain bottleneck above 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"
-    " trace, 3 unsure, 130 interrupted."
 )
 LIVE = "Exit codes: 0 making progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."
 TOLD = "Exit codes: 0 done, 2 usage error, 3 internal error."
@@ -168,10 +166,18 @@ class Commands(_WithEpilog, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their summaries, and the options of the group."""
-        commands = {
-            heading: [(name, summary(self.commands[name])) for name in names] for heading, names in _COMMANDS.items()
-        }
+        commands = {heading: [(name, self._summary(name)) for name in names] for heading, names in _COMMANDS.items()}
         _write(formatter, {**commands, **headed(self, ctx)})
+
+    def _summary(self, name: str) -> str:
+        return FEATURES[name].summary if name in FEATURES else summary(self.commands[name])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if there is no such command. The command of a feature is imported here."""
+        if cmd_name in FEATURES and cmd_name not in self.commands:
+            module = import_module(f"ddp_doctor.features.{cmd_name}.cli")
+            self.commands[cmd_name] = typer.main.get_command(module.app)
+        return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in the order of the help."""

@@ -1,6 +1,6 @@
 """The command line and the options that several commands share.
 
-before_a_job, while_it_runs, afterwards, clusters and reference add their commands to it.
+before_a_job, jobs, clusters and reference add their commands to it. A feature adds its command when it is asked for.
 """
 
 import inspect
@@ -140,9 +140,11 @@ _SettingsOption = Annotated[
 
 
 def command(
-    *examples: str, exits: str = JUDGED, **context_settings: Any
+    *examples: str, exits: str = JUDGED, of: typer.Typer = app, summary: str | None = None, **context_settings: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Add a function to the command line; it returns the exit code, and its errors become one sentence.
+    """Add a function to a command line; it returns the exit code, and its errors become one sentence.
+
+    The ``summary`` is the docstring unless it is given.
 
     Typer reads the signature, so a parameter ``outputs`` is replaced by one option per output of the command, and a
     parameter ``typed`` by the fields of its dataclass.
@@ -150,7 +152,8 @@ def command(
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         below = epilog(*examples, exits=exits)
-        return app.command(cls=Command, epilog=below, context_settings=context_settings)(_reported(function))
+        added = of.command(cls=Command, help=summary, epilog=below, context_settings=context_settings)
+        return added(_reported(function))
 
     return decorate
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from ddp_doctor.features import feature_of
 from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted
 
@@ -171,7 +172,7 @@ OUTPUTS = (
         "record",
         "Also write the recording to this path.",
         ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach"),
-        lambda results: results.recording.as_json(),
+        lambda results: results.recording.as_json(None if feature_of(results.recording.command) else 1),
     ),
 )
 FORMS = tuple(output for output in OUTPUTS if output.is_form)

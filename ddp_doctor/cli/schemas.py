@@ -15,12 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ddp_doctor.features import load
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report
 from ddp_doctor.model.run_plan import RunPlan
 
 #: Each schema by name: the model, and what writes such a document.
@@ -29,7 +30,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "env-report": (EnvReport, "report of env (--json)"),
     "logs-report": (LogsReport, "report of logs (--json)"),
     "attach-report": (AttachReport, "report of attach (--json)"),
-    "trace-report": (TraceReport, "report of trace (--json)"),
+    "trace-report": (load("trace").report, "report of trace (--json)"),
     "fit-report": (FitReport, "report of fit (--json)"),
     "fleet-report": (FleetReport, "report of fleet (--json)"),
     "lint-report": (LintReport, "report of lint (--json)"),
@@ -38,7 +39,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "recording": (Recording, "recording of a run (--record)"),
 }
 #: Modules of these documents. A recording also holds facts, which may be any JSON.
-_MODULES = ("ddp_doctor.model.", "ddp_doctor.lint.report")
+_MODULES = ("ddp_doctor.model.", *(model.__module__ for model, _ in SCHEMAS.values()))
 
 
 @cache

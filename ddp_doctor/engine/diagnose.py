@@ -7,7 +7,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks import checks_of
+from ddp_doctor.checks import checks_of, every_check
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
@@ -42,16 +42,16 @@ def all_rules() -> list[Described]:
     """Every rule of the doctor, by code."""
     from ddp_doctor.engine.causes.findings import JOB_RULES  # a tenth of what a prolog takes
 
-    of_checks = {rule for command in (Command.RUN, Command.TRACE, Command.FIT) for rule in _rules_for(command)}
-    return sorted([*of_checks, *JOB_RULES], key=lambda rule: rule.code)
+    of_checks = {rule for check in every_check() for rule in check.rules}
+    return sorted([*of_checks.union(_rules_for(Command.RUN)), *JOB_RULES], key=lambda rule: rule.code)
 
 
 @cache
 def _rules_for(command: Command) -> list[Rule]:
     """The rules of machines, in an order in which each comes after those that explain its findings."""
     rules = [rule for check in checks_of(command) if is_judged(command, check.id) for rule in check.rules]
-    if not command.is_of_one_node and command is not Command.TRACE:
-        from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
+    if any(check.where.needs_ranks for check in checks_of(command)):
+        from ddp_doctor.engine.hang.rules import TRIAL_RULES  # only commands with ranks have trials
 
         rules += TRIAL_RULES
     return _causes_first(sorted(rules, key=lambda rule: rule.code))

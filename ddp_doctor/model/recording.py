@@ -297,9 +297,14 @@ class Recording(Frozen):
         """Who started the ranks; nobody (plain) where there is no world."""
         return self.world.launcher if self.world is not None else "plain"
 
-    def as_json(self) -> str:
-        """As it is kept, ending in a newline; indented, but for traces, of which nobody reads thousands of calls."""
-        return self.model_dump_json(indent=None if self.command is Command.TRACE else 1) + "\n"
+    def as_json(self, indent: int | None = 1) -> str:
+        """Return the text of its file."""
+        return self.model_dump_json(indent=indent) + "\n"
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its facts."""
+        return {kind for reading in self.readings if (kind := _kind(reading)) is not None}
 
     def ignoring(self, codes: tuple[str, ...]) -> "Recording":
         """The same, to be judged without the rules whose codes begin so, too."""

@@ -39,8 +39,6 @@ by_administrator = partial(remedy, untried="requires an administrator")
 by_operator = partial(remedy, untried="requires an operator or a different allocation")
 #: For those who install software.
 by_installation = partial(remedy, untried="ddp-doctor does not change installations")
-#: By what a trace shows.
-by_trace = partial(remedy, untried="reading a trace runs nothing")
 #: For those who write the training script.
 in_code = partial(remedy, scope="code", untried="ddp-doctor does not run the job's code")
 #: Why no trial proves a change of the script that would change what is trained.

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from ddp_doctor.features import feature_of
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import FitReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import FitReport, LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import about, findings, fit_table, job_story, tables, trace_table
+from ddp_doctor.render import about, findings, fit_table, job_story, tables
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -35,14 +36,14 @@ def render(report: Report, recording: Recording) -> str:
     blocks += [_table(("", ""), about.lines(report, recording))]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
-    if isinstance(report, TraceReport):
-        blocks += [_fence("\n".join(table.lines(None))) for table in trace_table.tables(report, each=True)]
+    if (feature := feature_of(recording.command)) is not None:
+        blocks += [_fence("\n".join(table.lines(None))) for table in feature.tables(report, each=True)]
     if isinstance(report, FitReport):
         blocks += [_fence("\n".join(table.lines(None))) for table in fit_table.tables(report, recording)]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
-    if selected and not isinstance(report, LogsReport | TraceReport):
+    if selected and feature is None and not isinstance(report, LogsReport):
         rows = [(check.id, check.status.value.replace("_", " "), check.reason or "") for check in selected]
         counts = Counter(check.status for check in selected)
         words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status]).replace(

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import fill
 
+from ddp_doctor.features import feature_of
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, JobCauseReport, LogsReport, Report
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE, Console
@@ -111,8 +112,12 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
     for lines in _stories(report, recording, parts.width, each=each):
         parts.show(lines)
     is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
-    has_own_table = isinstance(report, LogsReport | TraceReport | FitReport) or recording.command is Command.FLEET
-    if not has_own_table and (each or not (is_pasted or recording.command is Command.COMPARE)):
+    has_own_table = isinstance(report, LogsReport | FitReport) or recording.command is Command.FLEET
+    if (
+        not has_own_table
+        and feature_of(recording.command) is None
+        and (each or not (is_pasted or recording.command is Command.COMPARE))
+    ):
         for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
             if not number:
                 parts.begin()
@@ -128,10 +133,8 @@ def _stories(report: Report, recording: Recording, width: int | None, *, each: b
         yield from (live_story.lines(job, report, width, each=each) for job in live_jobs(recording))
         unread = unreached(recording).items()
         yield [folded(f"{host} could not be read: {one_line(why)}", width, hang=2) for host, why in unread]
-    elif isinstance(report, TraceReport):
-        from ddp_doctor.render import trace_table
-
-        yield from (table.lines(width) for table in trace_table.tables(report, each=each))
+    elif (feature := feature_of(recording.command)) is not None:
+        yield from (table.lines(width) for table in feature.tables(report, each=each))
     elif isinstance(report, FitReport):
         from ddp_doctor.render import fit_table
 

@@ -14,8 +14,8 @@ from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import fleet
 from ddp_doctor.views.compared_traces import changes, efficiency
+from tests.features.trace.written import steps, written
 from tests.recordings import load
-from tests.traces.written import steps, written
 
 
 def job(folder: Path, ranks: int = 2, count: int = 5, length: float = 1000.0, batch: int = 32) -> str:

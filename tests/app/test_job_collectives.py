@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app.job_collectives import load_job_collectives
-from ddp_doctor.facts.trace import TraceCall, TraceFact
+from ddp_doctor.features.trace.facts import TraceCall, TraceFact
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
 from ddp_doctor.model.recording import Options, Recording, World

@@ -13,7 +13,7 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 
-from tests.traces.repeated import repeat
+from tests.features.trace.repeated import repeat
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
@@ -50,7 +50,9 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return Path(given)
     folder = tmp_path_factory.mktemp("source")
     name = {"operators": "healthy_mlp", "stacks": "healthy_stack"}[request.param]
-    subprocess.run([sys.executable, "-m", "tests.traces.make", str(folder), name], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.features.trace.make", str(folder), name], check=True, capture_output=True
+    )
     return folder / name / "rank0.json.gz"
 
 

@@ -16,6 +16,7 @@ from ddp_doctor.cli.main import app
 from ddp_doctor.model.choices import UsageError
 
 GROUP: Any = typer.main.get_command(app)
+COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 
 
 MOST_LINES = 40
@@ -28,9 +29,9 @@ def said(*args: str, width: int) -> str:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_help_cuts_no_word_and_no_summary_at_any_width(width):
     whole = " ".join(said("--help", width=width).split())
-    assert all(f"{name} {summary(command)}" in whole for name, command in GROUP.commands.items())
+    assert all(f"{name} {summary(command)}" in whole for name, command in COMMANDS.items())
 
-    for name, command in GROUP.commands.items():
+    for name, command in COMMANDS.items():
         text = said(name, "--help-all" if has_short_help(name) else "-h", width=width)
         before, _, examples = text.partition("Examples:\n  ")
         assert max(map(len, before.splitlines())) <= width
@@ -54,7 +55,7 @@ def test_help_all_of_run_groups_options_by_task():
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(("name", "command"), GROUP.commands.items())
+@pytest.mark.parametrize(("name", "command"), COMMANDS.items())
 def test_help_of_a_command_fits_a_screen(name, command):
     text = said(name, "--help", width=80)
 
@@ -65,11 +66,11 @@ def test_help_of_a_command_fits_a_screen(name, command):
     assert {*COMMON.get(name, ())} <= wanted
 
 
-@pytest.mark.parametrize("lines", [command.epilog for command in GROUP.commands.values()])
+@pytest.mark.parametrize("lines", [command.epilog for command in COMMANDS.values()])
 def test_the_examples_of_a_command_are_understood(lines: str):
     for example in (line for line in lines.splitlines() if line.startswith("  ")):
         name, *rest = example.rpartition("ddp-doctor ")[2].partition(" -- ")[0].split()
-        known = {option for parameter in GROUP.commands[name].params for option in parameter.opts}
+        known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= known
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor import templates
-from ddp_doctor.app.traces import read_traces
 from ddp_doctor.cli import commands
+from ddp_doctor.features.trace.use_case import read_traces
 from tests.lab.processes import to_its_end
 from tests.waiting import LIMIT_S, limits_s, wait_until
 

@@ -13,12 +13,13 @@ from operator import itemgetter
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ddp_doctor.features import feature_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import AttachReport, CheckResult, FitReport, LogsReport, NodeVerdict, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, CheckResult, FitReport, LogsReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import (
     about,
@@ -31,11 +32,10 @@ from ddp_doctor.render import (
     live_story,
     settings_table,
     tables,
-    trace_table,
 )
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import bars, steps, timeline
+from ddp_doctor.render.html import bars, timeline
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -98,7 +98,7 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    has_checks = not isinstance(report, LogsReport | TraceReport)  # whose one check is the reading itself
+    has_checks = feature_of(recording.command) is None and not isinstance(report, LogsReport)
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
@@ -135,8 +135,8 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
 
 
 def _bars(report: Report, recording: Recording) -> Iterator[bars.Part]:
-    if isinstance(report, TraceReport):
-        yield from steps.steps(report, recording)
+    if (feature := feature_of(recording.command)) is not None:
+        yield from feature.bars(report, recording)
     elif isinstance(report, FitReport) and report.estimates:
         yield bars.memory(report)
 
@@ -222,8 +222,8 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
             yield replace(live_story.table(job, report), caption=first, notes=tuple(further))
         for host, why in unreached(recording).items():
             yield Table(caption=f"{host} could not be read: {why}")
-    elif isinstance(report, TraceReport):
-        yield from trace_table.tables(report, each=True)
+    elif (feature := feature_of(recording.command)) is not None:
+        yield from feature.tables(report, each=True)
     elif isinstance(report, FitReport):
         yield from fit_table.tables(report, recording)
     elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):

@@ -1,0 +1,72 @@
+"""Features: products with their own command, one package each, from the facts to the command.
+
+The core imports no feature. It loads a feature by name if the command of the feature runs or a recording has its facts.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_doctor.model.choices import Command
+
+if TYPE_CHECKING:
+    from ddp_doctor.facts.cluster import TracedSide
+    from ddp_doctor.model.check import Check
+    from ddp_doctor.model.finding import Finding
+    from ddp_doctor.model.job_collectives import JobCollectives
+    from ddp_doctor.model.recording import Recording
+    from ddp_doctor.model.report import Report
+
+
+class Row(NamedTuple):
+    """What the core needs to know of a feature before it loads it."""
+
+    summary: str  # of its command, in the help
+    kinds: Collection[str]  # of facts that only this feature records
+
+
+#: By package, which has the name of the command.
+FEATURES = {"trace": Row("Show where step time goes and why, from profiler traces.", ("trace/1",))}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the core calls in a feature. Reports show its tables instead of checks; its recordings are not indented."""
+
+    checks: "tuple[Check, ...]"  #: Of its recordings. No run has them.
+    report: "type[Report]"  #: The class of its report.
+    complete: "Callable[[Report, Recording], Report]"  #: Return the report with the feature's own part.
+    scope: "Callable[[Recording], str]"  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
+    #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
+    healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]]"
+    label: str  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
+    tables: Callable[..., Iterator[Any]]  #: Yield the tables of a report (render/layout.py); ``each``: with all rows.
+    #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
+    bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]"
+    files: Collection[str]  #: The fields of readings and facts that are names of files, which --redact replaces.
+    #: Read one side of ``compare``, and report the progress in bytes. Raises UsageError.
+    side: "Callable[[str, Callable[[int, int], None] | None], TracedSide]"
+    #: Return the collectives in recordings, for ``run --collectives-of PATH``. Raises UsageError.
+    collectives: "Callable[[str, Sequence[Recording]], JobCollectives]"
+
+
+def feature_of(command: Command) -> Feature | None:
+    """Return the feature of a command, or None for a command of the core."""
+    return load(command.value) if command.value in FEATURES else None
+
+
+def features_with(kinds: Collection[str] | None = None) -> list[Feature]:
+    """Return the features that record some of these kinds of facts, or all features."""
+    return [load(name) for name, row in FEATURES.items() if kinds is None or not set(kinds).isdisjoint(row.kinds)]
+
+
+def load(name: str) -> Feature:
+    """Import a feature."""
+    feature: Feature = import_module(f"{__name__}.{name}").FEATURE
+    return feature
+
+
+def later(module: str, function: str) -> Callable[..., Any]:
+    """Return a function whose module is imported when it is called."""
+    return lambda *given: vars(import_module(module))[function](*given)  # noqa: PLW0108 - imports when it is called

@@ -1,0 +1,54 @@
+"""trace: where the time of a job's steps goes, by the profiler's traces of its ranks.
+
+Raw input, read by ``ddp-doctor trace`` alone: Chrome JSON as torch.profiler writes it, one file for each rank::
+
+    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 579, "tid": 579,
+     "ts": 4932381953313.155, "dur": 28255.624, "args": {"External id": 1}}
+    {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 579, "tid": 631,
+     "ts": 4932381956389.780, "dur": 16268.645, "args": {}}
+
+Who waits shows long collectives, and who is waited for short ones.
+"""
+
+from ddp_doctor.features import Feature, later
+from ddp_doctor.features.trace.facts import TraceFact
+from ddp_doctor.features.trace.report import healthy, scope, with_steps
+from ddp_doctor.features.trace.rules import communication, late_rank, step
+from ddp_doctor.features.trace.table import tables
+from ddp_doctor.features.trace.views.windows import problem
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Fact, Skip
+from ddp_doctor.model.report import TraceReport
+from ddp_doctor.model.rule import rules_in
+
+
+def probe(_ctx: Context) -> Fact:
+    """Traces are given, not looked for."""
+    raise Skip("no trace was given")
+
+
+CHECK = Check(
+    id="trace",
+    title="A step computes, and nobody is waited for",
+    where=Where.FILES,
+    probe=probe,
+    facts=(TraceFact,),
+    rules=rules_in(late_rank, step, communication),
+    untested=problem,
+)
+
+FEATURE = Feature(
+    checks=(CHECK,),
+    report=TraceReport,
+    complete=with_steps,
+    scope=scope,
+    healthy=healthy,
+    label="Slow",
+    tables=tables,
+    bars=later(f"{__name__}.bars", "steps"),
+    files=("part", "file"),
+    side=later(f"{__name__}.shared", "read_side"),
+    collectives=later(f"{__name__}.shared", "job_collectives"),
+)

@@ -1,0 +1,199 @@
+"""What is kept of a trace's events while they pass: times and names in arrays, arguments of the few that matter.
+
+Names and categories: pytorch/kineto libkineto/include/ActivityType.h; torch/csrc/distributed/c10d/reducer.cpp.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from operator import le
+from typing import NamedTuple
+
+from ddp_doctor.features.trace.reading.events import Event
+
+#: More names than any trace has; the rest are one.
+_MOST_NAMES = 500_000
+#: More annotations, collectives and copies than a trace of a day has.
+_MOST_KEPT = 2_000_000
+_COLLECTIVE_KERNELS = ("nccl", "rccl", "msccl")  # how their names begin
+#: Operators that may wait for the GPU: they read a number, or copy. The outermost one names the user's line.
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+COPIES = ("aten::to", "aten::copy_")
+#: The first operator of a model: its first input, of embeddings the second, has the batch.
+FIRST_INPUT = {
+    **dict.fromkeys(("aten::linear", "aten::addmm", "aten::matmul", "aten::conv1d", "aten::conv2d", "aten::conv3d"), 0),
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::layer_norm", "aten::batch_norm", "aten::flatten"), 0),
+    "aten::embedding": 1,
+}
+#: Which torch before 1.12 writes as operators.
+_ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.forward")
+_SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+#: A copy that is handed on returns within 50 us, one from pageable memory waits for the GPU (measured, torch 2.11).
+_COPY_THAT_WAITED_US = 100.0
+BACKWARD = "autograd::engine::evaluate_function"
+#: The node in which DistributedDataParallel takes a gradient, and calls the all-reduce of a bucket that is full.
+ACCUMULATES = "AccumulateGrad"
+INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
+BACK_FROM_BUCKET = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+UNUSED_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+#: Around the broadcast of a model's buffers.
+PACKED, UNPACKED = "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"
+_REDUCER = frozenset((*INTO_BUCKET, BACK_FROM_BUCKET, UNUSED_SEARCH))
+
+
+class Row(NamedTuple):
+    """An event with its name; ``args`` as they stand in the file."""
+
+    begin: float
+    end: float
+    name: str
+    thread: int | str
+    args: bytes = b""
+
+
+class Rows:
+    """Events without arguments, in an array: there are millions. Sorted before anything is asked of them."""
+
+    def __init__(self) -> None:
+        self.flat = array("d")  # begin, how long it took, and the number of its name, one event after the other
+        self.begins, self.lasts, self.names = array("d"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.flat) // 3
+
+    def sorted(self) -> "Rows":
+        """The same, by begin."""
+        columns = [self.flat[column::3] for column in range(3)]
+        if not all(map(le, columns[0], columns[0][1:])):
+            order = sorted(range(len(self)), key=columns[0].__getitem__)
+            columns = [array("d", map(column.__getitem__, order)) for column in columns]
+        self.begins, self.lasts, self.names = columns
+        return self
+
+    def outermost(self) -> Iterator[tuple[float, float, int]]:
+        """Begin, end and name of those that no other one contains."""
+        begin = until = float("-inf")
+        name = 0.0
+        for at, last, called in zip(self.begins, self.lasts, self.names, strict=True):
+            if at < until:
+                until = max(until, at + last)
+                continue
+            if until > begin:
+                yield begin, until, int(name)
+            begin, until, name = at, at + last, called
+        if until > begin:
+            yield begin, until, int(name)
+
+
+class Collected:
+    """All that is kept of one file."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.numbers: dict[str, int] = {"": 0}
+        self.ops: defaultdict[int | str, Rows] = defaultdict(Rows)  # by thread
+        self.backward = Rows()
+        self.frames: defaultdict[int | str, Rows] = defaultdict(Rows)
+        self.kernels = Rows()
+        self.launches = Rows()
+        self.annotations: list[Row] = []
+        self.on_gpu: list[Row] = []  # annotations of the GPU
+        self.calls: list[Row] = []  # c10d::, on the host
+        self.records: list[Row] = []  # record_param_comms
+        self.collectives: list[Row] = []  # kernels, or gloo's annotations
+        self.copies: list[Row] = []
+        self.syncs: list[Row] = []  # of the CUDA runtime
+        self.waiting: list[Row] = []  # operators of READS and COPIES
+        self.reducer: list[Row] = []
+        self.inputs: list[Row] = []  # operators of FIRST_INPUT
+        self.detached: list[Row] = []  # tensors
+        self.processes: set[int | str] = set()  # that have steps
+        self._besides: dict[str, list[Row] | None] = {}  # by the names of operators
+        self._takers = {
+            **dict.fromkeys(("cpu_op", "Operator"), self._operator),
+            **dict.fromkeys(("kernel", "Kernel"), self._kernel),
+            **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), self._copy),
+            **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime"), self._runtime),
+            "user_annotation": self._annotation,
+            "gpu_user_annotation": self._annotation_on_gpu,
+            "python_function": self._frame,
+        }
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Keep what matters of these."""
+        takers = self._takers
+        for event in events:
+            if event.ph == "X" and (taker := takers.get(event.cat or "")) is not None:
+                taker(event, event.ts, event.name or "")
+        self.events += len(events)
+
+    def number(self, name: str) -> int:
+        """A small number that stands for a name."""
+        found = self.numbers.get(name)
+        if found is None:
+            found = self.numbers[name] = len(self.numbers) if len(self.numbers) < _MOST_NAMES else 0
+        return found
+
+    def _keep(self, rows: list[Row], event: Event, begin: float, name: str, *, args: bool = False) -> None:
+        if len(rows) < _MOST_KEPT:
+            thread = event.tid if event.tid is not None else ""
+            rows.append(Row(begin, begin + max(event.dur, 0.0), name, thread, bytes(event.args) if args else b""))
+
+    def _operator(self, event: Event, begin: float, name: str) -> None:
+        try:
+            rows = self._besides[name]
+        except KeyError:
+            rows = self._rows_of(name)
+            if len(self._besides) < _MOST_NAMES:
+                self._besides[name] = rows
+        if rows is None or not (rows is self.calls or rows is self.records or rows is self.annotations):
+            number = self.numbers.get(name) or self.number(name)
+            self.ops[event.tid or 0].flat.extend((begin, event.dur, number))
+            if name.startswith(BACKWARD):
+                self.backward.flat.extend((begin, event.dur, number))
+        if rows is self.annotations:
+            self._annotation(event, begin, name)
+        elif rows is not None:
+            self._keep(rows, event, begin, name, args=rows is self.inputs or rows is self.records)
+
+    def _rows_of(self, name: str) -> "list[Row] | None":
+        """Where an operator of this name is kept besides, or instead."""
+        if name.startswith("c10d::"):
+            return self.calls
+        if name.startswith(_ANNOTATIONS):
+            return self.annotations
+        tables = ((FIRST_INPUT, self.inputs), ((*READS, *COPIES), self.waiting), (_REDUCER, self.reducer))
+        of_name = {"record_param_comms": self.records, "aten::detach": self.detached}
+        of_name |= {key: rows for keys, rows in tables for key in keys}
+        return of_name.get(name)
+
+    def _annotation(self, event: Event, begin: float, name: str) -> None:
+        if name.startswith("gloo:"):
+            self._keep(self.collectives, event, begin, name, args=True)
+            return
+        if name.startswith("ProfilerStep#"):
+            self.processes.add(event.pid or 0)
+        self._keep(self.annotations, event, begin, name)
+
+    def _annotation_on_gpu(self, event: Event, begin: float, name: str) -> None:
+        if name.startswith("Optimizer.step#"):
+            self._keep(self.on_gpu, event, begin, name)
+
+    def _kernel(self, event: Event, begin: float, name: str) -> None:
+        if name.startswith(_COLLECTIVE_KERNELS):
+            self._keep(self.collectives, event, begin, name, args=True)
+        else:
+            self.kernels.flat.extend((begin, max(event.dur, 0.0), 0))
+
+    def _copy(self, event: Event, begin: float, name: str) -> None:
+        self._keep(self.copies, event, begin, name)
+
+    def _runtime(self, event: Event, begin: float, name: str) -> None:
+        if "Launch" in name:
+            self.launches.flat.extend((begin, event.dur, 0))
+        elif name.endswith(_SYNCHRONISES) or ("Memcpy" in name and event.dur > _COPY_THAT_WAITED_US):
+            self._keep(self.syncs, event, begin, name)
+
+    def _frame(self, event: Event, begin: float, name: str) -> None:
+        number = self.numbers.get(name) or self.number(name)
+        self.frames[event.tid or 0].flat.extend((begin, event.dur, number))

@@ -1,0 +1,81 @@
+"""The report on traces: where the time of each step goes, and what would make it faster."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from ddp_doctor.features.trace.facts import TraceFact
+from ddp_doctor.features.trace.views.advice import advice
+from ddp_doctor.features.trace.views.parts import Parts, median_parts, parts
+from ddp_doctor.features.trace.views.windows import Window, windows
+from ddp_doctor.knowledge.severity import WARNING_SHARE
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report, StepParts, TracedRank, TracedStep, TracedWindow, TraceReport
+
+
+def with_steps(report: Report, recording: Recording) -> TraceReport:
+    """The report with the table of ranks and steps."""
+    traced = tuple(_window(recording, window) for window in windows(recording))
+    return TraceReport(
+        **dict(report),
+        windows=traced,
+        advice=traced[-1].advice if traced else (),
+        unread={each.part: each.reason or "" for each in recording.readings if each.status is Status.SKIPPED},
+    )
+
+
+def _window(recording: Recording, window: Window) -> TracedWindow:
+    rows = zip(window.ranks, parts(recording, window), median_parts(recording, window), strict=True)
+    return TracedWindow(
+        number=window.number,
+        world_size=window.world_size,
+        ranks=tuple(_rank(fact, steps, middle) for fact, steps, middle in rows),
+        advice=advice(recording, window),
+    )
+
+
+def _rank(fact: TraceFact, steps: tuple[Parts, ...], middle: Parts) -> TracedRank:
+    told = {
+        name: getattr(fact, name) for name in ("rank", "file", "host", "device", "gpu", "left_out", "cut", "damaged")
+    }
+    numbered = zip(fact.steps, steps, strict=True)
+    return TracedRank(
+        **told,
+        median=StepParts(**_seconds(middle)),
+        steps=tuple(TracedStep(number=step.number, **_seconds(taken)) for step, taken in numbered),
+    )
+
+
+def _seconds(taken: Parts) -> dict[str, float]:
+    return {name: round(value / 1e6, 9) for name, value in taken._asdict().items()}
+
+
+#: The rules about ranks that delay the others; their information findings may be noise.
+_LATE_RANKS = tuple(f"DDT10{number}" for number in range(1, 8))
+
+
+def healthy(recording: Recording, findings: Sequence[Finding]) -> tuple[str, tuple[str, ...]]:
+    """Return the verdict if no rank certainly delays the others and no setting costs much, and any exposed transfer."""
+    exposed = _exposed(recording)
+    delays = next((found.title for found in findings if found.code in _LATE_RANKS), None)
+    if delays:
+        return f"No certain bottleneck ({scope(recording)}): {delays[0].lower()}{delays[1:]}", exposed
+    return f"No {'avoidable ' if exposed else ''}bottleneck above {WARNING_SHARE:.0%} ({scope(recording)})", exposed
+
+
+def _exposed(recording: Recording) -> tuple[str, ...]:
+    ranks = [taken for window in windows(recording) for taken in median_parts(recording, window)]
+    share = sum(taken.transfer for taken in ranks) / (sum(taken.step for taken in ranks) or 1.0)
+    return (f"Exposed communication takes {share:.0%} of the step",) if share >= WARNING_SHARE else ()
+
+
+def scope(recording: Recording) -> str:
+    """``2 ranks, 4 steps of 31 ms``: what a verdict rests on."""
+    told = []
+    for window in windows(recording):
+        ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) != 1 else ''}"
+        count = max((len(fact.steps) for fact in window.ranks), default=0)
+        lengths = [step.length_us for fact in window.ranks for step in fact.steps]
+        told.append(f"{ranks}, {count} step{'s' if count != 1 else ''} of {median(lengths or [0.0]) / 1e3:.3g} ms")
+    return "; ".join(told) or "no step"

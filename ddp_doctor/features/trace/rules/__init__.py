@@ -1,0 +1,1 @@
+"""The rules of ``trace``, by what they speak of."""

@@ -1,0 +1,121 @@
+"""Traces are put together by their steps, and what cannot be judged is said."""
+
+import pytest
+
+from ddp_doctor.features.trace.facts import TraceFact
+from ddp_doctor.features.trace.views.windows import problem, windows
+from tests.features.trace.made_facts import job, of_rank, recording
+
+EVEN = [20_000.0] * 3
+TWO = job([EVEN, EVEN])
+LATER = tuple(fact.model_copy(update={"file": f"later_{fact.file}"}) for fact in job([EVEN, EVEN], first=20))
+
+
+def of(ranks: tuple[TraceFact, ...], window: str = "latest") -> list[tuple[int, list[int | None]]]:
+    return [(one.number, [fact.rank for fact in one.ranks]) for one in windows(recording(ranks, window))]
+
+
+def test_ranks_with_the_same_steps_are_one_window_in_whatever_order_they_are_given():
+    assert of(tuple(reversed(TWO))) == [(1, [0, 1])]
+    assert problem(recording(TWO)) == ""
+    assert windows(recording(TWO))[0].is_whole
+
+
+def test_the_latest_window_is_judged_unless_another_one_is_asked_for():
+    both = (LATER[1], TWO[0], TWO[1], LATER[0])
+
+    assert of(both) == [(2, [0, 1])]
+    assert of(both, "all") == [(1, [0, 1]), (2, [0, 1])]
+    assert of(both, "1") == [(1, [0, 1])]
+    assert problem(recording(both, "3")) == "there is no window 3"
+
+
+def test_windows_without_numbers_of_steps_follow_the_order_of_each_ranks_files():
+    files = [
+        fact.model_copy(update={"marked_by": "optimizer", "begin_us": begin})
+        for begin, ranks in ((1e6, TWO), (2e6, LATER))
+        for fact in ranks
+    ]
+
+    assert of((files[3], files[0], files[2], files[1]), "all") == [(1, [0, 1]), (2, [0, 1])]
+    assert windows(recording(files))[0].ranks[0].file == "later_rank0.json.gz"
+
+
+def test_ranks_of_which_steps_overlap_in_part_are_judged_by_those_that_do():
+    ranks = (TWO[0], job([EVEN, EVEN], first=4)[1])
+
+    assert of(ranks) == [(1, [0, 1])]
+    assert {meeting.step for meeting in windows(recording(ranks))[0].met.meetings} == {4, 5}
+
+
+TWICE = (*TWO, TWO[0].model_copy(update={"file": "b/rank0.json.gz"}))
+LARGER = of_rank(TWO, 1, world_size=4)
+MERGED = of_rank(TWO, 1, processes=2)
+EMPTY = of_rank(TWO, 1, steps=(), calls=())
+NAMELESS = of_rank(TWO, 1, rank=None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "judged"),
+    [
+        (TWICE, "rank 0 is there 2 times with the same steps (rank0.json.gz and b/rank0.json.gz)", []),
+        (LARGER, "traces of jobs of 2 and 4 ranks lie together", []),
+        (MERGED, "rank1.json.gz: 2 processes are merged in it; give one file for each rank; 1 of 2 ranks", [(1, [0])]),
+        (EMPTY, "rank1.json.gz: no whole step is in it; 1 of 2 ranks", [(1, [0])]),
+        (NAMELESS, "rank1.json.gz: neither the trace nor its name tells the rank", [(1, [0])]),
+        (TWO[1:], "1 of 2 ranks is here: waiting or transfer is not known", [(1, [1])]),
+        (job([EVEN] * 8)[:2], "2 of 8 ranks are here: others may have come later", [(1, [0, 1])]),
+        ((TWO[0], LATER[1]), "1 of 2 ranks is here; the traces of others are of other steps", [(2, [1])]),
+        (of_rank(of_rank(TWO, 0, calls=()), 1, calls=()), "no collective is in it", [(1, [0, 1])]),
+        (of_rank(TWO, 1, calls=TWO[1].calls[1:]), "the ranks have not the same collectives in step 3", [(1, [0, 1])]),
+    ],
+)
+def test_what_cannot_be_judged_is_said(ranks: tuple[TraceFact, ...], words: str, judged: list[tuple[int, list[int]]]):
+    assert problem(recording(ranks)).startswith(words)
+    assert of(ranks) == judged
+
+
+def test_a_process_alone_needs_no_rank():
+    alone = job([EVEN])[0].model_copy(update={"rank": None, "world_size": None, "calls": ()})
+
+    assert of((alone,)) == [(1, [None])]
+    assert problem(recording((alone,))) == "no collective is in it: who waits for whom cannot be told"
+
+
+def test_where_nobody_tells_how_many_ranks_there_are_there_may_be_more():
+    """Healthy was said once of three ranks of four."""
+    unknown = tuple(fact.model_copy(update={"world_size": None}) for fact in job([EVEN] * 3))
+    by_group = tuple(
+        fact.model_copy(update={"calls": tuple(call.model_copy(update={"ranks": 3}) for call in fact.calls)})
+        for fact in unknown
+    )
+
+    assert windows(recording(by_group))[0].is_whole
+    assert not windows(recording(unknown))[0].is_whole
+    assert problem(recording(unknown[1:])) == "2 of an unknown number of ranks are here: others may have come later"
+
+
+def test_one_rank_that_meets_others_is_not_the_whole_job_although_nobody_tells_its_size():
+    alone = (TWO[0].model_copy(update={"world_size": None}),)
+
+    assert not windows(recording(alone))[0].is_whole
+    assert "waiting or transfer is not known" in problem(recording(alone))
+
+
+def test_a_number_of_ranks_without_end_takes_no_time():
+    told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
+
+    assert not windows(told)[0].is_whole
+
+
+def test_a_rank_without_collectives_among_ranks_that_meet_is_not_judged_in_silence():
+    three = job([EVEN, EVEN, EVEN])
+    told = recording((three[0].model_copy(update={"calls": ()}), *three[1:]))
+
+    assert "rank0.json.gz: no collective is in it" in problem(told)
+
+
+def test_a_trace_without_steps_says_what_would_tell_them_apart():
+    told = problem(recording((TWO[0].model_copy(update={"steps": (), "calls": (), "marked_by": ""}),)))
+
+    assert "neither profiler.step() nor Optimizer.step" in told
