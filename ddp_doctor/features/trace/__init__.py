@@ -12,7 +12,7 @@ Who waits shows long collectives, and who is waited for short ones.
 
 from ddp_doctor.features import Feature, later
 from ddp_doctor.features.trace.facts import TraceFact
-from ddp_doctor.features.trace.report import healthy, scope, with_steps
+from ddp_doctor.features.trace.report import TraceReport, healthy, scope, with_steps
 from ddp_doctor.features.trace.rules import communication, late_rank, step
 from ddp_doctor.features.trace.table import tables
 from ddp_doctor.features.trace.views.windows import problem
@@ -20,7 +20,6 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
-from ddp_doctor.model.report import TraceReport
 from ddp_doctor.model.rule import rules_in
 
 

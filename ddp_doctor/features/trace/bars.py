@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median_low
 
 from ddp_doctor.features.trace.facts import TraceFact, TraceStep
+from ddp_doctor.features.trace.report import TracedRank, TraceReport
 from ddp_doctor.features.trace.table import PARTS, blamed, caption, is_seen, name_of
 from ddp_doctor.features.trace.views.windows import windows
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import TracedRank, TraceReport
 from ddp_doctor.render.html.bars import Part, bar
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line

@@ -2,16 +2,74 @@
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal
+
+from pydantic import Field
 
 from ddp_doctor.features.trace.facts import TraceFact
 from ddp_doctor.features.trace.views.advice import advice
 from ddp_doctor.features.trace.views.parts import Parts, median_parts, parts
 from ddp_doctor.features.trace.views.windows import Window, windows
 from ddp_doctor.knowledge.severity import WARNING_SHARE
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import Report, StepParts, TracedRank, TracedStep, TracedWindow, TraceReport
+from ddp_doctor.model.recording import Recording, TraceAdvice
+from ddp_doctor.model.report import Report
+
+
+class StepParts(Frozen):
+    """Where the seconds of a step go; all but ``step`` and ``hidden`` add up to ``step``."""
+
+    step: float  # how long it took
+    compute: float  # kernels run, on a CPU trace operators
+    optimizer: float  # … those of Optimizer.step
+    loading: float  # the rank waits for its data
+    waiting: float  # the rank waits for ranks that come later to a collective
+    transfer: float  # a collective moves data, and nothing is computed beside it
+    not_told: float  # waiting or transfer: of a rank without its peers
+    other: float  # copies to and from the GPU alone
+    host: float  # nothing of all that: Python, launches, synchronization, pauses
+    hidden: float  # communication beside computing, which is counted there
+
+
+class TracedStep(StepParts):
+    """One step of one rank."""
+
+    number: int  # as the profiler counts
+
+
+class TracedRank(Frozen):
+    """The steps of one rank in one window."""
+
+    rank: int | None  # null where neither the trace nor its file's name tells it
+    file: str  # as it was given, or ARCHIVE:MEMBER
+    host: str  # empty where the trace does not tell it
+    device: Literal["cpu", "gpu"]  # what computes
+    gpu: str  # its model
+    left_out: int  # the first recorded steps, which are not judged
+    cut: bool = False  # whether its file ends before its end; whole steps before that are here
+    damaged: int = 0  # events that could not be read
+    median: StepParts  # the median of each part, scaled to the length of the median step
+    steps: tuple[TracedStep, ...]  # all that are judged
+
+
+class TracedWindow(Frozen):
+    """The steps that the ranks recorded at the same time."""
+
+    number: int  # from 1, the earliest first
+    world_size: int | None  # of the job, where it is told
+    ranks: tuple[TracedRank, ...]  # those whose trace was given
+    advice: tuple[TraceAdvice, ...] = ()  # what would make its steps faster, the largest bound first
+
+
+class TraceReport(Report):
+    """What ``trace --json`` writes: the envelope, where the time of each step goes, and what would make it faster."""
+
+    windows: tuple[TracedWindow, ...] = ()  # those that are judged
+    advice: tuple[TraceAdvice, ...] = ()  # of the latest of them
+    #: Files that hold no trace, and why; under "" how many more lie beside traces.
+    unread: dict[str, str] = Field(default_factory=dict)
 
 
 def with_steps(report: Report, recording: Recording) -> TraceReport:

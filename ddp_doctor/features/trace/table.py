@@ -12,9 +12,9 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from ddp_doctor.features.trace.facts import TraceFact
+from ddp_doctor.features.trace.report import StepParts, TracedRank, TracedWindow, TraceReport
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.report import StepParts, TracedRank, TracedWindow, TraceReport
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import one_line
 

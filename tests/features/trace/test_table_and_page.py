@@ -7,10 +7,10 @@ from ddp_doctor import app
 from ddp_doctor.app import Outcome
 from ddp_doctor.features.trace import table as trace_table
 from ddp_doctor.features.trace.facts import Gap, TraceCall, TraceFact, TraceStep
+from ddp_doctor.features.trace.report import TraceReport
 from ddp_doctor.model.choices import Command, FailOn, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.model.report import TraceReport
 from ddp_doctor.render import markdown
 from ddp_doctor.render.html import page
 from tests.readings import collected
