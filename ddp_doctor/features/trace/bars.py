@@ -104,13 +104,11 @@ class _Scale:
 
 
 def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
-    """When the last collective of the step ended that ends on all ranks at once."""
     at = fact.steps.index(step)
     return max((call.end_us for call in fact.calls if call.step == at and call.kind in _ENDS_TOGETHER), default=None)
 
 
 def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
-    """The step, and over it when communication alone ran, and its longest gap."""
     yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.length_us)}")
     for begin, end in step.exposed:
         yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
@@ -121,7 +119,6 @@ def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
 
 
 def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[Part]:
-    """The longest collectives of which some part is in the step."""
     inside = (call for call in fact.calls if call.begin_us < step.end_us and call.end_us > step.begin_us)
     for call in sorted(inside, key=lambda call: call.begin_us - call.end_us)[:_MOST_CALLS]:
         size = f" of {amount(call.size_bytes, 'B')}" if call.size_bytes else ""

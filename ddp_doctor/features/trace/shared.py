@@ -32,7 +32,6 @@ def read_side(path: str, progress: Progress | None) -> TracedSide:
 
 
 def _side(recording: Recording, file: str) -> TracedSide | None:
-    """The latest window of these traces; None where none can be judged."""
     if not (found := windows(recording)):
         return None
     window = found[-1]
@@ -58,7 +57,6 @@ def _side(recording: Recording, file: str) -> TracedSide | None:
 
 
 def _samples(fact: TraceFact) -> float | None:
-    """Of a step, all its passes."""
     if not all(step.batch for step in fact.steps):
         return None
     return median(step.batch[0] * max(step.passes, 1) for step in fact.steps)

@@ -151,7 +151,6 @@ def _add(read: Traces, file: JobFile, blocks: Callable[[], Iterator[bytes]], pat
 
 
 def _with_rank_of_name(fact: TraceFact) -> TraceFact:
-    """The rank by the file's name where the trace does not tell it."""
     if fact.rank is not None:
         return fact
     folder, _, name = fact.file.replace(":", "/").rpartition("/")

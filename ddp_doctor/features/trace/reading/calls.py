@@ -121,7 +121,6 @@ def _of_kernel(row: Row, records: Mapping[Any, tuple[float, dict[str, Any]]]) ->
 
 
 def _input(fields: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Bytes and type of what a gloo collective is given, where shapes were recorded."""
     dims, types = fields.get("Input Dims"), fields.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return None, ""

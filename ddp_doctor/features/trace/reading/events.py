@@ -152,7 +152,6 @@ class EventStream:
 
 
 def _past(text: bytes, at: int) -> int:
-    """Past what stands between events."""
     filling = _FILLING.match(text, at)
     return filling.end() if filling else at
 

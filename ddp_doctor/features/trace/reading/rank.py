@@ -53,8 +53,6 @@ def read_trace(name: str, chunks: Iterable[bytes]) -> TraceFact:
 
 
 class _Rank:
-    """What is worked out of one file."""
-
     def __init__(self, name: str, found: Collected, stream: EventStream) -> None:
         self.name, self.found, self.stream = name, found, stream
         self.header = stream.header()
@@ -247,7 +245,6 @@ class _Rank:
         return spans
 
     def _sent(self, backward: Sequence[tuple[float, float]]) -> list[float]:
-        """When gradients were sent to be averaged, in these passes."""
         sent = self.averaging
         return [at for begin, end in backward for at in sent[bisect_left(sent, begin) : bisect_left(sent, end)]]
 
@@ -290,7 +287,6 @@ class _Rank:
         return Gap(begin_us=begin - origin, end_us=end - origin, inside=tuple(inside[-_MOST_INSIDE:]))
 
     def _frames_at(self, moment: float) -> list[str]:
-        """The functions that the main thread is in, outermost first."""
         rows, found = self.stack, list[str]()
         last = bisect_right(rows.begins, moment)
         for at in range(last - 1, max(last - _LOOK_BACK, 0) - 1, -1):
@@ -367,7 +363,6 @@ class _Rank:
         return at >= 0 and moment < self.forwards[at].end
 
     def _nodes_at(self, moment: float) -> list[str]:
-        """The nodes of autograd that run."""
         rows = self.autograd
         last = bisect_right(rows.begins, moment) - 1
         near = range(max(last - 3, 0), last + 1)
@@ -388,7 +383,6 @@ def _spans(rows: Iterable[Row]) -> list[tuple[float, float]]:
 
 
 def _within(rows: Sequence[Row], begin: float, end: float) -> Sequence[Row]:
-    """Of sorted rows those that begin between two moments."""
     return rows[bisect_left(rows, (begin,)) : bisect_left(rows, (end,))]
 
 
@@ -405,12 +399,10 @@ def _sum(rows: Rows, begin: float, end: float) -> float:
 
 
 def _sensible(value: Any) -> int | None:
-    """A rank or a number of ranks."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_RANKS else None
 
 
 def _groups(info: dict[str, Any]) -> dict[str, int]:
-    """The ranks of each group by its name."""
     listed = info.get("pg_config")
     if not isinstance(listed, list):
         return {}

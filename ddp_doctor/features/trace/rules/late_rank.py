@@ -262,7 +262,6 @@ def _has_more_work(suspect: Suspect) -> Cause | None:
 
 
 def _slower(suspect: Suspect) -> Cause:
-    """Why a rank with the same work as the others is late."""
     sizes_are_known = min(suspect.samples()) > 0
     busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
     if busy and busy.times >= (numbers.SLOWER_GPU_TIMES if suspect.on_gpu else numbers.SLOWER_TIMES):

@@ -42,7 +42,6 @@ def _advice(
 
 
 def _settings(usual: Usual) -> Iterator[TraceAdvice]:
-    """What arguments of DistributedDataParallel, and no_sync, change."""
     buckets, averaged = usual.buckets, _averaging(usual)
     if buckets.tiny:
         fewer = 1 - buckets.by_default / buckets.count
@@ -82,7 +81,6 @@ def _sent(usual: Usual, measure: Measure) -> Measure:
 
 
 def _of_profiler(step: TraceStep) -> float:
-    """How long the profiler itself may have taken."""
     computing = 0.0 if step.kernels else step.compute_us + step.optimizer_us
     return numbers.PROFILER_SHARE * (step.host_us + computing)
 
@@ -154,7 +152,6 @@ def accumulated(usual: Usual) -> float:
 
 
 def _host(usual: Usual) -> Iterator[TraceAdvice]:
-    """What the host does before, between and after launches."""
     if usual.least(_loading, fmean) >= numbers.INPUT_SHARE:
         yield _advice("DDT120", usual.at_most(_of_job(_loading), fmean))
     if optimizer_kernels(usual) >= numbers.MANY_KERNELS:
@@ -201,7 +198,6 @@ def _copying(step: TraceStep, _: Calls) -> float:
 
 
 def _collectives(usual: Usual) -> Iterator[TraceAdvice]:
-    """Collectives beside the gradients' buckets."""
     if usual.count(small_calls) >= numbers.FEWEST_SMALL and not by_hand(usual):
         yield _advice("DDT126", usual.at_most(_of_job(in_small_calls)))
     yield _advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)

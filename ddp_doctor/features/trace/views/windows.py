@@ -64,7 +64,6 @@ def problem(recording: Recording) -> str:
 
 @once_a_recording
 def _every_window(recording: Recording) -> tuple[Window, ...]:
-    """All of them, the earliest first; none where traces of two jobs lie together."""
     facts = _usable([at.fact for at in recording.facts(TraceFact)])
     if _two_jobs(facts):
         return ()
@@ -109,7 +108,6 @@ def _numbers(fact: TraceFact, facts: Sequence[TraceFact]) -> list[tuple[str, int
 
 
 def _two_jobs(facts: Sequence[TraceFact]) -> str:
-    """What shows that traces of two jobs lie together."""
     for ranks in _together(facts):
         [(rank, count)] = Counter(fact.rank for fact in ranks).most_common(1)
         if count > 1:
@@ -122,7 +120,6 @@ def _two_jobs(facts: Sequence[TraceFact]) -> str:
 
 
 def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
-    """Why not all of a window can be judged."""
     here, size = len(window.ranks), window.world_size
     calls = any(fact.calls for fact in window.ranks)
     if not calls:
