@@ -10,15 +10,15 @@ reference page.
 This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.
 """
 
-from collections.abc import Collection
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ddp_doctor.features import feature_of, features_with
+from ddp_doctor.features import feature_of, features_in
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Recording
 
 __all__ = ["CHECKS", "checks_of", "every_check", "read_pasted"]
 
@@ -115,9 +115,9 @@ def checks_of(command: Command) -> tuple[Check, ...]:
     return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
 
 
-def every_check(kinds: Collection[str] | None = None) -> tuple[Check, ...]:
-    """Return the checks of all commands, without features that record none of these kinds of facts."""
-    of_features = (check for feature in features_with(kinds) for check in feature.checks)
+def every_check(recording: Recording | None = None) -> tuple[Check, ...]:
+    """Return the checks of all commands. With a recording, omit the features that have no facts in it."""
+    of_features = (check for feature in features_in(recording) for check in feature.checks)
     return tuple(dict.fromkeys((*_all_checks(), *of_features, *_of_fit())))
 
 

@@ -23,7 +23,7 @@ from ddp_doctor.checks import CHECKS, checks_of, every_check
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
-from ddp_doctor.features import FEATURES, features_with, load
+from ddp_doctor.features import FEATURES, features_in, load
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model import check as model_check
@@ -307,7 +307,7 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
 
 GROUPS = ("node", "cluster", "collectives", "ddp")
 #: The checks of features, which are in no folder of checks/.
-OF_FEATURES = [check for feature in features_with() for check in feature.checks]
+OF_FEATURES = [check for feature in features_in(None) for check in feature.checks]
 #: Checks that look again, in another way, at what another one of the same folder looked at.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards", "fit_measured": "fit.measured"}
 

@@ -10,7 +10,7 @@ from ddp_doctor.app.recordings import recording_in
 from ddp_doctor.engine.causes.wait_graph import judged
 from ddp_doctor.engine.waits.from_dumps import DumpSet, groups_of, sets_of
 from ddp_doctor.facts.job_log import FlightDumpFact
-from ddp_doctor.features import features_with
+from ddp_doctor.features import features_in
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.error_text import quoted
@@ -39,7 +39,7 @@ def load_job_collectives(path: str) -> JobCollectives:
         data = file.all(_LARGEST_FILE_BYTES) or b""
         if is_recording(file.head):
             recording = recording_in(Path(file.name), data)
-            if found := features_with(recording.kinds):
+            if found := features_in(recording):
                 feature = found[0]
                 recordings.append(recording)
             continue

@@ -66,7 +66,7 @@ def _require_facts(recording: Recording) -> None:
     from ddp_doctor.checks import every_check  # they are made when they are asked for
 
     kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
-    for kind in kinds + [kind for check in every_check(recording.kinds) for kind in check.facts]:
+    for kind in kinds + [kind for check in every_check(recording) for kind in check.facts]:
         recording.facts(kind)
     for within in recording.facts(RecordingFact):
         _require_facts(within.fact.recording)

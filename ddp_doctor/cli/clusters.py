@@ -1,5 +1,6 @@
 """The commands for clusters; each imports its code when it is called."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -59,6 +60,11 @@ def compare(
     outputs: Outputs,
 ) -> int:
     """Compare two runs or traces: what is slower and what differs."""
-    from ddp_doctor.cli import commands
+    from ddp_doctor.app.compare import beside
+    from ddp_doctor.cli.reporting import report
+    from ddp_doctor.render import screen
+    from ddp_doctor.render.progress import bytes_read
 
-    return commands.compare(earlier, later, outputs)
+    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
+        outcome = beside(earlier, later, tell)
+    return report(outcome, outputs)

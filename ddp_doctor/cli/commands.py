@@ -109,16 +109,6 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     return report(outcome, outputs)
 
 
-def compare(earlier: str, later: str, outputs: Outputs) -> int:
-    """``ddp-doctor compare``: a run, or traces, beside others. Raises UsageError."""
-    from ddp_doctor.app.compare import beside
-    from ddp_doctor.render.progress import bytes_read
-
-    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
-        outcome = beside(earlier, later, tell)
-    return report(outcome, outputs)
-
-
 #: Of attach; its agents on other hosts hold a connection for so long.
 _LONGEST_WATCH_S = 3600.0
 

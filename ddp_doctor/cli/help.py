@@ -173,7 +173,7 @@ class Commands(_WithEpilog, TyperGroup):
         return FEATURES[name].summary if name in FEATURES else summary(self.commands[name])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None if there is no such command. The command of a feature is imported here."""
+        """Return a command, or None if it is unknown. A feature is imported when its command is requested."""
         if cmd_name in FEATURES and cmd_name not in self.commands:
             module = import_module(f"ddp_doctor.features.{cmd_name}.cli")
             self.commands[cmd_name] = typer.main.get_command(module.app)

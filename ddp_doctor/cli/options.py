@@ -1,6 +1,6 @@
 """The command line and the options that several commands share.
 
-before_a_job, jobs, clusters and reference add their commands to it. A feature adds its command when it is asked for.
+before_a_job, jobs, clusters and reference add their commands to it. help.py loads the commands of features.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Features: products with their own command, one package each, from the facts to the command.
 
-The core imports no feature. It loads a feature by name if the command of the feature runs or a recording has its facts.
+Nothing else imports a feature. The core loads it by name if its command runs or a recording has its facts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """What the core needs to know of a feature before it loads it."""
+    """A feature before it is loaded."""
 
     summary: str  # of its command, in the help
     kinds: Collection[str]  # of facts that only this feature records
 
 
-#: By package, which has the name of the command.
+#: By the name of the package, which is also the command.
 FEATURES = {"trace": Row("Show where step time goes and why, from profiler traces.", ("trace/1",))}
 
 
 @dataclass(frozen=True)
 class Feature:
-    """What the core calls in a feature. Reports show its tables instead of checks; its recordings are not indented."""
+    """The hooks of a loaded feature. Its reports list no checks, and its recordings are not indented."""
 
-    checks: "tuple[Check, ...]"  #: Of its recordings. No run has them.
+    checks: "tuple[Check, ...]"  #: Evaluate its recordings. They are in no run.
     report: "type[Report]"  #: The class of its report.
     complete: "Callable[[Report, Recording], Report]"  #: Return the report with the feature's own part.
     scope: "Callable[[Recording], str]"  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
@@ -56,13 +56,13 @@ def feature_of(command: Command) -> Feature | None:
     return load(command.value) if command.value in FEATURES else None
 
 
-def features_with(kinds: Collection[str] | None = None) -> list[Feature]:
-    """Return the features that record some of these kinds of facts, or all features."""
-    return [load(name) for name, row in FEATURES.items() if kinds is None or not set(kinds).isdisjoint(row.kinds)]
+def features_in(recording: "Recording | None") -> list[Feature]:
+    """Return the features that have facts in a recording, or all features without a recording."""
+    return [load(name) for name, row in FEATURES.items() if not recording or any(map(recording.of_kind, row.kinds))]
 
 
 def load(name: str) -> Feature:
-    """Import a feature."""
+    """Import a feature by its name in FEATURES."""
     feature: Feature = import_module(f"{__name__}.{name}").FEATURE
     return feature
 

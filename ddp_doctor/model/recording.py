@@ -301,11 +301,6 @@ class Recording(Frozen):
         """Return the text of its file."""
         return self.model_dump_json(indent=indent) + "\n"
 
-    @property
-    def kinds(self) -> set[str]:
-        """The kinds of its facts."""
-        return {kind for reading in self.readings if (kind := _kind(reading)) is not None}
-
     def ignoring(self, codes: tuple[str, ...]) -> "Recording":
         """The same, to be judged without the rules whose codes begin so, too."""
         options = self.options.model_copy(update={"ignore": (*self.options.ignore, *codes)})

@@ -1,7 +1,6 @@
 """Bars: the parts of each rank's median step, and timelines of the median and the longest step.
 
-Each rank has a clock of its own: in a time line they stand so that a collective that nobody leaves before all are there
-ends at the same moment on all.
+Each rank has its own clock. A timeline aligns the ranks at the end of a collective that all ranks leave together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,15 +8,13 @@ from statistics import median_low
 
 from ddp_doctor.features.trace.facts import TraceFact, TraceStep
 from ddp_doctor.features.trace.report import TracedRank, TraceReport
-from ddp_doctor.features.trace.table import PARTS, blamed, caption, is_seen, name_of
+from ddp_doctor.features.trace.table import MOST_ROWS, PARTS, blamed, caption, is_seen, name_of
 from ddp_doctor.features.trace.views.windows import windows
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html.bars import Part, bar
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line
 
-#: Ranks with a row, those that a finding names first.
-_MOST_ROWS = 16
 #: Collectives of a rank that are drawn, the longest ones.
 _MOST_CALLS = 200
 _ENDS_TOGETHER = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
@@ -28,7 +25,7 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
     to_blame = blamed(report)
     for traced, window in zip(report.windows, windows(recording), strict=True):
         ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
-        shown = sorted(ranks[:_MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
+        shown = sorted(ranks[:MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
         most = max((rank.median.step for rank in traced.ranks), default=0.0) or 1.0
         yield {
             "title": caption(report, traced),

@@ -14,17 +14,14 @@ from ddp_doctor.model.choices import Command, FailOn, UsageError
 from ddp_doctor.model.error_text import quoted
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_EXITS = (
-    "Exit codes: 0 no certain bottleneck above 10% of step time, 1 finding at or above --fail-on, 2 usage error or no"
-    " trace, 3 unsure, 130 interrupted."
-)
 
 
 @command(
     "ddp-doctor trace traces/",
     "ddp-doctor trace rank*.json.gz --html trace.html",
     "ddp-doctor trace traces/ --window all --against preflight.json",
-    exits=_EXITS,
+    exits="Exit codes: 0 no certain bottleneck above 10% of step time, 1 finding at or above --fail-on, 2 usage error"
+    " or no trace, 3 unsure, 130 interrupted.",
     of=app,
     summary=FEATURES["trace"].summary,
 )

@@ -1,4 +1,4 @@
-"""The report on traces: where the time of each step goes, and what would make it faster."""
+"""The report on traces: the parts of each step, and changes that make it faster."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -1,10 +1,9 @@
-"""What other commands need from traces: a side of ``compare``, and collectives for ``run --collectives-of``."""
+"""Traces for other commands: one side of ``compare``, and the collectives for ``run --collectives-of``."""
 
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from ddp_doctor.app.job_collectives import MOST_ELEMENTS, replayable
 from ddp_doctor.app.outcome import UsageError, blank
 from ddp_doctor.facts.cluster import UNKNOWN_GPU, TracedPart, TracedSide
 from ddp_doctor.features.trace.facts import TraceFact
@@ -69,6 +68,8 @@ def _part(values: Sequence[float]) -> TracedPart:
 
 def job_collectives(path: str, recordings: Sequence[Recording]) -> JobCollectives:
     """The last window of each rank. A trace shows collectives that have ended; few of them have a number."""
+    from ddp_doctor.app.job_collectives import MOST_ELEMENTS, replayable  # not for compare
+
     traces = [at.fact for recording in recordings for at in recording.facts(TraceFact)]
     of_rank = {fact.rank or 0: fact for fact in sorted(traces, key=lambda fact: fact.rank or 0)}
     world = max([max(of_rank) + 1, *(fact.world_size or 0 for fact in of_rank.values())])

@@ -33,8 +33,8 @@ PARTS = {
 _LEAST_SHARE = 0.005
 #: Times the median step: what is not longer is not explained.
 _LONGER = 1.1
-#: Rows on a screen, those named by a finding first; -v shows each rank.
-_MOST_ROWS = 16
+#: Rows on a screen and on the page, ranks named by a finding first; -v shows each rank.
+MOST_ROWS = 16
 #: Files that could not be read, on a screen.
 _MOST_FILES = 3
 
@@ -48,7 +48,7 @@ def tables(report: TraceReport, *, each: bool) -> Iterator[Table]:
     for window in report.windows:
         notes = [*_notes(window), *(unread if window is report.windows[-1] else ())]
         ranks = sorted(window.ranks, key=lambda rank: rank.rank not in to_blame)
-        shown = window.ranks if each or len(ranks) <= _MOST_ROWS else tuple(ranks[:_MOST_ROWS])
+        shown = window.ranks if each or len(ranks) <= MOST_ROWS else tuple(ranks[:MOST_ROWS])
         if left := len(ranks) - len(shown):
             notes.insert(0, f"and {left} more ranks (-v shows each)")
         table = _table(window, shown, to_blame)

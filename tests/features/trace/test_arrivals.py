@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.features.trace.facts import TraceFact
-from ddp_doctor.features.trace.views.arrivals import late, meet
+from ddp_doctor.features.trace.views.windows import late, meet
 from tests.features.trace.made_facts import job, moved, of_rank
 
 EVEN, SLOW = [20_000.0] * 4, [50_000.0] * 4

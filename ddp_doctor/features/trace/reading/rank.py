@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from ddp_doctor.features.trace.facts import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
 from ddp_doctor.features.trace.reading import collect
-from ddp_doctor.features.trace.reading.calls import Call, collectives
-from ddp_doctor.features.trace.reading.collect import Collected, Row, Rows
+from ddp_doctor.features.trace.reading.collect import Call, Collected, Row, Rows, collectives
 from ddp_doctor.features.trace.reading.events import EventStream, NotATrace, arguments
 from ddp_doctor.model.intervals import Times
 

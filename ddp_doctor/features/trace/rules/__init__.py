@@ -1,1 +1,1 @@
-"""The rules of ``trace``, by what they speak of."""
+"""The rules of ``trace``: late ranks, communication, and the rest of the step."""

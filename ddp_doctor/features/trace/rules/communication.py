@@ -8,9 +8,8 @@ from ddp_doctor.features.trace.numbers import LATE_SHARE, SLOW_TRANSFER_SHARE, T
 from ddp_doctor.features.trace.reading.collect import READS
 from ddp_doctor.features.trace.rules.told import by_trace, code, setting, told
 from ddp_doctor.features.trace.views.advice import RUNTIME, accumulated, barriers, by_hand, in_small_calls, small_calls
-from ddp_doctor.features.trace.views.arrivals import Meeting
 from ddp_doctor.features.trace.views.parts import exposed_in, is_bucket, is_map, median_parts, waited_in
-from ddp_doctor.features.trace.views.windows import windows
+from ddp_doctor.features.trace.views.windows import Meeting, windows
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Consequence, Severity

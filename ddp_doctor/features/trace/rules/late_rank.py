@@ -10,8 +10,7 @@ from typing import NamedTuple
 from ddp_doctor.features.trace import numbers
 from ddp_doctor.features.trace.facts import TraceFact, TraceStep
 from ddp_doctor.features.trace.rules.told import by_trace, ms, rank_of
-from ddp_doctor.features.trace.views.arrivals import Late
-from ddp_doctor.features.trace.views.windows import Window, windows
+from ddp_doctor.features.trace.views.windows import Late, Window, windows
 from ddp_doctor.knowledge.severity import of_lost_share
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy

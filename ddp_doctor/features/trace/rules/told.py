@@ -1,4 +1,4 @@
-"""How rules tell an advice (DDT120 to DDT149): its bound, how severe it is, how it is tried; and times and ranks."""
+"""The findings of rules DDT120 to DDT149 (bound, severity, fix), and the texts for times and ranks in all rules."""
 
 from collections.abc import Iterator
 from functools import partial

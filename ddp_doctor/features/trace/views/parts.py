@@ -1,4 +1,4 @@
-"""Where the time of each step goes, with waiting for others told from transfer, and what a step usually holds."""
+"""The parts of each step, with waiting and transfer kept apart, and the usual contents of a step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
