@@ -1,6 +1,6 @@
 """Features: products with their own command, one package each, from the facts to the command.
 
-Nothing else imports a feature. The core loads it by name if its command runs or a recording has its facts.
+The core loads a feature by name if its command runs or a recording has its facts. It imports none.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -116,7 +116,7 @@ READERS = (
     "ddp_doctor/parse/job_log/prefix.py",
     "ddp_doctor/parse/job_log/ras.py",
     "ddp_doctor/parse/job_log/words.py",
-    "ddp_doctor/parse/trace/rank.py",
+    "ddp_doctor/features/trace/reading/rank.py",
     "checks/node/gpus/accelerators.py",
     "checks/node/kernel/kernel_log.py",
     "checks/node/kernel/processes_in_driver.py",
