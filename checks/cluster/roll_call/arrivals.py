@@ -74,7 +74,7 @@ def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Consequence.FAILS, RollCallFact)
 def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
-    """The nodes have different numbers of nodes, or more nodes started than requested.
+    """The nodes were started with different --nnodes, or more nodes started than requested.
 
     Finds: Reports nodes that checked in with a different --nnodes than the rest, and a node that arrived after all
         expected nodes. If no number has a majority, no node is named.

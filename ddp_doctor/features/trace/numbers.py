@@ -72,7 +72,7 @@ PROFILER_SHARE = 0.4
 LAUNCH_US = 100.0
 #: Fewer collectives of some bytes than this are what a job logs.
 FEWEST_SMALL = 4
-#: What is smaller takes as long as one byte: latency is all that it costs (docs/explanation/collectives.md).
+#: Smaller messages take as long as one byte, because they only cost latency (docs/explanation/measurements.md).
 SMALL_BYTES = 64 * 1024
 #: Without its size a collective is small that takes no longer: of a number 5 us between V100s (measured), some tens
 #: between nodes.
