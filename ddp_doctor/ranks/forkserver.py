@@ -1,5 +1,6 @@
 """The forkserver of a node: started first, it imports torch while the agent collects node facts."""
 
+import atexit
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -9,6 +10,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
@@ -26,6 +28,17 @@ from ddp_doctor.sources.proc import io_bytes
 
 #: Time for a killed process to end.
 _DEATH_S = 1.0
+
+
+_forked = weakref.WeakSet[BaseProcess]()
+
+
+@atexit.register  # later than multiprocessing's own handler, and so called before it
+def _kill_forked() -> None:
+    """Kill the forked processes if the caller was interrupted: at exit, multiprocessing waits for them forever."""
+    for process in _forked:
+        if process.is_alive():
+            process.kill()
 
 
 class ForkServer:
@@ -164,6 +177,7 @@ class ForkServer:
                 raise HelperLost(lost)
         if failed:
             raise HelperLost(self.lost() or str(failed[0])) from failed[0]
+        _forked.add(process)
         return process
 
     def lost(self) -> str | None:
