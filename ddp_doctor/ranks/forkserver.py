@@ -30,14 +30,15 @@ from ddp_doctor.sources.proc import io_bytes
 _DEATH_S = 1.0
 
 
-_forked = weakref.WeakSet[BaseProcess]()
+#: The forked processes, each with the process that forked it: a copy of that one must not end them.
+_forked = weakref.WeakKeyDictionary[BaseProcess, int]()
 
 
 @atexit.register  # later than multiprocessing's own handler, and so called before it
 def _kill_forked() -> None:
     """Kill the forked processes if the caller was interrupted: at exit, multiprocessing waits for them forever."""
-    for process in _forked:
-        if process.is_alive():
+    for process, forked_by in list(_forked.items()):
+        if forked_by == os.getpid() and process.is_alive():
             process.kill()
 
 
@@ -177,7 +178,7 @@ class ForkServer:
                 raise HelperLost(lost)
         if failed:
             raise HelperLost(self.lost() or str(failed[0])) from failed[0]
-        _forked.add(process)
+        _forked[process] = os.getpid()
         return process
 
     def lost(self) -> str | None:
