@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, cycle
 
 import pytest
 
@@ -159,11 +160,28 @@ def test_where_one_hung_and_others_were_as_fast_nothing_is_proved():
 
 
 def test_ranges_that_overlap_are_not_proved():
-    rates = iter([1.0, 0.9, 1.5, 0.8, 2.0, 1.2, 0.9, 0.7, 1.6, 1.0])
-    _, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), reproducer=SPEED)
+    rates = cycle([1.0, 0.9, 1.5, 0.8, 2.0, 1.2, 0.9, 0.7, 1.6, 1.0])
+    plays, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), reproducer=SPEED)
 
+    assert plays.arms == ["treatment", "control"] * 8
     assert proof_of(one).status == "not_tried"
     assert proof_of(one).after is not None
+
+
+def test_one_slow_trial_on_a_busy_machine_is_outvoted_by_further_ones():
+    rates = chain([0.05, 0.1], cycle([1.0, 0.1]))
+    plays, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), reproducer=SPEED)
+
+    assert plays.arms == ["treatment", "control"] * 8
+    assert proof_of(one).status == "proved"
+    assert proof_of(one).after == "1.00 GB/s (median of 8, 50 MB/s to 1.00 GB/s)"
+
+
+def test_a_recording_with_thousands_of_trials_is_judged_at_once():
+    attempts = (*[passes("treatment", GB), passes("control", 0.1 * GB)] * 5_000, passes("treatment", 0.05 * GB))
+    one = Experiment(code="DD521", settings=ETH1, reproducer=SPEED, attempts=attempts)
+
+    assert proof_of(one).status == "not_tried"
 
 
 def test_a_gain_of_which_the_library_never_read_the_setting_is_not_proved():

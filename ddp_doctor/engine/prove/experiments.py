@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ddp_doctor.agents.framing import RunIsOver
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.prove.proofs import proof_of
+from ddp_doctor.engine.prove.proofs import is_unclear, proof_of
 from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status
@@ -204,8 +204,11 @@ class Trials:
         """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
         rounds = trials.LEAST_ROUNDS if candidate.reproducer.kind == "meet" else trials.ROUNDS
-        for turn in range(rounds):
-            if turn and time.monotonic() >= (self.until if turn < trials.LEAST_ROUNDS else ends_at):
+        for turn in range(trials.MOST_ROUNDS):
+            more = turn < trials.LEAST_ROUNDS or is_unclear(candidate.model_copy(update={"attempts": tuple(done)}))
+            if turn and time.monotonic() >= (self.until if more else ends_at):
+                break
+            if turn >= rounds and not more:
                 break
             if self._take(candidate, "treatment", done).outcome != "passed":
                 break  # once is enough: nobody should set what may fail

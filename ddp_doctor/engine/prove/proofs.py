@@ -1,6 +1,8 @@
 """From what was tried to a proof: pure, on the findings of both a live run and a replay."""
 
 from collections.abc import Sequence
+from itertools import combinations
+from math import comb
 from statistics import median
 
 from ddp_doctor.model.choices import Confidence
@@ -80,6 +82,11 @@ def proof_of(experiment: Experiment) -> Proof:
     return _compared(experiment.reproducer, controls, treated, before, after)
 
 
+def is_unclear(experiment: Experiment) -> bool:
+    """Return True if the settings help in the median, and more trials could rule out chance."""
+    return proof_of(experiment).reason == proofs.UNCLEAR
+
+
 def _compared(
     reproducer: Reproducer, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
 ) -> Proof:
@@ -116,4 +123,19 @@ def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
 
 
 def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
-    return bool(fast and slow) and median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)
+    if not fast or not slow or median(fast) < trials.GAIN * median(slow):
+        return False
+    return min(fast) > max(slow) or _by_chance(fast, slow) < trials.BY_CHANCE
+
+
+def _by_chance(fast: Sequence[float], slow: Sequence[float]) -> float:
+    """Return the p-value of the exact one-sided Mann-Whitney test: equal paths give such values by chance.
+
+    1.0 for more values than a run ever takes: an edited recording must not cost minutes.
+    """
+    if max(len(fast), len(slow)) > trials.MOST_ROUNDS:
+        return 1.0
+    inversions = sum(one <= other for one in fast for other in slow)
+    orders = combinations(range(len(fast) + len(slow)), len(fast))  # the places of the fast ones, 0 is the slowest
+    highest = sum(range(len(slow), len(fast) + len(slow)))
+    return sum(highest - sum(places) <= inversions for places in orders) / comb(len(fast) + len(slow), len(fast))
