@@ -33,7 +33,7 @@ RESTART = (
     "I1123 04:31:09.690000 70 torch/distributed/elastic/agent/server/api.py:900] Worker group FAILED."
     " {} attempts left; will restart worker group\n"
 )
-COPIES = (1, 14, 100, 10_000)
+COPIES = (1, 14, 100, pytest.param(10_000, marks=pytest.mark.fuzz))
 #: The answer to output whose steps continue to its last line: it does not show the end.
 GOES_ON = (3, ["end-not-shown"])
 
@@ -219,7 +219,7 @@ def _numbered() -> Iterator[str]:
         yield f"line {number}\n" if number % 5 else TRACEBACK.format(number % 3)
 
 
-@pytest.mark.parametrize("size", [999, 10_000, 1 << 20])
+@pytest.mark.parametrize("size", [999, 10_000, pytest.param(1 << 20, marks=pytest.mark.fuzz)])
 def test_what_repeats_in_a_part_of_a_log_changes_nothing_that_is_said_of_the_rest(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

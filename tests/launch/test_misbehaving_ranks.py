@@ -14,7 +14,7 @@ torches = pytest.mark.torches("ranks that misbehave or hang")
 
 DEADLINE_S = 2.0
 #: The deadline of a rank that hangs. A rank that ends by itself is not waited for.
-HANGS_S = 4.0
+HANGS_S = 3.0
 RANKS = [2, pytest.param(4, marks=torches)]
 
 #: probe, the one finding, what its title says
