@@ -242,6 +242,25 @@ def test_the_certain_part_is_read_and_the_rest_is_listed(line: str, number: int)
     assert [each.line for each in text_read.unread] == [number]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "case $A in\n esac.\n a) b ;;\nesac",
+        "case $A in\n a) b ;;\n esac:c) d ;;\nesac",
+        "A=$(case $A in a) echo b ;; *) echo c ;; esac)",
+        "(case $A in a) b ;; esac)",
+        "(case $A in a) b ;; esac)& wait",
+        "case $A in a) b ;; esac>log",
+        "case $A in a) b ;; esac|cat",
+        "f() { case $1 in esac-1) b ;; esac; }",
+        "if (for i in 1 2; do b; done)& then c; fi",
+        "(if b; then c; fi)||d",
+    ],
+)
+def test_what_directly_follows_the_end_of_a_block_does_not_hide_the_next_launch(lines: str):
+    assert read(f"{FOUR}{lines}\nsrun {ON_FOUR} --rdzv-endpoint=localhost:1 x.py\n")[0]["DD127"] == "E"
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("line", ["if [ $A ]; then B=1; fi", "A{}=1", 'A="$A$A"', 'A=("${A[@]}" "${A[@]}" x)', "x $("])
 def test_five_thousand_lines_are_followed(line: str):

@@ -71,6 +71,8 @@ _TEST = re.compile(r"\[\[(?=\s).*?(?<=\s)\]\]", re.DOTALL)
 _ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
+#: What follows a keyword: ``$(case $x in a) b ;; esac)``.
+_END_OF_WORD = r"(?=[\s;&|()<>]|$)"
 _DEEPEST = 40
 #: So often a quote may stay open; then the rest is not read.
 _MOST_FAULTS = 20
@@ -132,7 +134,7 @@ class Script:
         return found
 
     def _keyword(self) -> str:
-        found = re.compile(r"(?:[a-z]+|[{}!])(?=[\s;]|$)").match(self._text, self._at)
+        found = re.compile(rf"(?:[a-z]+|[{{}}!]){_END_OF_WORD}").match(self._text, self._at)
         return found[0] if found else ""
 
     def _take(self, word: str) -> bool:
@@ -216,7 +218,7 @@ class Script:
         self._words_of_line()
         while self._at < len(self._text) and not self._take("esac"):
             end = self._text.find(")", self._at)
-            stop = re.compile(r"\besac\b").search(self._text, self._at)
+            stop = re.compile(rf"\besac{_END_OF_WORD}").search(self._text, self._at + 1)
             if end < 0 or (stop and stop.start() < end):
                 self._at = stop.start() if stop else len(self._text)
                 continue
