@@ -169,10 +169,12 @@ def _on_a_terminal(asked: Forked, command: list[str], env: dict[str, str]) -> by
     reader = threading.Thread(target=lambda: read.extend(_all_of(ours)))
     reader.start()
     name = os.ttyname(theirs)
-    asked(*command, env=env, stdout=name, stderr=name)
-    os.close(theirs)
-    reader.join()
-    os.close(ours)
+    try:
+        asked(*command, env=env, stdout=name, stderr=name)
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
     return b"".join(read)
 
 
