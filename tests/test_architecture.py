@@ -23,9 +23,9 @@ from ddp_doctor.checks import CHECKS, checks_of, every_check
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
-from ddp_doctor.features import FEATURES, features_in, load
+from ddp_doctor.features import FEATURES, Recorded, features_in, load
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
-from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model import check as model_check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Recording
@@ -82,7 +82,8 @@ def test_fact_kinds_are_unique_and_versioned():
 def test_features_are_found_by_their_commands_and_by_the_facts_of_their_checks():
     for name, row in FEATURES.items():
         assert Command(name) is not Command.OTHER
-        assert {fact.KIND for check in load(name).checks for fact in check.facts} == {*row.kinds}
+        checks = feature.checks if isinstance(feature := load(name), Recorded) else ()
+        assert {fact.KIND for check in checks for fact in check.facts} == {*row.kinds}
 
 
 def test_what_commands_without_ranks_do_not_apply_could_find_nothing_in_their_recordings():
@@ -194,8 +195,8 @@ def test_nothing_below_the_sources_reads_the_environment():
     rooms = (
         "checks", "ddp_doctor/remedies", "ddp_doctor/wording", "ddp_doctor/views", "ddp_doctor/probing",
         "ddp_doctor/settings", "ddp_doctor/parse", "ddp_doctor/facts", "ddp_doctor/knowledge",
-        "ddp_doctor/model", "ddp_doctor/lint", "ddp_doctor/features/trace/reading", "ddp_doctor/features/trace/views",
-        "ddp_doctor/features/trace/rules",
+        "ddp_doctor/model", "ddp_doctor/features/lint", "ddp_doctor/features/trace/reading",
+        "ddp_doctor/features/trace/views", "ddp_doctor/features/trace/rules",
     )  # fmt: skip
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 
@@ -236,7 +237,7 @@ def test_tests_are_collected_without_torch_which_takes_each_worker_two_seconds(p
 
 
 def test_the_command_line_starts_without_torch():
-    modules = "ddp_doctor.cli.main, ddp_doctor.cli.run, ddp_doctor.cli.lint, ddp_doctor.app"
+    modules = "ddp_doctor.cli.main, ddp_doctor.cli.run, ddp_doctor.features.lint.use_case, ddp_doctor.app"
     code = f"import {modules}, sys; print('torch' in sys.modules)"
 
     done = _run(sys.executable, "-c", code)

@@ -11,7 +11,7 @@ from ddp_doctor.checks import every_check
 from ddp_doctor.cli.main import app
 from ddp_doctor.cli.schemas import SCHEMAS, schema
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.settings.table import variables
 from tests.once import once

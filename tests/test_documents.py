@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part, pinned
 from tools import picture
 

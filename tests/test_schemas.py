@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ddp_doctor.cli import schemas
-from ddp_doctor.lint.rules import RULES
+from ddp_doctor.features.lint.rules import RULES
 from ddp_doctor.model.choices import USABLE, UsageError
 from ddp_doctor.render import junit
 from tests.app.test_fleet import made
 from tests.cli.test_cli import doctor
-from tests.lint.documents import OF_RULES
-from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
+from tests.features.lint.documents import OF_RULES
+from tests.features.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recordings import SITUATIONS, judged, load
 from tests.schemas import refused, refused_junit
 from tests.schemas.kept import REPORTS, Comparison, kept, major, today

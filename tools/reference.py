@@ -14,9 +14,9 @@ from ddp_doctor.cli.schemas import SCHEMAS, schema
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.retired import RETIRED
-from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Where
 from ddp_doctor.model.rule import HEADINGS, Described

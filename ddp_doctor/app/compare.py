@@ -5,16 +5,13 @@ from collections.abc import Callable
 from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.cluster import TracesFact
-from ddp_doctor.features import load
+from ddp_doctor.features import FEATURES, recorded
 from ddp_doctor.model.check import BASELINE
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.given import is_folder
 from ddp_doctor.views.compared_traces import other_gpus
-
-#: Keys that stand at the beginning of a profiler's trace, and in no file of the doctor's own.
-_OF_TRACE = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
 
 
 def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None = None) -> Outcome:
@@ -28,7 +25,7 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
             f"cannot compare a trace with a report: {quoted(trace)} is a trace, but {quoted(other)} is not;"
             " give two traces or two reports"
         )
-    fact = TracesFact(before=load("trace").side(earlier, progress), now=load("trace").side(later, progress))
+    fact = TracesFact(before=recorded("trace").side(earlier, progress), now=recorded("trace").side(later, progress))
     reading = fact.collected(BASELINE)
     if other_gpus(fact):
         reading = reading.model_copy(update={"status": Status.FAILED, "reason": "the traces are of different GPUs"})
@@ -41,4 +38,4 @@ def _is_trace(path: str) -> bool:
         return False
     from ddp_doctor.sources.job_files import job_files
 
-    return is_folder(path) or any(key in file.head for file in job_files([path]) for key in _OF_TRACE)
+    return is_folder(path) or any(key in file.head for file in job_files([path]) for key in FEATURES["trace"].signs)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from ddp_doctor.cli.complete import strategies
-from ddp_doctor.cli.help import ESTIMATE, FITS, INPUT, OUTPUTS, VERDICT
+from ddp_doctor.cli.help import ESTIMATE, FITS, INPUT, VERDICT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, NodeGpusOption, NprocOption, SkipOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.run_options import RunOptions
@@ -153,28 +153,3 @@ def env(
     from ddp_doctor.cli.given import ignored
 
     return commands.env(source, outputs, ignored(ignore), fail_on)
-
-
-@command("ddp-doctor lint train.py job.sbatch", "ddp-doctor lint src --select DDL1 --output-format github")
-def lint(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE|DIR|-...",
-            help="Python scripts, job scripts, manifests, directories of Python scripts, or - for stdin.",
-        ),
-    ],
-    select: Annotated[
-        list[str] | None,
-        option(VERDICT, "CODES", "Apply only rules with these codes or code prefixes, for example DDL12. Repeatable."),
-    ] = None,
-    ignore: IgnoreOption = None,
-    fail_on: FailOnOption = FailOn.ERROR,
-    *,
-    outputs: Outputs,
-    quiet: Annotated[bool, option(OUTPUTS, None, "Print only errors and warnings.", "--quiet", "-q")] = False,
-) -> int:
-    """Check training scripts and job scripts for mistakes without running them."""
-    from ddp_doctor.cli.lint import lint
-
-    return lint(files, outputs, quiet=quiet, select=select or (), ignore=ignore or (), fail_on=fail_on)

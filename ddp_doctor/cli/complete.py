@@ -99,9 +99,10 @@ def forms_of_settings(incomplete: str) -> list[str]:
 
 def _codes() -> list[str]:
     from ddp_doctor.engine.diagnose import all_rules
-    from ddp_doctor.lint.rules import RULES
+    from ddp_doctor.features import loadable
 
-    return [rule.code for rule in (*all_rules(), *RULES)]
+    of_features = (rule for feature in loadable().values() for rule in feature.rules)
+    return [rule.code for rule in (*all_rules(), *of_features)]
 
 
 def _after_comma(incomplete: str, words: Iterable[str]) -> list[str]:

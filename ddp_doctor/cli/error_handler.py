@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
 
 from ddp_doctor import __version__
+from ddp_doctor.features import CannotLoad
 from ddp_doctor.model.choices import ExitCode, UsageError
 from ddp_doctor.render.layout import folded
 from ddp_doctor.render.text import plain
@@ -23,6 +24,9 @@ def error_handler() -> Iterator[None]:
     """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
     try:
         yield
+    except CannotLoad as error:
+        print_to_stderr(f"ddp-doctor: {error}")
+        raise SystemExit(ExitCode.UNSURE.value) from None
     except UsageError as error:
         print_to_stderr(f"ddp-doctor: {error}")
         raise SystemExit(ExitCode.USAGE.value) from None

@@ -12,6 +12,7 @@ from ddp_doctor.cli.search import Entry, search
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.features import loadable
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME as STRATEGIES
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
@@ -21,7 +22,6 @@ from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.knowledge.topology.link_codes import meaning_of, p2p_status
-from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, UsageError, Where
@@ -91,7 +91,7 @@ def _every_rule() -> str:
             "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`",
             JOB_RULES,
         ),
-        ("lint            Mistakes in training scripts, reported by `ddp-doctor lint`", LINT_RULES),
+        *((f"{name:<15} {each.about_rules}", each.rules) for name, each in loadable().items() if each.rules),
     ]
     lines = [line for head, rules in listed for line in (head, *map(_rule_line, rules))]
     return "\n".join([*lines, "", "Run `ddp-doctor explain CODE` to print the page of a rule."])
@@ -124,7 +124,7 @@ def _rule_line(rule: Described) -> str:
 
 
 def _rules() -> list[Described]:
-    return [*all_rules(), *LINT_RULES]
+    return [*all_rules(), *(rule for feature in loadable().values() for rule in feature.rules)]
 
 
 def _ending(text: str) -> str:

@@ -5,13 +5,12 @@ Typer's rich panels are not used, because at 60 columns they cut the names of op
 
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ddp_doctor.features import FEATURES
+from ddp_doctor.features import FEATURES, load_module
 from ddp_doctor.render.screen import is_plain
 
 NODES = "Nodes and ranks"
@@ -29,11 +28,11 @@ _HEADINGS = (
     *(VERDICT, OUTPUTS, "Options"),
 )
 
-#: All commands, grouped and ordered as in the help.
+#: The commands of the core, grouped and ordered as in the help. A feature states its group.
 _COMMANDS = {
-    "Before a job": ("run", "fit", "prolog", "topology", "env", "lint"),
+    "Before a job": ("run", "fit", "prolog", "topology", "env"),
     "While a job runs": ("attach", "watch"),
-    "After a job": ("logs", "trace", "replay"),
+    "After a job": ("logs", "replay"),
     "Clusters": ("fleet", "compare"),
     "Reference": ("explain", "schema", "template", "completion"),
 }
@@ -65,9 +64,8 @@ COMMON = {
     "env": ("--from", "--settings", "--fail-on", *_OF_REPORTS),
     "attach": ("--pid", "--slurm-job", "--hosts", "--seconds", *_OF_REPORTS),
     "logs": ("--job", *_OF_REPORTS),
-    "trace": ("--window", "--against", "--fail-on", *_OF_REPORTS),
     "replay": ("--last", "--settings", "--markdown", "--redact", *_OF_REPORTS),
-}
+} | {name: (*row.common, *_OF_REPORTS) for name, row in FEATURES.items() if row.common}
 _ALL = "ddp_doctor.help_all"
 #: The type of an argument and the range of a number, as click writes them.
 _TYPE = re.compile(r" <[\w\[\]]+>$")
@@ -166,7 +164,7 @@ class Commands(_WithEpilog, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their summaries, and the options of the group."""
-        commands = {heading: [(name, self._summary(name)) for name in names] for heading, names in _COMMANDS.items()}
+        commands = {heading: [(name, self._summary(name)) for name in _names(heading)] for heading in _COMMANDS}
         _write(formatter, {**commands, **headed(self, ctx)})
 
     def _summary(self, name: str) -> str:
@@ -175,13 +173,19 @@ class Commands(_WithEpilog, TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None if it is unknown. A feature is imported when its command is requested."""
         if cmd_name in FEATURES and cmd_name not in self.commands:
-            module = import_module(f"ddp_doctor.features.{cmd_name}.cli")
-            self.commands[cmd_name] = typer.main.get_command(module.app)
+            from ddp_doctor.cli.error_handler import error_handler
+
+            with error_handler():
+                self.commands[cmd_name] = typer.main.get_command(load_module(cmd_name, ".cli").app)
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in the order of the help."""
-        return [name for names in _COMMANDS.values() for name in names]
+        return [name for heading in _COMMANDS for name in _names(heading)]
+
+
+def _names(heading: str) -> list[str]:
+    return [*_COMMANDS[heading], *(name for name, row in FEATURES.items() if row.heading == heading)]
 
 
 def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:

@@ -15,7 +15,7 @@ from ddp_doctor import __version__
 from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import CHECKS, JUDGED, NODES, VERDICT, Command, Commands, epilog, has_short_help, help_all
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
-from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Outputs, paths_of_forms
+from ddp_doctor.cli.outputs import FORMS, Outputs, is_redactable, offered_by, paths_of_forms
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
 app = typer.Typer(
@@ -159,9 +159,9 @@ def command(
 
 
 def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
-    offered = [output for output in OUTPUTS if command.__name__ in output.commands]
-    has_detail = bool(offered) and command.__name__ != "lint"  # which has a --quiet of its own
+    offered = offered_by(command.__name__)
     signature = inspect.signature(command)
+    has_detail = bool(offered) and "quiet" not in signature.parameters
     typed = signature.parameters["typed"].annotation if "typed" in signature.parameters else None
     fields_typed = fields(typed) if typed else ()
 
@@ -197,7 +197,7 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
             _SettingsOption if output.is_form else written,
             None,
         )
-    if command.__name__ in REDACTABLE:
+    if is_redactable(command.__name__):
         of_outputs["redact"] = (_RedactOption, False)
     if has_short_help(command.__name__):
         of_outputs["help_all"] = (_HelpAllOption, False)

@@ -11,18 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import FEATURES, feature_of
 from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted
 
 if TYPE_CHECKING:
-    from ddp_doctor.lint.report import LintReport
-    from ddp_doctor.model.choices import FailOn
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
-    from ddp_doctor.model.rule import Described
 
 
 class Results(NamedTuple):
@@ -33,13 +30,8 @@ class Results(NamedTuple):
     host: str = ""  # this node's, in an output of which each node has a file of its own
 
 
-class LintResults(NamedTuple):
-    """The results of ``lint``."""
-
-    report: "LintReport"
-    rules: "Sequence[Described]"  # that were applied
-    paths: Sequence[str]  # of all files, also those without a finding
-    fail_on: "FailOn"
+#: The results of a feature without recordings: what it writes for each output, by the name of the output.
+OwnResults = Mapping[str, Callable[[], str]]
 
 
 class Output(NamedTuple):
@@ -47,8 +39,8 @@ class Output(NamedTuple):
 
     name: str  # of the option, or of the form in --settings
     help: str  # empty for a form
-    commands: tuple[str, ...]  # that offer it
-    render: Callable[[Any], str]  # from Results, for `lint` from LintResults. Raises CannotWrite
+    commands: tuple[str, ...]  # of the core that offer it; features list theirs
+    render: Callable[[Results], str] | None  # raises CannotWrite; None if only features write it
     mode: int | None = None  # of the file, whatever the umask
     suffix: str = ""  # that the names of files must have, because who reads them passes over others
     is_form: bool = False  # one of those in which --settings writes
@@ -70,34 +62,9 @@ def _by(module: str, function: str = "render") -> Callable[[Results], str]:
     return render
 
 
-def _html(results: Results | LintResults) -> str:
-    from ddp_doctor.model.recording import Options, Recording
-    from ddp_doctor.render.html import page
-
-    if isinstance(results, Results):
-        return page.render(results.report, results.recording)
-    return page.render(results.report, Recording(options=Options(command=Command.LINT)))
-
-
-def _sarif(results: LintResults) -> str:
-    from ddp_doctor.lint.render import sarif
-
-    return sarif.render(results.report, results.rules)
-
-
-def _junit(results: Results | LintResults) -> str:
-    if isinstance(results, LintResults):
-        from ddp_doctor.lint.render import junit as of_scripts
-
-        return of_scripts.render(results.report, results.paths, results.fail_on)
-    from ddp_doctor.render import junit
-
-    return junit.render(results.report, results.recording)
-
-
 _WITH_SETTINGS = ("run", "replay", "topology", "env")
-#: The commands that can give names other names.
-REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "trace", "attach")
+#: The commands of the core that can give names other names.
+_REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "attach")
 
 
 def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
@@ -125,10 +92,10 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "fleet", "compare"),
         lambda results: results.report.as_json(),
     ),
-    Output("markdown", "Write the report as Markdown for a ticket.", REDACTABLE, _by("markdown")),
+    Output("markdown", "Write the report as Markdown for a ticket.", _REDACTABLE, _by("markdown")),
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector to a .prom file.",
@@ -140,11 +107,11 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as a self-contained HTML page.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
-        _html,
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "fleet", "compare"),
+        _by("html.page"),
     ),
-    Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
-    Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
+    Output("sarif", "Write the findings as SARIF 2.1.0.", (), None),
+    Output("junit", "Write the findings as JUnit XML.", ("run", "replay"), _by("junit")),
     Output(
         "reproducer",
         "Write a script for bug reports that repeats the --collectives-of calls and needs only torch.",
@@ -171,7 +138,7 @@ OUTPUTS = (
     Output(
         "record",
         "Also write the recording to this path.",
-        ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach"),
+        ("run", "fit", "prolog", "replay", "topology", "env", "logs", "attach"),
         lambda results: results.recording.as_json(None if feature_of(results.recording.command) else 1),
     ),
 )
@@ -250,7 +217,7 @@ class Outputs:
         """The same for a node that leaves the outputs to the head."""
         return replace(self, paths={})
 
-    def write(self, results: Results | LintResults) -> list[str]:
+    def write(self, results: Results | OwnResults) -> list[str]:
         """Write all files asked for; returns one sentence for each that failed."""
         from ddp_doctor.render.files import CannotWrite, write
 
@@ -260,16 +227,31 @@ class Outputs:
             path = self.paths.get(output.name)
             if path is None:
                 continue
-            if isinstance(results, Results):
-                results = results._replace(host=self.own.get(output.name, ""))
             try:
-                write(path, output.render(results), mode=_mode(output, results))
+                write(path, self._text(output, results), mode=_mode(output, results))
             except CannotWrite as error:
                 problems.append(str(error))
         return problems
 
+    def _text(self, output: Output, results: Results | OwnResults) -> str:
+        if not isinstance(results, Results):
+            return results[output.name]()
+        assert output.render is not None
+        return output.render(results._replace(host=self.own.get(output.name, "")))
 
-def _mode(output: Output, results: Results | LintResults) -> int | None:
+
+def offered_by(command: str) -> list[Output]:
+    """Return the outputs that a command offers, in the order of the help."""
+    of_feature = FEATURES[command].outputs if command in FEATURES else ()
+    return [output for output in OUTPUTS if command in output.commands or output.name in of_feature]
+
+
+def is_redactable(command: str) -> bool:
+    """Return True if a command can give names other names."""
+    return FEATURES[command].is_redactable if command in FEATURES else command in _REDACTABLE
+
+
+def _mode(output: Output, results: Results | OwnResults) -> int | None:
     """A recording of attach shows what a user's processes do, so that it is for this user alone."""
     is_live = isinstance(results, Results) and results.recording.command is Command.ATTACH
     return 0o600 if output.name == "record" and is_live else output.mode

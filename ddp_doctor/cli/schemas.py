@@ -15,8 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ddp_doctor.features import load
-from ddp_doctor.lint.report import LintReport
+from ddp_doctor.features import loadable
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.fleet import FleetReport
@@ -30,10 +29,9 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "env-report": (EnvReport, "report of env (--json)"),
     "logs-report": (LogsReport, "report of logs (--json)"),
     "attach-report": (AttachReport, "report of attach (--json)"),
-    "trace-report": (load("trace").report, "report of trace (--json)"),
     "fit-report": (FitReport, "report of fit (--json)"),
     "fleet-report": (FleetReport, "report of fleet (--json)"),
-    "lint-report": (LintReport, "report of lint (--json)"),
+    **{f"{name}-report": (each.report, f"report of {name} (--json)") for name, each in loadable().items()},
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),
     "baseline": (Baseline, "baseline of healthy runs (fleet --write-baseline)"),
     "recording": (Recording, "recording of a run (--record)"),

@@ -4,6 +4,7 @@ The core loads a feature by name if its command runs or a recording has its fact
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,31 +12,67 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddp_doctor.model.choices import Command
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from ddp_doctor.facts.cluster import TracedSide
     from ddp_doctor.model.check import Check
     from ddp_doctor.model.finding import Finding
     from ddp_doctor.model.job_collectives import JobCollectives
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
+    from ddp_doctor.model.rule import Described
 
 
 class Row(NamedTuple):
-    """A feature before it is loaded."""
+    """A feature before it is loaded: what the help and the options of its command need."""
 
-    summary: str  # of its command, in the help
-    kinds: Collection[str]  # of facts that only this feature records
+    heading: str  # of the commands in the help
+    summary: str  # of its command in the help
+    outputs: Collection[str]  # that its command offers, by their names in cli/outputs.py
+    common: Collection[str] = ()  # options in --help, if the full help does not fit on a screen
+    is_redactable: bool = False
+    kinds: Collection[str] = ()  # of facts that only this feature records
+    signs: Collection[bytes] = ()  # in the heads of files that ``compare`` leaves to this feature
 
 
 #: By the name of the package, which is also the command.
-FEATURES = {"trace": Row("Show where step time goes and why, from profiler traces.", ("trace/1",))}
+FEATURES = {
+    "lint": Row(
+        "Before a job",
+        "Check training scripts and job scripts for mistakes without running them.",
+        ("json", "html", "sarif", "junit"),
+    ),
+    "trace": Row(
+        "After a job",
+        "Show where step time goes and why, from profiler traces.",
+        ("json", "markdown", "html", "record"),
+        common=("--window", "--against", "--fail-on"),
+        is_redactable=True,
+        kinds=("trace/1",),
+        signs=(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"'),
+    ),
+}
 
 
-@dataclass(frozen=True)
+class CannotLoad(Exception):
+    """A feature cannot be imported, and the message is the sentence for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
-    """The hooks of a loaded feature. Its reports list no checks, and its recordings are not indented."""
+    """What the core needs of a loaded feature."""
 
+    report: "type[BaseModel]"  #: The class of its report.
+    about_rules: str = ""  #: Stands above its rules in ``ddp-doctor explain``.
+    rules: "Sequence[Described]" = ()  #: The rules that no check has.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Feature):
+    """A feature whose recordings the core evaluates. Its reports list no checks; its recordings are not indented."""
+
+    report: "type[Report]"
     checks: "tuple[Check, ...]"  #: Evaluate its recordings. They are in no run.
-    report: "type[Report]"  #: The class of its report.
     complete: "Callable[[Report, Recording], Report]"  #: Return the report with the feature's own part.
     scope: "Callable[[Recording], str]"  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
     #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
@@ -51,20 +88,51 @@ class Feature:
     collectives: "Callable[[str, Sequence[Recording]], JobCollectives]"
 
 
-def feature_of(command: Command) -> Feature | None:
-    """Return the feature of a command, or None for a command of the core."""
-    return load(command.value) if command.value in FEATURES else None
+def feature_of(command: Command) -> Recorded | None:
+    """Return the feature of a command, or None for a command of the core. Raises CannotLoad."""
+    return recorded(command.value) if command.value in FEATURES and FEATURES[command.value].kinds else None
 
 
-def features_in(recording: "Recording | None") -> list[Feature]:
-    """Return the features that have facts in a recording, or all features without a recording."""
-    return [load(name) for name, row in FEATURES.items() if not recording or any(map(recording.of_kind, row.kinds))]
+def features_in(recording: "Recording | None") -> list[Recorded]:
+    """Return the features that have facts in a recording, or all that record any without a recording.
+
+    Raises CannotLoad if the recording needs a feature that is broken.
+    """
+    if recording is None:
+        return [feature for feature in loadable().values() if isinstance(feature, Recorded)]
+    return [recorded(name) for name, row in FEATURES.items() if any(map(recording.of_kind, row.kinds))]
+
+
+def recorded(name: str) -> Recorded:
+    """Import a feature that records facts. Raises CannotLoad."""
+    feature = load(name)
+    assert isinstance(feature, Recorded)
+    return feature
+
+
+def loadable() -> dict[str, Feature]:
+    """Import all features except broken ones, by name."""
+    found = {}
+    for name in FEATURES:
+        with suppress(CannotLoad):
+            found[name] = load(name)
+    return found
 
 
 def load(name: str) -> Feature:
-    """Import a feature by its name in FEATURES."""
-    feature: Feature = import_module(f"{__name__}.{name}").FEATURE
+    """Import a feature by its name in FEATURES. Raises CannotLoad."""
+    feature: Feature = load_module(name).FEATURE
     return feature
+
+
+def load_module(name: str, part: str = "") -> Any:
+    """Import the package of a feature or a module of it, for example ``.cli``. Raises CannotLoad."""
+    try:
+        return import_module(f"{__name__}.{name}{part}")
+    except Exception as error:
+        where = f", line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else ""
+        reason = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
+        raise CannotLoad(f"`ddp-doctor {name}` cannot start ({reason}); reinstall ddp-doctor") from error
 
 
 def later(module: str, function: str) -> Callable[..., Any]:

@@ -22,11 +22,11 @@ from ddp_doctor.model.recording import Options, World
 from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.bench import paired
+from tests.features.lint.hundred import write_hundred
 from tests.lab import faults, several_nics
 from tests.lab.hosts import Lab, why_no_lab
 from tests.launch import misbehaving
 from tests.launch.agents import Agent, end
-from tests.lint.hundred import write_hundred
 from tests.once import free_port
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

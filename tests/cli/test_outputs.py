@@ -1,15 +1,14 @@
 """Where outputs go on a node of several."""
 
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from ddp_doctor.cli.complete import forms_of_settings
-from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results, paths_of_forms
-from ddp_doctor.lint.report import lint_report
-from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
+from ddp_doctor.cli.outputs import OUTPUTS, Outputs, Results, paths_of_forms
+from ddp_doctor.features import FEATURES
+from ddp_doctor.features.lint.use_case import lint
+from ddp_doctor.model.choices import Detail, OutputFormat, UsageError
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import Recording
 from tests.render.reports import error, report, world
@@ -52,12 +51,17 @@ def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdou
 def test_every_output_of_the_table_can_be_written(tmp_path):
     """Renderers are imported when they are called, so no type checker sees that each is there."""
     of_machines = Results(report(error(), on=world("node0")), Recording(run_id="x", tool_version="1"))
-    of_scripts = LintResults(lint_report([], FailOn.ERROR, datetime.now(timezone.utc)), RULES, (), FailOn.ERROR)
+    (tmp_path / "train.py").write_text("import torch\n")
+    written = {name: str(tmp_path / f"of_lint.{name}") for name in FEATURES["lint"].outputs}
+
+    assert lint([str(tmp_path / "train.py")], Outputs(written), quiet=True) == 0
+    assert all(Path(path).stat().st_size for path in written.values())
 
     for output in OUTPUTS:
+        if output.render is None:
+            continue
         target = tmp_path / output.name
-        results = of_scripts if output.commands == ("lint",) else of_machines
-        problems = Outputs({output.name: str(target)}).write(results)
+        problems = Outputs({output.name: str(target)}).write(of_machines)
         nothing = {
             "svg": ["cannot write --svg: there is no GPU matrix to draw"],
             "reproducer": ["cannot write --reproducer: the run was made without --collectives-of"],

@@ -94,7 +94,7 @@ def test_one_replay_writes_the_settings_in_every_form(asked, tmp_path):
         assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()
 
 
-WARNED_SCRIPT = str(HERE / "lint/samples/public/dit_train.py")
+WARNED_SCRIPT = str(HERE / "features/lint/samples/public/dit_train.py")
 RECORDING_OF_SICK = str(path_of("gpus/one-lost"))
 
 

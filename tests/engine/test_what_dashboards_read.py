@@ -6,8 +6,8 @@ import pytest
 
 from ddp_doctor.app.outcome import blank
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.lint.linting import lint_bytes
-from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.features.lint.linting import lint_bytes
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, CulpritKind, Finding, MissingNode
 from ddp_doctor.model.recording import Job, Options

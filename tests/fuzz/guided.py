@@ -29,7 +29,7 @@ LONGEST_CPU_S = 1.0
 KEPT = Path("build") / "fuzz"
 _INSTRUMENTED = (
     "ddp_doctor.parse",
-    "ddp_doctor.lint",
+    "ddp_doctor.features.lint",
     "ddp_doctor.knowledge",
     "ddp_doctor.model",
     "ddp_doctor.app.recordings",

@@ -28,10 +28,10 @@ from ddp_doctor.checks.node.topology.formats import (
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
+from ddp_doctor.features.lint.linting import lint_bytes
 from ddp_doctor.features.trace.reading import rank
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
-from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
@@ -64,11 +64,11 @@ from ddp_doctor.settings.launches import launches
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from ddp_doctor.views import failed_trials
+from tests.features.lint.documents import OF_RULES
 from tests.features.trace.written import steps, written
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
-from tests.lint.documents import OF_RULES
 from tests.recordings import path_of
 
 TESTS = Path(__file__).parent.parent

@@ -1,7 +1,6 @@
 """The report as a page: read back by a parser of HTML. How it looks, a browser tells in tests/lab/test_html.py."""
 
 import re
-from datetime import datetime, timezone
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -10,10 +9,9 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import recordings, redaction
-from ddp_doctor.cli.outputs import LintResults, Outputs, Results
-from ddp_doctor.lint.linting import lint_bytes
-from ddp_doctor.lint.report import lint_report
-from ddp_doctor.model.choices import CheckStatus, FailOn
+from ddp_doctor.cli.outputs import Outputs, Results
+from ddp_doctor.features.lint.use_case import lint
+from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
@@ -212,8 +210,7 @@ def test_a_job_that_has_failed_and_one_that_runs_show_what_their_ranks_did():
 
 
 def test_a_finding_in_a_script_has_its_place(tmp_path: Path):
-    script = b"import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"
-    linted = lint_report([lint_bytes("train.py", script)], FailOn.ERROR, datetime.now(timezone.utc))
-    target = tmp_path / "page.html"
-    assert Outputs({"html": str(target)}).write(LintResults(linted, (), ("train.py",), FailOn.ERROR)) == []
+    script, target = tmp_path / "train.py", tmp_path / "page.html"
+    script.write_text("import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n")
+    lint([str(script)], Outputs({"html": str(target)}), quiet=True)
     assert "train.py:2" in Page(target.read_text()).text

@@ -10,7 +10,7 @@ Raw input, read by ``ddp-doctor trace`` alone: Chrome JSON as torch.profiler wri
 Who waits shows long collectives, and who is waited for short ones.
 """
 
-from ddp_doctor.features import Feature, later
+from ddp_doctor.features import Recorded, later
 from ddp_doctor.features.trace.facts import TraceFact
 from ddp_doctor.features.trace.report import TraceReport, healthy, scope, with_steps
 from ddp_doctor.features.trace.rules import communication, late_rank, step
@@ -38,7 +38,7 @@ CHECK = Check(
     untested=problem,
 )
 
-FEATURE = Feature(
+FEATURE = Recorded(
     checks=(CHECK,),
     report=TraceReport,
     complete=with_steps,

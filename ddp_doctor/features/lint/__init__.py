@@ -1,0 +1,14 @@
+"""``ddp-doctor lint``: rules over a training script's syntax tree. The script is read, never imported or run.
+
+linting.py applies the rules to a file, report.py makes the report, render/ writes it. A rule is a function from a
+Script to Spots (rule.py, rules/). What a Script knows: calls in the order in which they run (trace.py), where values
+come from (values.py), ranks (ranks.py), and libraries that work instead of the script (script.py).
+"""
+
+from ddp_doctor.features import Feature
+from ddp_doctor.features.lint.report import LintReport
+from ddp_doctor.features.lint.rules import RULES
+
+FEATURE = Feature(
+    report=LintReport, about_rules="Mistakes in training scripts, reported by `ddp-doctor lint`", rules=RULES
+)

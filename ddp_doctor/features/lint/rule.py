@@ -1,0 +1,75 @@
+"""Lint rules: functions from a script, and the names beside it, to spots in it, identified by a stable code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ddp_doctor.features.lint.script import Script
+from ddp_doctor.features.lint.values import Value
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
+from ddp_doctor.model.rule import Described
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One place in a script and what is wrong there; the rule's code, name and severity complete it."""
+
+    at: Value | ast.AST
+    title: str  # one line: what is wrong here, with the script's own names
+    detail: str = ""
+    remedy: str = ""  # one line: what to write instead
+    write: tuple[str, ...] = ()  # lines of Python that could be pasted
+    cost: str = ""
+    severity: Severity | None = None  # only where it differs from the rule's own
+    confidence: Confidence = Confidence.LIKELY
+
+    @property
+    def node(self) -> ast.AST:
+        """The node where it is."""
+        return self.at.node if isinstance(self.at, Value) else self.at
+
+
+LintFunction = Callable[[Script], Iterable[Spot]]
+
+
+def hand_written(script: Script) -> bool:
+    """A script of a distributed job in which no library prepares models and data."""
+    return script.is_distributed and not script.libraries
+
+
+def always(_script: Script) -> bool:
+    """Any script."""
+    return True
+
+
+@dataclass(frozen=True)
+class LintRule(Described):
+    """One opinion on scripts, of those for which ``concerns`` is true."""
+
+    function: LintFunction
+    concerns: Callable[[Script], bool] = hand_written
+
+    def apply(self, script: Script) -> Iterable[Spot]:
+        """The spots, one for each position."""
+        if not self.concerns(script):
+            return
+        seen = set[tuple[int, int]]()
+        for spot in self.function(script):
+            position = (getattr(spot.node, "lineno", 1), getattr(spot.node, "col_offset", 0))
+            if position not in seen:
+                seen.add(position)
+                yield spot
+
+
+def lint_rule(
+    code: str, name: str, consequence: Consequence, *, concerns: Callable[[Script], bool] = hand_written
+) -> Callable[[LintFunction], LintRule]:
+    """Make a LintRule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
+
+    def decorate(function: LintFunction) -> LintRule:
+        return LintRule(code, name, consequence, inspect.getdoc(function) or "", function, concerns)
+
+    return decorate

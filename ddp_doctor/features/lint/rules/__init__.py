@@ -1,0 +1,21 @@
+"""All lint rules in the order of their codes. A new rule is a function in a module of this folder, and its samples.
+
+Each has its samples in tests/features/lint/samples/CODE.md: scripts with the comment ``# expect: CODE`` on every line
+that it reports, and others in which nothing is reported.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from ddp_doctor.features.lint.rule import LintRule
+
+
+def _all_rules() -> Iterator[LintRule]:
+    for path in Path(__file__).parent.glob("[!_]*.py"):
+        for value in vars(import_module(f"{__name__}.{path.stem}")).values():
+            if isinstance(value, LintRule):
+                yield value
+
+
+RULES: tuple[LintRule, ...] = tuple(sorted(_all_rules(), key=lambda rule: rule.code))

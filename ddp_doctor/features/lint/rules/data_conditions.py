@@ -1,0 +1,101 @@
+"""Rules on collectives that a rank may skip because of its own data, chance or its clock.
+
+if torch.isnan(loss): continue            one rank skips the backward pass, the others wait for it in theirs
+if val_loss > best: bad += 1              counted from each rank's own part of the validation set
+if bad > patience: break                  so that one rank stops and the others go on
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddp_doctor.features.lint.collectives import collectives, forwards
+from ddp_doctor.features.lint.decisions import Reason, why_local
+from ddp_doctor.features.lint.rule import Spot, always, lint_rule
+from ddp_doctor.features.lint.rules.rank_conditions import misses
+from ddp_doctor.features.lint.script import Script
+from ddp_doctor.features.lint.values import Call, Condition, Value
+from ddp_doctor.model.choices import Consequence
+
+#: Each is compared with all collectives; no script that people write has more.
+_MOST_LEAVES = 200
+
+
+@lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK, concerns=always)
+def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
+    """A rank's own loss decides whether the rank takes part in a collective.
+
+    Finds: A collective, or the backward pass of a wrapped model, under a condition on one of these: the output of that
+        rank's own forward, the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), a batch
+        that could not be read (`if batch is None`), random numbers without a common seed, or the clock. Also a
+        `continue`, `break` or `return` under such a condition that skips a collective, or a loop that the clock ends. A
+        counter, flag or attribute that is set under such a condition (`bad += 1`, `self.stop = True`), or by one rank
+        only, counts as well, and so does an early-stopping object that receives such a loss. Not reported: values that
+        a collective made equal on all ranks, shapes, and losses over a loader that gives every rank the same data.
+    Why: Each rank has different data, draws different numbers and reads the clock at a different time. If the loss of
+        one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
+        the others wait. The job hangs at random, after hours.
+    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and use the result on all ranks.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
+    """
+    found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # what asks directly first
+    roots = set[Value]()
+    for each in found:
+        if each.reason.root not in roots:
+            roots.add(each.reason.root)
+            yield _spot(each.at, each.title)
+
+
+class _Found(NamedTuple):
+    """A collective that a rank may miss, and the test that decides it."""
+
+    at: Value | ast.AST
+    title: str
+    test: Value
+    reason: Reason
+
+
+def _found(script: Script) -> Iterator[_Found]:
+    reduced = [call for call in collectives(script) if call not in forwards(script)]
+    for call in reduced:
+        for condition in call.conditions:
+            found = None if condition.early else why_local(script, condition.test, call.place, call.order)
+            if found is not None and not _is_in_both_branches(script, call, condition):
+                title = f"A rank runs this {collectives(script)[call]} depending on {found.why}: other ranks may wait"
+                yield _Found(call, title, condition.test, found)
+        for loop in call.loops:
+            found = why_local(script, loop.test, call.place, call.order) if loop.test else None
+            if found is not None:
+                title = f"A rank leaves this loop by {found.why}, and skips the {collectives(script)[call]} in line"
+                yield _Found(loop.test, f"{title} {call.node.lineno}", loop.test, found)
+    for leave in script.leaves[:_MOST_LEAVES] if reduced else ():
+        for condition in leave.place.conditions:
+            if condition.early:
+                continue
+            before = {name for call, name in collectives(script).items() if condition in call.conditions}
+            candidates = (call for call in reduced if collectives(script)[call] not in before)
+            missed = next((call for call in candidates if misses(leave, condition, call)), None)
+            found = why_local(script, condition.test, leave.place, leave.order) if missed else None
+            if missed and found and not (found.why == "its own batch" and isinstance(leave.node, ast.Break)):
+                title = f"A rank may leave here because of {found.why}, and skip the {collectives(script)[missed]} in"
+                yield _Found(leave.node, f"{title} line {missed.node.lineno}", condition.test, found)
+
+
+def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
+    return any(
+        collectives(script)[other] == collectives(script)[call]
+        and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
+        for other in collectives(script)
+    )
+
+
+def _spot(at: Value | ast.AST, title: str) -> Spot:
+    return Spot(
+        at,
+        title,
+        remedy="All-reduce the flag first, and decide by the result",
+        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+        cost="one small all-reduce per step",
+    )

@@ -1,0 +1,105 @@
+"""What names are bound to while a script is followed, also where it branches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.features.lint.values import Condition, Value
+
+Key = tuple[object, str]  # a scope, a value or the name of a module, and a name in it
+
+
+@dataclass(eq=False)
+class Scope:
+    """A module, a function while it runs, or the body of a class."""
+
+    parent: Scope | None = None
+    outer_names: set[str] = field(default_factory=set)  # that the function declared global
+
+    @property
+    def module(self) -> Scope:
+        """The outermost."""
+        return self if self.parent is None else self.parent.module
+
+
+@dataclass(eq=False, slots=True)
+class Function(Value):
+    """A function of the script, and where its free names are looked up."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    scope: Scope = field(default_factory=Scope)
+    cls: Class | None = None
+    decorators: tuple[Value, ...] = ()  # decorators that may exclude ranks
+    decorated: Function | None = None  # what a decorator of the script returned for it
+    conditions: tuple[Condition, ...] = ()  # around its definition in another function
+
+
+@dataclass(eq=False, slots=True)
+class Class(Value):
+    """A class of the script; ``parts`` are its bases."""
+
+    node: ast.ClassDef
+    methods: dict[str, Function] = field(default_factory=dict)
+
+    def find(self, name: str, depth: int = 8) -> Function | None:
+        """A method of it, or of a base that the script defines."""
+        if name in self.methods or not depth:
+            return self.methods.get(name)
+        bases = (option for base in self.parts for option in base.alternatives() if isinstance(option, Class))
+        return next((found for base in bases if (found := base.find(name, depth - 1))), None)
+
+
+class Store:
+    """What names and attributes were last bound to. The bindings of a branch can be undone and merged."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Value] = {}
+        self._before: list[dict[Key, Value | None]] = []
+
+    def find(self, scope: Scope | None, name: str) -> Value | None:
+        """What the name is bound to in a scope or in those around it."""
+        values = self._values
+        while scope is not None:
+            found = values.get((scope, name))
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def get(self, owner: object, name: str) -> Value | None:
+        """What the name is bound to."""
+        return self._values.get((owner, name))
+
+    def bind(self, owner: object, name: str, value: Value) -> None:
+        """Bind a name of a scope, or an attribute of a value."""
+        if self._before and (owner, name) not in self._before[-1]:
+            self._before[-1][owner, name] = self._values.get((owner, name))
+        self._values[owner, name] = value
+
+    def keep(self, owner: object, name: str, value: Value) -> None:
+        """Keep an attribute that nothing bound, so that it is the same value when it is read again."""
+        self._values[owner, name] = value
+
+    def begin(self) -> None:
+        """Begin a branch."""
+        self._before.append({})
+
+    def end(self) -> Mapping[Key, Value]:
+        """End the branch, undo its bindings and return them."""
+        before = self._before.pop()
+        bound = {key: self._values[key] for key in before}
+        for key, value in before.items():
+            if value is None:
+                del self._values[key]
+            else:
+                self._values[key] = value
+        return bound
+
+    def join(self, branches: Sequence[Mapping[Key, Value]]) -> None:
+        """Continue after branches one of which was taken; a branch that bound nothing is an empty mapping."""
+        for key in dict.fromkeys(key for bound in branches for key in bound):
+            options = [branch.get(key) or self._values.get(key) for branch in branches]
+            known = list({id(option): option for option in options if option is not None}.values())
+            self.bind(*key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known)))

@@ -1,0 +1,221 @@
+"""A script as rules see it: its calls in the order in which they run, their receivers, and its kind."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+
+from ddp_doctor.features.lint import names
+from ddp_doctor.features.lint.scopes import Class
+from ddp_doctor.features.lint.trace import Trace
+from ddp_doctor.features.lint.values import FIELDS, Call, Value
+
+#: The beginning of the module's name, and the library's usual name.
+_LIBRARIES = {
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "lightning_fabric": "Lightning",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+    "transformers.Trainer": "transformers.Trainer",
+    "transformers.trainer": "transformers.Trainer",
+    "transformers.Seq2SeqTrainer": "transformers.Trainer",
+    "trl": "TRL",
+    "composer": "Composer",
+    "ignite.distributed": "Ignite",
+    "colossalai": "Colossal-AI",
+    "fairscale": "FairScale",
+    "ray.train": "Ray Train",
+    "smdistributed": "SageMaker",
+    "bagua": "Bagua",
+    "catalyst": "Catalyst",
+    "mmengine": "MMEngine",
+    "mmcv.runner": "MMCV",
+    "detectron2.engine": "Detectron2",
+    "torch_xla": "PyTorch/XLA",
+    "oneflow": "OneFlow",
+    "paddle": "Paddle",
+    "mindspore": "MindSpore",
+    "jax": "JAX",
+    "byteps": "BytePS",
+    "patrickstar": "PatrickStar",
+    "megatron": "Megatron",
+    "torchtnt": "TorchTNT",
+}
+
+
+#: Parts of them that a script uses under DDP, and that wrap nothing.
+_PARTS = ("fairscale.optim", "deepspeed.ops")
+
+
+@lru_cache(maxsize=4)  # of all scripts in it
+def _names_in(folder: Path, _changed_ns: int) -> frozenset[str]:
+    return frozenset(entry.name for entry in os.scandir(folder))
+
+
+def words(nodes: Iterable[ast.AST]) -> str:
+    """The names among these nodes, and the strings without a space, one a line."""
+    found = {getattr(node, _NAMED[type(node)]) for node in nodes if type(node) in _NAMED}
+    return "\n".join(text for text in found if isinstance(text, str) and " " not in text and "\n" not in text)
+
+
+#: Where the name of a node is. Imports are no use of what they import.
+_NAMED: dict[type[ast.AST], str] = {
+    ast.Name: "id",
+    ast.Attribute: "attr",
+    ast.Constant: "value",
+    ast.keyword: "arg",
+    ast.arg: "arg",
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+}
+
+
+#: Rules compare a wrapped model with all calls before it.
+_MOST_WRAPS = 50
+
+
+class Script:
+    """One parsed file. Rules ask it, and do not walk the tree for what it already knows."""
+
+    def __init__(self, path: str, source: str, tree: ast.Module) -> None:
+        self.path = path
+        self.source = source
+        self.tree = tree
+        trace = Trace(tree)
+        self.calls = tuple(trace.calls)
+        self.assignments = tuple(trace.assignments)
+        self.delegated = tuple(trace.delegated)
+        self.classes = tuple(trace.classes)
+        self.leaves = tuple(trace.leaves)
+        self.instances: Mapping[Value, Class] = trace.instances
+        self.parameters: Mapping[Value, tuple[Value, Value]] = trace.parameters
+        self.modules = frozenset(trace.modules)  # and the names that are imported from them
+        self.has_unknown_star = trace.has_unknown_star
+        self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
+        self._ddp: dict[Value, bool] = {}  # what is_ddp found
+
+    def names_beside(self, folder: str = "") -> frozenset[str]:
+        """The names in the script's folder, or in one below it; none where it is no folder, or cannot be read."""
+        beside = Path(self.path).parent / folder
+        try:
+            return _names_in(beside, beside.stat().st_mtime_ns)
+        except (OSError, ValueError):
+            return frozenset()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines as the parser counts them."""
+        return self.source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    @cached_property
+    def nodes(self) -> Sequence[ast.AST]:
+        """The statements, expressions and parameters of the tree, outer ones first, in a third of ast.walk's time."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:  # grows meanwhile
+            has = vars(node).get  # takes two thirds of getattr's time
+            for name in FIELDS[type(node)]:
+                child = has(name)
+                if type(child) is list:
+                    found += [part for part in child if isinstance(part, ast.AST)]
+                elif isinstance(child, ast.AST):
+                    found.append(child)
+        return found
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """The strings in it, without those that stand alone: they document."""
+        documents, found = set[int](), set[str]()
+        for node in self.nodes:
+            if isinstance(node, ast.Expr):
+                documents.add(id(node.value))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+                found.add(node.value)
+        return frozenset(found)
+
+    def uses(self, *parts: str) -> bool:
+        """Whether one of these is part of a name that it uses, or of a string without a space.
+
+        Comments, imports and sentences are no use. What the text lacks need not be looked for among the words.
+        """
+        return any(part in self.source and part in self._words for part in parts)
+
+    def uses_in_any_case(self, *parts: str) -> bool:
+        """The same, whether its letters are small or capital; those of the parts are small."""
+        return any(part in self._lowered and part in self._words.lower() for part in parts)
+
+    @cached_property
+    def _lowered(self) -> str:
+        return self.source.lower()
+
+    @cached_property
+    def _words(self) -> str:
+        return words(self.nodes)
+
+    @cached_property
+    def assigned_in(self) -> dict[int, ast.Assign]:
+        """The assignment in a line; of several, the first that ran."""
+        found: dict[int, ast.Assign] = {}
+        nodes = dict.fromkeys(assignment.node for assignment in self.assignments)
+        for node in nodes:
+            if isinstance(node, ast.Assign):
+                for line in range(node.lineno, (node.end_lineno or 0) + 1):
+                    found.setdefault(line, node)
+        return found
+
+    @cached_property
+    def libraries(self) -> frozenset[str]:
+        """Libraries between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
+        begins = set[str]()
+        for module in self.modules:
+            if module.startswith(_PARTS):
+                continue
+            while module and module not in begins:
+                begins.add(module)
+                module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
+        return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, list[Call]]:
+        found = defaultdict[str, list[Call]](list)
+        for call in self.calls:
+            found[call.name or f".{call.method}"].append(call)
+        return found
+
+    def named(self, *full_names: str) -> Iterator[Call]:
+        """The calls of functions and classes by their canonical names (lint/names.py)."""
+        for name in full_names:
+            yield from self._by_name.get(name, ())
+
+    def calls_any(self, *full_names: str) -> bool:
+        """Whether it calls one of these."""
+        return any(name in self._by_name for name in full_names)
+
+    def methods(self, *method_names: str) -> Iterator[Call]:
+        """The calls of methods with these names, of any value."""
+        for name in method_names:
+            yield from self._by_name.get(f".{name}", ())
+
+    @cached_property
+    def wraps(self) -> tuple[Call, ...]:
+        """The calls that wrap a model in DistributedDataParallel; the first ones, if a program wrote the script."""
+        return tuple(islice(self.named(names.DDP), _MOST_WRAPS))
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
+        return self.calls_any(names.DDP, names.INIT, *names.FSDP)
+
+    def is_ddp(self, value: Value) -> bool:
+        """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
+        if value.kind not in ("choice", "call"):
+            return False
+        if value not in self._ddp:
+            self._ddp[value] = any(made.name == names.DDP for made in value.makers())
+        return self._ddp[value]

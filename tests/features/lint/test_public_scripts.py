@@ -1,0 +1,65 @@
+"""Well-known public scripts, rewritten by hand from their structure: what is reported of them was judged, line by line.
+
+The lines stand in the samples (``# expect: DDL113``; test_samples.py holds them to it), the judgments in judged.ini:
+*true*, a person would want to know; *loud*, true and of little use there; *false*.
+"""
+
+import configparser
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.features.lint.linting import lint_bytes
+from ddp_doctor.features.lint.rules import RULES
+from tests.features.lint.documents import FOLDER, PUBLIC, Sample
+
+#: Modules that speak of spawning, ranks, loaders, barriers or time-outs, and are no training scripts.
+OTHER = ("asyncio", "concurrent", "multiprocessing", "unittest", "email", "json", "logging", "http", "xml")
+
+
+def judgments() -> configparser.ConfigParser:
+    """Of each script, by code."""
+    read = configparser.ConfigParser()
+    read.optionxform = str  # type: ignore[assignment, method-assign]  # keys are written as they are read
+    read.read_string((FOLDER / "public" / "judged.ini").read_text())
+    return read
+
+
+@pytest.mark.parametrize("script", PUBLIC, ids=str)
+def test_every_code_that_a_public_script_gets_was_judged_and_nothing_else(script: Sample):
+    assert set(judgments()[script.name]) == {code for _, code in script.expected}
+
+
+def test_of_twenty_reported_lines_at_most_one_is_false():
+    judged = judgments()
+    words = [judged[script.name][code].partition(":")[0] for script in PUBLIC for _, code in script.expected]
+
+    assert set(words) <= {"true", "loud", "false"}
+    assert words.count("false") * 20 <= len(words)
+
+
+def test_public_scripts_are_of_all_libraries():
+    assert len(PUBLIC) >= 12
+    assert {script.name.partition("_")[0] for script in PUBLIC} >= {
+        *("accelerate", "lightning", "deepspeed", "hf", "horovod", "imagenet", "nanogpt")
+    }
+
+
+@pytest.mark.fuzz
+def test_modules_of_the_standard_library_that_train_nothing_get_nothing():
+    library = Path(sysconfig.get_path("stdlib"))
+    files = sorted(file for folder in OTHER for file in (library / folder).rglob("*.py"))
+
+    assert len(files) >= 80
+    for file in files:
+        linted = lint_bytes(str(file), file.read_bytes())
+        assert (linted.findings, linted.failures, linted.unread) == ((), (), None), file
+
+
+@pytest.mark.fuzz
+def test_modules_of_the_standard_library_get_nothing_even_where_they_import_torch():
+    library = Path(sysconfig.get_path("stdlib"))
+    for file in sorted((library / "multiprocessing").rglob("*.py")):
+        linted = lint_bytes(str(file), b"import torch.distributed\n" + file.read_bytes(), RULES)
+        assert (linted.findings, linted.failures) == ((), ()), file
