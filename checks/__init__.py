@@ -14,7 +14,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ddp_doctor.features import feature_of, features_in
+from ddp_doctor.features import features_in, recorded_by
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
@@ -104,7 +104,7 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    if (feature := feature_of(command)) is not None:
+    if (feature := recorded_by(command)) is not None:
         return feature.checks
     if command is Command.FIT:
         return _of_fit()

@@ -12,8 +12,8 @@ from ddp_doctor.cli import schemas
 from ddp_doctor.features.lint.rules import RULES
 from ddp_doctor.model.choices import USABLE, UsageError
 from ddp_doctor.render import junit
-from tests.app.test_fleet import made
 from tests.cli.test_cli import doctor
+from tests.features.fleet.test_fleet import made
 from tests.features.lint.documents import OF_RULES
 from tests.features.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recordings import SITUATIONS, judged, load

@@ -11,7 +11,7 @@ from ddp_doctor.engine.diagnose import checks_for, diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import recorded_by
 from ddp_doctor.knowledge.launchers import job_of
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, UsageError
@@ -43,7 +43,7 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 
         report = with_causes(report, recording, diagnosis.causes)
-    elif (feature := feature_of(recording.command)) is not None:
+    elif (feature := recorded_by(recording.command)) is not None:
         report = feature.complete(report, recording)
     elif recording.command is Command.FIT:
         from ddp_doctor.engine.fit_report import with_estimates

@@ -15,7 +15,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 from ddp_doctor.app.outcome import UsageError
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import recorded_by
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.hostlist import expand
@@ -118,7 +118,7 @@ class _Prefixes:
 def redacted(recording: Recording) -> Recording:
     """The recording with other names. Raises UsageError where it would no longer be one."""
     data = recording.model_dump(mode="json")
-    if (feature := feature_of(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None:
         for named in (each for reading in data["readings"] for each in (reading, reading["fact"]) if each):
             named |= {name: _as_path(named[name]) for name in feature.files if name in named}
     redaction = _Redaction(data)

@@ -1,39 +1,12 @@
-"""The commands for clusters; each imports its code when it is called."""
+"""The command ``compare``; it imports its code when it is called."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.help import OUTPUTS
-from ddp_doctor.cli.options import command, option
+from ddp_doctor.cli.options import command
 from ddp_doctor.cli.outputs import Outputs
-
-
-@command(
-    "ddp-doctor fleet /shared/reports --json /shared/reports/fleet.json",
-    "ddp-doctor fleet reports/*.json --write-baseline baseline.json",
-)
-def fleet(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE|DIR...",
-            help="Reports and recordings from run and prolog (plain or gzip), directories with such files, and an"
-            " earlier fleet report to compare with.",
-        ),
-    ],
-    write_baseline: Annotated[
-        str | None,
-        option(OUTPUTS, "PATH", "Write a baseline of the healthy and degraded runs, for run --baseline and compare."),
-    ] = None,
-    *,
-    outputs: Outputs,
-) -> int:
-    """Compare many runs and list unhealthy, differing and slow nodes."""
-    from ddp_doctor.cli import commands
-
-    return commands.fleet(paths, write_baseline, outputs)
 
 
 @command(

@@ -3,7 +3,6 @@ it is called: a prolog starts with every job."""
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -147,25 +146,6 @@ def attach(
         else:
             outcome = attach([pid] if pid is not None else None, None, how, from_start=True)
     return save_and_report(outcome, outputs, env)
-
-
-def fleet(paths: Sequence[str], write_baseline: str | None, outputs: Outputs) -> int:
-    """``ddp-doctor fleet``: many runs beside each other, and a baseline of the healthy ones. Raises UsageError."""
-    from ddp_doctor.app.fleet import baseline_of, fleet_outcome, read_fleet
-    from ddp_doctor.render.files import CannotWrite, write
-    from ddp_doctor.render.progress import progress
-
-    started = time.monotonic()
-    if write_baseline is not None:
-        Outputs({"baseline": write_baseline}).refuse_unwritable()
-    with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
-        found = read_fleet(paths, tell)
-    code = report(fleet_outcome(found, started), outputs)
-    if write_baseline is None:
-        return code
-    with as_usage_error(CannotWrite):
-        write(write_baseline, baseline_of(found))
-    return code
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR) -> int:

@@ -33,7 +33,7 @@ _COMMANDS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env"),
     "While a job runs": ("attach", "watch"),
     "After a job": ("logs", "replay"),
-    "Clusters": ("fleet", "compare"),
+    "Clusters": ("compare",),
     "Reference": ("explain", "schema", "template", "completion"),
 }
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ddp_doctor.features import FEATURES, feature_of
+from ddp_doctor.features import FEATURES, recorded_by
 from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted
 
@@ -92,14 +92,14 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "fleet", "compare"),
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "compare"),
         lambda results: results.report.as_json(),
     ),
     Output("markdown", "Write the report as Markdown for a ticket.", _REDACTABLE, _by("markdown")),
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector to a .prom file.",
-        ("run", "prolog", "logs", "fleet"),
+        ("run", "prolog", "logs"),
         _by("prometheus"),
         mode=0o644,  # root writes it, and who serves it is another user
         suffix=".prom",
@@ -107,7 +107,7 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as a self-contained HTML page.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "fleet", "compare"),
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "compare"),
         _by("html.page"),
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", (), None),
@@ -121,13 +121,13 @@ OUTPUTS = (
     Output(
         "good_nodes",
         "Write the hosts that passed all tests, one per line, for mpirun or ddp-doctor run --hostfile FILE.",
-        ("run", "fleet"),
+        ("run",),
         _by("host_lists", "good"),
     ),
     Output(
         "bad_nodes",
         "Write the faulty hosts, one per line, for srun --exclude=./FILE.",
-        ("run", "fleet"),
+        ("run",),
         _by("host_lists", "bad"),
     ),
     _form("env", "env_file", tells_hosts_apart=True),
@@ -139,7 +139,7 @@ OUTPUTS = (
         "record",
         "Also write the recording to this path.",
         ("run", "fit", "prolog", "replay", "topology", "env", "logs", "attach"),
-        lambda results: results.recording.as_json(None if feature_of(results.recording.command) else 1),
+        lambda results: results.recording.as_json(None if recorded_by(results.recording.command) else 1),
     ),
 )
 FORMS = tuple(output for output in OUTPUTS if output.is_form)

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from ddp_doctor.features import loadable
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import UsageError
-from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report
 from ddp_doctor.model.run_plan import RunPlan
@@ -30,7 +29,6 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "logs-report": (LogsReport, "report of logs (--json)"),
     "attach-report": (AttachReport, "report of attach (--json)"),
     "fit-report": (FitReport, "report of fit (--json)"),
-    "fleet-report": (FleetReport, "report of fleet (--json)"),
     **{f"{name}-report": (each.report, f"report of {name} (--json)") for name, each in loadable().items()},
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),
     "baseline": (Baseline, "baseline of healthy runs (fleet --write-baseline)"),

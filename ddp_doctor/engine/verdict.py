@@ -10,7 +10,7 @@ from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact, TracesFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.facts.node.env_vars import SettingText
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import recorded_by
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, FIT_MEASURED, GPUS, STRAGGLERS, Check
@@ -321,7 +321,7 @@ def _in_sentences(*parts: str) -> str:
 def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequence[str]]:
     """Return what a healthy verdict says, and what it adds, as a degraded verdict does."""
     command = recording.command
-    if (feature := feature_of(command)) is not None:
+    if (feature := recorded_by(command)) is not None:
         return feature.healthy(recording, diagnosis.findings)
     if command is Command.FIT:
         from ddp_doctor.views.fit import advice, asked, to_take
@@ -353,7 +353,7 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
         return f"Found {name_list([counted(number, word) for number, word in kinds if number])}: "
     if diagnosis.findings[0].severity is Severity.ERROR and recording.command is Command.FIT:
         return ""  # the title says that it does not fit
-    if (feature := feature_of(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None:
         return f"{feature.label}: "
     word = "Degraded" if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy"
     return f"{'Slower' if recording.command is Command.COMPARE else word}: "
@@ -390,7 +390,7 @@ def _why_unsure(
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)
-    has_own_reason = recording.command is Command.ENV or feature_of(recording.command) is not None
+    has_own_reason = recording.command is Command.ENV or recorded_by(recording.command) is not None
     if not measured and has_own_reason and results:
         return f"{shorten(results[0].reason or '', _REASON, placeholder=' ...')}."
     if measured and diagnosis.failures:
@@ -427,7 +427,7 @@ def _bad_readings(recording: Recording, check_id: str) -> list[Reading]:
 
 def _scope(recording: Recording) -> tuple[str, str]:
     """Return ``2 ranks on 1 node`` and ``over gloo``, or ``4 checks`` and ``on this node``."""
-    if (feature := feature_of(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None:
         return feature.scope(recording), ""
     world = recording.world
     passed = {reading.check for reading in recording.collected()}

@@ -37,6 +37,11 @@ class Row(NamedTuple):
 
 #: By the name of the package, which is also the command.
 FEATURES = {
+    "fleet": Row(
+        "Clusters",
+        "Compare many runs and list unhealthy, differing and slow nodes.",
+        ("json", "prometheus", "html", "good_nodes", "bad_nodes"),
+    ),
     "lint": Row(
         "Before a job",
         "Check training scripts and job scripts for mistakes without running them.",
@@ -65,6 +70,11 @@ class Feature:
     report: "type[BaseModel]"  #: The class of its report.
     about_rules: str = ""  #: Stands above its rules in ``ddp-doctor explain``.
     rules: "Sequence[Described]" = ()  #: The rules that no check has.
+    #: Yield the tables of a report (render/layout.py); ``each``: with all rows. None: the feature shows its report itself.
+    tables: "Callable[..., Iterator[Any]] | None" = None
+    #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
+    page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None
+    is_of_runs: bool = False  #: Its report is on many runs, and its tables list their findings.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +88,7 @@ class Recorded(Feature):
     #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
     healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]]"
     label: str  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
-    tables: Callable[..., Iterator[Any]]  #: Yield the tables of a report (render/layout.py); ``each``: with all rows.
+    tables: Callable[..., Iterator[Any]]
     #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
     bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]"
     files: Collection[str]  #: The fields of readings and facts that are names of files, which --redact replaces.
@@ -88,8 +98,13 @@ class Recorded(Feature):
     collectives: "Callable[[str, Sequence[Recording]], JobCollectives]"
 
 
-def feature_of(command: Command) -> Recorded | None:
+def feature_of(command: Command) -> Feature | None:
     """Return the feature of a command, or None for a command of the core. Raises CannotLoad."""
+    return load(command.value) if command.value in FEATURES else None
+
+
+def recorded_by(command: Command) -> Recorded | None:
+    """Return the feature of a command if the core evaluates its recordings. Raises CannotLoad."""
     return recorded(command.value) if command.value in FEATURES and FEATURES[command.value].kinds else None
 
 

@@ -6,7 +6,8 @@ A host may be on neither: of two ends of a bad link nobody knows whose it is, an
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.facts.collectives import IsolationFact
-from ddp_doctor.model.choices import USABLE, Command, Verdict
+from ddp_doctor.features import feature_of
+from ddp_doctor.model.choices import USABLE, Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.text import one_line
@@ -18,11 +19,16 @@ _OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
 def good(report: Report, recording: Recording) -> str:
     """Return hosts that were tested to the end and that no error names, or usable hosts of a fleet."""
     tested = {node.node_rank for node in report.nodes}
-    if report.verdict not in USABLE and recording.command is not Command.FLEET:
+    if report.verdict not in USABLE and not _is_of_runs(recording):
         tested = _tested(recording) if report.verdict is Verdict.UNHEALTHY else set()
     usable = [node for node in report.nodes if node.verdict in USABLE and node.node_rank in tested]
     blamed = set(_blamed(report, recording))
     return _lines(host for node in usable if (host := _name(report, node.node_rank, node.hostname)) not in blamed)
+
+
+def _is_of_runs(recording: Recording) -> bool:
+    feature = feature_of(recording.command)
+    return feature is not None and feature.is_of_runs
 
 
 def _tested(recording: Recording) -> set[int]:
@@ -43,7 +49,7 @@ def bad(report: Report, recording: Recording) -> str:
 
 
 def _blamed(report: Report, recording: Recording) -> Iterator[str]:
-    of_fleet = recording.command is Command.FLEET
+    of_fleet = _is_of_runs(recording)
     unhealthy = {node.hostname for node in report.nodes if node.verdict is Verdict.UNHEALTHY}
     for finding in report.findings:
         scopes = {remedy.scope for remedy in finding.remedies}

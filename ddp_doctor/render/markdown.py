@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import recorded_by
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
@@ -36,7 +36,7 @@ def render(report: Report, recording: Recording) -> str:
     blocks += [_table(("", ""), about.lines(report, recording))]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
-    if (feature := feature_of(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None:
         blocks += [_fence("\n".join(table.lines(None))) for table in feature.tables(report, each=True)]
     if isinstance(report, FitReport):
         blocks += [_fence("\n".join(table.lines(None))) for table in fit_table.tables(report, recording)]

@@ -33,8 +33,8 @@ def show(
 ) -> None:
     """Print the whole report. ``saved_as`` is the path of the kept recording, ``kept_note`` what else is kept there."""
     parts = _Parts(out)
-    is_fleet = recording.command is Command.FLEET  # each finding in full is in the report of its run
-    for finding in () if is_fleet else _shown_findings(report, detail):
+    feature = feature_of(recording.command)
+    for finding in () if feature is not None and feature.is_of_runs else _shown_findings(report, detail):
         parts.begin()
         _show_finding(finding, findings.cause_of(report, finding), out)
     if detail is not Detail.VERDICT:
@@ -92,7 +92,7 @@ def _show_measurements(report: Report, recording: Recording, parts: _Parts, *, e
     for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
         parts.show(tables.lines(table(measured), width))
     if recording.of_check("baseline") and (each or recording.command is Command.COMPARE):
-        from ddp_doctor.render.fleet import beside
+        from ddp_doctor.render.compared import beside
 
         parts.show(tables.lines(beside(recording, each=each), width))
 
@@ -112,12 +112,8 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
     for lines in _stories(report, recording, parts.width, each=each):
         parts.show(lines)
     is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
-    has_own_table = isinstance(report, LogsReport | FitReport) or recording.command is Command.FLEET
-    if (
-        not has_own_table
-        and feature_of(recording.command) is None
-        and (each or not (is_pasted or recording.command is Command.COMPARE))
-    ):
+    has_own_table = isinstance(report, LogsReport | FitReport) or feature_of(recording.command) is not None
+    if not has_own_table and (each or not (is_pasted or recording.command is Command.COMPARE)):
         for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
             if not number:
                 parts.begin()
@@ -133,7 +129,7 @@ def _stories(report: Report, recording: Recording, width: int | None, *, each: b
         yield from (live_story.lines(job, report, width, each=each) for job in live_jobs(recording))
         unread = unreached(recording).items()
         yield [folded(f"{host} could not be read: {one_line(why)}", width, hang=2) for host, why in unread]
-    elif (feature := feature_of(recording.command)) is not None:
+    elif (feature := feature_of(recording.command)) is not None and feature.tables is not None:
         yield from (table.lines(width) for table in feature.tables(report, each=each))
     elif isinstance(report, FitReport):
         from ddp_doctor.render import fit_table
@@ -143,12 +139,6 @@ def _stories(report: Report, recording: Recording, width: int | None, *, each: b
         from ddp_doctor.render import job_story
 
         yield job_story.lines(report, recording, width, each=each)
-    elif recording.command is Command.FLEET:
-        from ddp_doctor.model.fleet import FleetReport
-        from ddp_doctor.render import fleet
-
-        if isinstance(report, FleetReport):
-            yield from fleet.parts_in_lines(report, width, each=each)
 
 
 def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:

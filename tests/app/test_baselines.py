@@ -8,13 +8,13 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.baselines import compare, load_baseline, with_baseline
-from ddp_doctor.app.fleet import baseline_of, read_fleet
 from ddp_doctor.app.job_reading import logs
-from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.features.fleet.cli import compare_runs
+from ddp_doctor.features.fleet.use_case import baseline_of, read_fleet
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
-from tests.app.test_fleet import made
+from tests.features.fleet.test_fleet import made
 from tests.job_logs.test_facts import INSPECTOR
 from tests.recordings import judged, load
 
@@ -349,5 +349,5 @@ def test_too_few_healthy_runs_make_no_baseline_and_write_none(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(made("n", 1)))
 
     with pytest.raises(UsageError, match="it requires 5 healthy or degraded runs with the same measurements"):
-        commands.fleet([str(tmp_path)], str(tmp_path / "out"), Outputs())
+        compare_runs([str(tmp_path)], str(tmp_path / "out"), Outputs())
     assert not (tmp_path / "out").exists()

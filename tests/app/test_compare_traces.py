@@ -12,7 +12,7 @@ from ddp_doctor.app.outcome import judge
 from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.render import fleet
+from ddp_doctor.render import compared
 from ddp_doctor.views.compared_traces import changes, efficiency
 from tests.features.trace.written import steps, written
 from tests.recordings import load
@@ -35,7 +35,7 @@ def found(outcome: Outcome) -> dict[str, str]:
 
 
 def table(outcome: Outcome) -> str:
-    shown = fleet.beside(outcome.recording, each=True)
+    shown = compared.beside(outcome.recording, each=True)
     assert shown is not None
     return "\n".join(shown.lines(120))
 
@@ -159,7 +159,7 @@ def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(
 
 def test_a_recording_of_two_jobs_on_a_gpu_names_both():
     outcome = load("baseline/traces-of-one-and-two-ranks")
-    shown = fleet.beside(outcome, each=True)
+    shown = compared.beside(outcome, each=True)
 
     assert shown is not None
     assert "before: 1 rank, 4 steps, 256 samples per rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))

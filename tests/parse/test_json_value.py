@@ -13,16 +13,16 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app import UsageError, recordings
 from ddp_doctor.app.baselines import compare, load_baseline
-from ddp_doctor.app.fleet import fleet_outcome, read_fleet
 from ddp_doctor.app.job_reading import read_job
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.features.fleet.report import FleetReport
+from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.parse.json_value import NotJson, json_object, json_value
 from ddp_doctor.sources import live_gpus, live_stacks, sockets
 from ddp_doctor.sources.machine import LiveContext
-from tests.app.test_fleet import made
+from tests.features.fleet.test_fleet import made
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 from tests.recordings import path_of

@@ -3,9 +3,9 @@
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.app.fleet import fleet_outcome, read_fleet
 from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.facts.collectives import GroupTest, IsolationFact
+from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording

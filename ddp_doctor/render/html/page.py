@@ -10,23 +10,22 @@ from functools import cache
 from itertools import groupby
 from operator import itemgetter
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddp_doctor.features import feature_of
+from ddp_doctor.features import feature_of, recorded_by
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Severity, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Command, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
-from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import AttachReport, CheckResult, FitReport, LogsReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import (
     about,
     checks,
+    compared,
     findings,
     fit_table,
-    fleet,
     heat_map,
     job_story,
     live_story,
@@ -67,10 +66,12 @@ _SIGNS = {
 
 def render(report: Report, recording: Recording) -> str:
     """The whole file, ending in a newline."""
-    if isinstance(report, FleetReport):
-        parts = {"parts": list(fleet.parts(report, each=False)), "sentence": _sentence(report)}
+    feature = feature_of(recording.command)
+    if feature is not None and feature.page is not None:
+        name, values = feature.page(report)
         found = [_finding(report, finding) for finding in report.findings]
-        return environment().get_template("fleet.html").render(report=report, findings=found, **parts) + "\n"
+        page = environment().overlay(loader=_with_templates_of(recording.command)).get_template(name)
+        return page.render(report=report, findings=found, sentence=_sentence(report), **values) + "\n"
     page = environment().get_template("report.html")
     return page.render(report=report, recording=recording, **_parts(report, recording)) + "\n"
 
@@ -90,6 +91,11 @@ def environment() -> Environment:
     return made
 
 
+def _with_templates_of(command: Command) -> ChoiceLoader:
+    own = PackageLoader(f"ddp_doctor.features.{command.value}")
+    return ChoiceLoader([own, PackageLoader("ddp_doctor.render.html")])
+
+
 def _shown(value: object) -> object:
     """A value as the page shows it; what a template has made is as it should be."""
     if not isinstance(value, str) or isinstance(value, Markup):
@@ -98,11 +104,11 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    has_checks = feature_of(recording.command) is None and not isinstance(report, LogsReport)
+    has_checks = recorded_by(recording.command) is None and not isinstance(report, LogsReport)
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
-        fleet.beside(recording, each=True),
+        compared.beside(recording, each=True),
         used_transports(recording),
         tables.isolation_table(recording),
         tables.gpu_table(report.measurements),
@@ -135,7 +141,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
 
 
 def _bars(report: Report, recording: Recording) -> Iterator[bars.Part]:
-    if (feature := feature_of(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None:
         yield from feature.bars(report, recording)
     elif isinstance(report, FitReport) and report.estimates:
         yield bars.memory(report)
@@ -222,7 +228,7 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
             yield replace(live_story.table(job, report), caption=first, notes=tuple(further))
         for host, why in unreached(recording).items():
             yield Table(caption=f"{host} could not be read: {why}")
-    elif (feature := feature_of(recording.command)) is not None:
+    elif (feature := recorded_by(recording.command)) is not None:
         yield from feature.tables(report, each=True)
     elif isinstance(report, FitReport):
         yield from fit_table.tables(report, recording)

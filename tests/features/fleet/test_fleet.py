@@ -12,14 +12,14 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.fleet import fleet_outcome, read_fleet
-from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.features.fleet.cli import compare_runs
+from ddp_doctor.features.fleet.report import FleetReport
+from ddp_doctor.features.fleet.table import tables
+from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.model.choices import Detail, Verdict
-from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
-from ddp_doctor.render.fleet import parts_in_lines
 from ddp_doctor.render.screen import console
 from tests.recordings import judged, path_of
 from tests.simulated import recording as simulated
@@ -89,7 +89,7 @@ def test_unhealthy_node_has_its_reason_even_if_a_setting_is_at_fault(tmp_path, c
     found = fleet(tmp_path, made("a", 1), report)
 
     assert [(each.code, each.nodes) for each in found.common] == [("DD304", ("c",))]
-    shown = "\n".join(line for part in parts_in_lines(found, 120, each=False) for line in part)
+    shown = "\n".join(line for part in tables(found, each=False) for line in part.lines(120))
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(" c ")] == ["DD304"]
 
 
@@ -197,7 +197,7 @@ def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
 
     report = fleet(tmp_path, made("well", 1))
 
-    shown = "\n".join(line for part in parts_in_lines(report, 80, each=True) for line in part)
+    shown = "\n".join(line for part in tables(report, each=True) for line in part.lines(80))
     assert "\n Files that need attention\n   " in shown
     assert "broken.json" in shown
 
@@ -206,7 +206,7 @@ def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_p
     fleet(tmp_path, made("a", 1, "unhealthy"))
 
     files = {name: f"{tmp_path}/fleet.{name[:4]}" for name in ("json", "html", "prometheus")}
-    code = commands.fleet([str(tmp_path)], None, Outputs(files))
+    code = compare_runs([str(tmp_path)], None, Outputs(files))
 
     assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Unhealthy: 1 of 1 node")
     assert read(str(tmp_path)).since is not None

@@ -15,12 +15,7 @@ from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
 from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
-from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
-from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import USABLE, WORST_FIRST, Command, Severity, Verdict, exit_code
-from ddp_doctor.model.error_text import quoted
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.fleet import (
+from ddp_doctor.features.fleet.report import (
     CommonFinding,
     Difference,
     FleetNode,
@@ -31,6 +26,11 @@ from ddp_doctor.model.fleet import (
     SharedValue,
     Since,
 )
+from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import USABLE, WORST_FIRST, Command, Severity, Verdict, exit_code
+from ddp_doctor.model.error_text import quoted
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Measurement, NodeVerdict, Tool
 from ddp_doctor.parse.file_kinds import BASELINE, FLEET_REPORT, RECORDING, REPORT
