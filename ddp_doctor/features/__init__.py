@@ -70,7 +70,7 @@ class Feature:
     report: "type[BaseModel]"  #: The class of its report.
     about_rules: str = ""  #: Stands above its rules in ``ddp-doctor explain``.
     rules: "Sequence[Described]" = ()  #: The rules that no check has.
-    #: Yield the tables of a report (render/layout.py); ``each``: with all rows. None: the feature shows its report itself.
+    #: Yield the tables of a report (render/layout.py); ``each``: with all rows. None: the feature shows its own report.
     tables: "Callable[..., Iterator[Any]] | None" = None
     #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
     page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None

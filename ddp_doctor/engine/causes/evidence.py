@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ddp_doctor.engine.causes.exceptions import cause_of, is_own
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Sign, Tier
@@ -273,8 +273,15 @@ class Output:
         has_ended = any(sign.sign == "exception" or ends_a_job(SIGNS[sign.sign][0]) for sign in bad)
         if not has_ended or not all(_last(sign) < self._good_ends.get(sign.where.file, 0) for sign in bad):
             return 0
+        if not self._began_again(max(map(_last, bad))) and not any(map(_is_of_training, self.fact.files)):
+            return 0
         exits = sum(sign.times for sign in bad if sign.sign == "exit-code")
         return max(exits, *(sign.attempt for sign in bad), *(sign.times for sign in bad if sign.sign == "exception"), 1)
+
+    def _began_again(self, line: int) -> bool:
+        """Return True if steps follow this line, or a launcher restarts ranks: “done” may be the script's last line."""
+        steps = (file.last_step.line for file in self.fact.files if file.last_step is not None)
+        return any(step > line for step in steps) or any(sign.sign == "restarted" for sign in self.recorded.signs)
 
     @cached_property
     def shows_progress(self) -> bool:
@@ -451,3 +458,11 @@ def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:
     """Where they stand."""
     return tuple(dict.fromkeys(sign.where for sign in signs))
+
+
+#: The end of a training run, not of a shell script, an upload or an epilog.
+_OF_TRAINING = re.compile(r"^(?!\+ ).*\b(?:train|epoch|fit\b|max_steps)", re.IGNORECASE)
+
+
+def _is_of_training(file: FileSeen) -> bool:
+    return file.good_end is not None and _OF_TRAINING.search(file.good_end.text) is not None

@@ -47,7 +47,10 @@ class Judged:
     @property
     def next_command(self) -> str:
         """The next check, with known values."""
-        return " ".join(self.commands([self.next_check or self.cause.next_check])) or "dmesg | grep amdgpu; rocm-smi"
+        asked = self.next_check or self.cause.next_check
+        if fit := " ".join(self.commands([asked])):
+            return fit
+        return "dmesg | grep amdgpu; rocm-smi" if _NVIDIA.search(asked) else "ddp-doctor run on the same nodes"
 
     def _is_of_the_launcher(self, command: str) -> bool:
         launcher = _LAUNCHER.match(command)

@@ -25,12 +25,13 @@ from ddp_doctor.knowledge.job_causes import (
     pointers,
     rdma,
     software,
+    starts,
     unproven,
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Sign
 
-_MODULES = (host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, hangs, unproven)
+_MODULES = (host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, starts, hangs, unproven)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())
 )

@@ -96,9 +96,9 @@ CAUSES = {
         found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
         signs={
             "two-devices": proof(
-                ("all tensors to be on the same device", "DistributedDataParallel device_ids and output_device"),
+                "all tensors to be on the same device",
                 r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
-                r"on the same device\b|device_ids and output_device arguments only work)",
+                r"on the same device\b)",
             ),
             "bound-elsewhere": proof(
                 "ProcessGroupNCCL is bound to device",
@@ -170,12 +170,19 @@ CAUSES = {
     ),
     "DDJ175": code_cause(
         name="checkpoint-mismatch",
-        title="Checkpoint loaded by {who} does not match[ {module}]",
+        title="Checkpoint loaded by {who} does not match the model[ {module}][: {what}]",
         finds="load_state_dict or torch.load rejects the content of the checkpoint.",
         why="The checkpoint belongs to another model or version, was saved with or without DDP's “module.” prefix,"
         " or was saved on GPUs that this job does not have.",
         remedies=(
-            in_code("Save model.module.state_dict(), and load it before wrapping the model in DDP"),
+            in_code("If sizes differ or layers are missing: build the model as the job did that wrote the checkpoint"),
+            in_code(
+                "If all names differ by “module.”: save model.module.state_dict(), and load it before wrapping in DDP"
+            ),
+            in_code(
+                "If names contain _fsdp or _flat_param, or whole tensors meet shards: use get_model_state_dict and"
+                " set_model_state_dict of torch.distributed.checkpoint.state_dict"
+            ),
             in_code("Load with torch.load(path, map_location='cpu', weights_only=True)"),
         ),
         next_check="compare list(torch.load(PATH, map_location='cpu'))[:5] with list(model.state_dict())[:5]",
@@ -190,8 +197,14 @@ CAUSES = {
                     "Attempting to deserialize object on",
                     "Weights only load failed",
                 ),
-                r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
+                r"(?s)Error\(s\) in loading state_dict for (?P<module>\w+)(?::\s*(?P<what>(?:size mismatch|Missing key"
+                r"|Unexpected key)[^\n]{1,120}))?|loaded state dict"
                 r"|Attempting to deserialize object on (?:a )?CUDA|Weights only load failed",
+                lines=2,
+            ),
+            "size-mismatch": Sign(
+                "size mismatch for ",
+                r"^\s*(?:\[rank\d+\]:\s*)?(?P<what>size mismatch for \S+): copying a param with shape",
             ),
             "checkpoint-of-other-job": proof(
                 (
@@ -221,11 +234,10 @@ CAUSES = {
                 (
                     "ModuleNotFoundError: No module named",
                     "ImportError: cannot import name",
-                    "ImportError: lib",
-                    "OSError: lib",
+                    ": cannot open shared object file",
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
-                r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
+                r"|(?:^|Error: )(?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
             ),
             "no-script": proof(
                 ": can't open file '", r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]"
@@ -233,15 +245,10 @@ CAUSES = {
             "interpreter-lacks-module": proof(
                 ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)"
             ),
-            "library-of-other-build": proof(
-                ("undefined symbol: ", "' not found (required by "),
-                r"ImportError: (?P<missing>(?!\S*libnccl)[^\s:]+): (?:undefined symbol: (?!p?nccl)"
-                r"|version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)",
-            ),
             "command-not-found": Sign(
                 (": command not found", "error: execve(): "),
-                r"(?:^|: )(?P<missing>torchrun|python[\d.]*|deepspeed|accelerate|mpirun|horovodrun): command not found"
-                r"|error: execve\(\): (?P<command>\S+): No such file",
+                r"(?:: |execve\(\): |^)(?P<missing>torchrun|python[\d.]*|deepspeed|accelerate|mpirun|horovodrun)"
+                r"(?:: command not found|: No such file)",
             ),
         },
     ),

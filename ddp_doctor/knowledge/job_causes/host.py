@@ -229,22 +229,22 @@ CAUSES = {
     "DDJ107": host_cause(
         name="disk-full",
         title="Disk of {who} is full[: {path}]",
-        finds="A write fails with “No space left on device”, or the user's quota is used up.",
+        finds="A write fails with “No space left on device”.",
         why="Checkpoints, logs, caches of compiled kernels and temporary files all need space. The rank that"
         " writes stops, and the job ends with it.",
         remedies=(
-            on_node("Free space, or write to another disk", "df -h", "df -i", "quota -s"),
+            on_node("Free space, or write to another disk", "df -h", "df -i"),
             remedy(
                 "Move the caches of torch and Triton from a small home or /tmp",
                 settings=(setting("TMPDIR", "/scratch/tmp"), setting("XDG_CACHE_HOME", "/scratch/tmp")),
             ),
         ),
         next_check="df -h and df -i of the checkpoint directory on the rank's host",
-        references=("errno(3): ENOSPC, EDQUOT", "torch, caffe2/serialize/inline_container.cc"),
+        references=("errno(3): ENOSPC", "torch, caffe2/serialize/inline_container.cc"),
         signs={
             "no-space": proof(
-                ("No space left on device", "Disk quota exceeded"),
-                r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate)).*(?:No space left on device|Disk quota exceeded)"
+                "No space left on device",
+                r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate|joblib)).*No space left on device"
                 r"(?:: ['\"](?P<path>[^'\"]+))?",
             ),
             "checkpoint-cut-short": Sign(  # torch.save onto a full disk: libstdc++ does not tell the error number

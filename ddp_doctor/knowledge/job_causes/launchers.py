@@ -52,11 +52,10 @@ CAUSES = {
                     "KeyError: 'RANK'",
                     "KeyError: 'WORLD_SIZE'",
                     "KeyError: 'MASTER_",
+                    "' in the torch environment",
                 ),
-                r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
-            ),
-            "local-rank-argument": proof(  # torch.distributed.launch hands it over as an argument, torchrun does not
-                "unrecognized arguments: ", r"unrecognized arguments: .*--local[-_]rank"
+                r"(?:nvironment variable |KeyError: '|Could not find ')(?P<variable>[A-Z_]+)"
+                r"(?: expected, but not set|')",
             ),
             "variable-of-launcher-not-set": Sign(
                 (
@@ -192,6 +191,10 @@ CAUSES = {
                 " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
+            "gloo-name-not-resolved": proof(  # gloo looks for the address of the host's own name
+                "rp != nullptr. Unable to find address for: ",
+                r"rp != nullptr\. Unable to find address for: (?P<name>\S+)",
+            ),
             "nccl-name-not-resolved": nccl.sign("error encountered when getting address info"),
             "gaierror": launcher.proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
             "ssh-name-not-resolved": launcher.proof(
@@ -220,7 +223,7 @@ CAUSES = {
         found_by=("DD105", "DD521"),
         signs={
             "gloo-no-interface": proof(
-                "Unable to find address for: ", r"Unable to find address for: (?P<interface>\S+)"
+                "Unable to find address for: ", r"^(?!.*rp != nullptr).*Unable to find address for: (?P<interface>\S+)"
             )
         },
     ),
@@ -462,7 +465,7 @@ CAUSES = {
     "DDJ191": sick_host(
         name="scheduler-node-failure",
         title="The scheduler lost a node of the job[: {node}]",
-        finds="Slurm, Ray or mpirun reports that a node no longer responds.",
+        finds="Slurm or Ray reports that a node no longer responds.",
         why="The node went down or lost its network. Ranks on other nodes only see that the connection is closed.",
         remedies=(
             remedy("Restart without that node", "sbatch --exclude=NODE --requeue job.sbatch"),
@@ -474,11 +477,6 @@ CAUSES = {
             "node-failure": kernel.proof(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
-            ),
-            "node-lost-by-mpirun": launcher.sign(
-                "has lost communication with a remote daemon",
-                r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
-                lines=8,
             ),
             "node-lost-by-ray": launcher.sign(
                 "has been marked dead because the detector",

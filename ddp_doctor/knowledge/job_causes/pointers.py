@@ -187,7 +187,8 @@ _ENDS = {
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
     ),
-    "mpirun-did-not-start": launcher.pointer(("mpirun was unable to ", "unable to reliably start one or more")),
+    "mpi-abort": launcher.pointer("MPI_ABORT was invoked on rank ", r"was invoked on rank (?P<rank>\d{1,7})"),
+    "mpirun-did-not-start": launcher.pointer("mpirun was unable to "),
     "command-ended": launcher.pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
@@ -305,7 +306,9 @@ _VICTIMS = {
     "store-tried-again": context(
         "TCP client failed to connect/validate to host ", r"to host (?P<at>\S{1,300}:\d{1,5}) - retrying"
     ),
-    "waits-for-resources": launcher.context(_WAITS, unless=_GOT_RESOURCES),
+    "waits-for-resources": launcher.context(
+        _WAITS, unless=(*_GOT_RESOURCES, "srun: error: Unable to ", "salloc: error: Unable to ")
+    ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
     "rendezvous-lost": victim(
         ("has failed to send a keep-alive heartbeat to the rendezvous", "has failed to shutdown the rendezvous"),

@@ -75,6 +75,7 @@ _NOT_GOOD = _any_of(
     r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
     r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception|\binvalid|\bincorrect|\bnot ready",
     r"\bno (?:transport|such|space|route)\b",
+    r"\b(?:code|status)[:= ]{1,3}[1-9]|\breceived [1-9]\d{0,2} from",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
     r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
     r"NCCL INFO (?!.*Destroy COMPLETE)|MEMBER: \d",
@@ -89,6 +90,10 @@ _OF_LAUNCHERS = re.compile(
     r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?"
     r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*"
     r"|The following values were not passed to `accelerate.*|`--.{1,80} was set to a value of.*|To avoid this warn.*"
+    r"|Root Cause \(first observed failure\):|Failures:|\S+ FAILED|traceback ?: To enable traceback see.*"
+    r"|\S*(?:ProcessRaisedException|ChildFailedError):"
+    r"|Warning: Permanently added .*|(?:The above exception was the direct cause|During handling of the above exc).*"
+    r"|.*exactly when Open MPI kills them.*|.*\bERROR For more info see.*"
     r"|.*\bis deprecated\b.*|.*\b(?:Deprecation|Future)Warning\b.*",
     re.IGNORECASE,
 )
@@ -116,6 +121,8 @@ class Conclusion(NamedTuple):
 def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     """Return what the last lines show. ``tail`` has their numbers and texts, the last line first."""
     good_end = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
+    if _is_in_traceback(tail):
+        good_end = None
     said = [line for line in tail if _LETTER.search(line[1]) and not _OF_LAUNCHERS.fullmatch(line[1].strip())]
     unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
     is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
@@ -123,6 +130,13 @@ def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     step = _last_step(tail)
     stops = bool(said) and said[0][0] == step and _WORK.search(said[0][1]) is not None
     return Conclusion(good_end, is_finished, step, unusual, _nan_since(tail), stops)
+
+
+def _is_in_traceback(tail: Sequence[tuple[int, str]]) -> bool:
+    """Return True if the output ends within a traceback, whose exception is missing."""
+    begins = "Traceback (most recent call last):"
+    frames = [*takewhile(lambda line: line[1].startswith("  ") and not line[1].endswith(begins), tail)]
+    return any(text.endswith(begins) for _, text in tail[len(frames) : len(frames) + 1])
 
 
 def _nan_since(tail: Sequence[tuple[int, str]]) -> int | None:

@@ -164,7 +164,9 @@ _TORCH = re.compile(
     r"(?:[Pp]y[Tt]orch(?: version)?(?: is|:|=)*|\btorch(?: version|\.__version__|==|:|=)+)[ :=]*v?"
     r"(\d\.\d{1,2}\.\d{1,2}[\w.+]*)"
 )
-_WORLD = re.compile(r"\b(?:(?:dist_)?world[_ ]size[\"']?\s*(?:[=:]|is)?\s*|MEMBER: \d{1,7}/)(\d{1,7})\b", re.IGNORECASE)
+_WORLD = re.compile(
+    r"\b(?:(?:dist_)?world[_ ]size[\"']?\s*(?:[=:]|is)?\s*|MEMBER: \d{1,7}/)(\d{1,7})\b(?! *(?:!=|\*))", re.IGNORECASE
+)
 _NODES = re.compile(r"^\s*(min_nodes|max_nodes|nproc_per_node)\s*: (\d{1,6})$")
 _BACKEND = re.compile(r"\bbackend[\"']?\s*[=:]\s*[\"']?(nccl2|nccl-legacy|nccl-lazy|nccl|gloo|mpi|ucc)\b")
 FACT_WORDS = (
