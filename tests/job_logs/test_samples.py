@@ -210,7 +210,7 @@ SHARED_GPU = "".join(
         ),
         (
             "[node1:71] Signal: Bus error (7)\n[node1:71] *** End of error message ***",
-            "/dev/shm of the host is too small for the batches of DataLoader workers",
+            "A process of the host ended with SIGBUS: most often /dev/shm is full",
         ),
         (
             "".join(f"[7.1] NVRM: Xid (PCI:0000:{bus}:00): 149, NETIR Fatal XC0 i0 Link 12\n" for bus in ("dc", "ed")),

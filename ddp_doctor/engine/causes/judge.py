@@ -133,8 +133,7 @@ def _by_the_moment(recording: Recording, output: Output, suspect: Suspect) -> Su
     if name == "ib-fabric-fault" and is_first is False:
         return replace(suspect, confidence=Confidence.LIKELY)
     if name == "process-crashed" and _BUS_ERROR.search(" ".join(sign.where.text for sign in suspect.signs)):
-        # A page of /dev/shm without room ends a process this way, and little else does.
-        return replace(suspect, cause=cause_named("shm-too-small-dataloader"), confidence=Confidence.POSSIBLE)
+        return replace(suspect, cause=cause_named("bus-error"), confidence=Confidence.POSSIBLE)
     if name in _SET_UP and is_first is False:
         return replace(suspect, confidence=Confidence.POSSIBLE)
     return suspect

@@ -51,6 +51,8 @@ _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped",
 _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
+#: A word of more characters than fit beside others, by its two ends.
+_LONG_WORD = re.compile(r"(?<!\S)(\S{12})\S{16,}(\S{20})(?!\S)")
 #: Characters of the last line in a title.
 _LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
@@ -112,10 +114,10 @@ def _crashed(output: Output) -> Iterator[Judged]:
     if not signals:
         return
     yield Judged(
-        # A page of /dev/shm for which there is no room ends so, and little else.
-        cause_named("shm-too-small-dataloader" if "SIGBUS" in signals else "process-crashed"),
+        cause_named("bus-error" if "SIGBUS" in signals else "process-crashed"),
         Confidence.POSSIBLE,
-        (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES]),
+        (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES])
+        or tuple(lines(output.signs(*_DEATHS))[:_MOST_LINES]),
         # Where every rank crashes, what they share is to blame, not a rank.
         ()
         if 1 < len(ranks) == len(output.world)
@@ -277,7 +279,12 @@ def _unknown(output: Output) -> Iterator[Judged]:
 
 
 def _quoted(text: str) -> str:
-    return f"“{shorten(_OF_NCCL.sub('', text), _LONGEST_WORDS, placeholder=' …')}”"
+    return f"“{_short(_OF_NCCL.sub('', text))}”"
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a line. Long words, such as paths, lose their middle: shorten() drops them entirely."""
+    return shorten(_LONG_WORD.sub(r"\1…\2", text), _LONGEST_WORDS, placeholder=" …")
 
 
 def _is_time_out(sign: SignSeen) -> bool:
@@ -344,7 +351,7 @@ def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
     unusual = [file.unusual for file in output.fact.files if file.unusual and file.unusual not in limit.lines]
     if output.shows_progress or not unusual:
         return ()
-    last = shorten(unusual[0].text, _LONGEST_WORDS, placeholder=" …")
+    last = _short(unusual[0].text)
     judged = Judged(
         cause_named(NOT_PROVEN_NAME),
         Confidence.POSSIBLE,
@@ -383,7 +390,7 @@ def _stops(output: Output) -> tuple[Judged, ...]:
     steps = [file.last_step for file in output.fact.files if file.stops and file.last_step is not None]
     if not steps or any(file.good_end for file in output.fact.files):
         return ()
-    last = shorten(steps[0].text, _LONGEST_WORDS, placeholder=" …")
+    last = _short(steps[0].text)
     values = {"why": f"the output stops at “{last}”, and the job may still run, hang or have been stopped"}
     return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (steps[0],), values=values),)
 
@@ -420,7 +427,7 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
         return ()
     is_complete = any(init.complete for log in logs for init in log.inits)
     phase = "NCCL completed its initialization and no step follows; " if is_complete else ""
-    last = shorten(unusual[-1].text, _LONGEST_WORDS, placeholder=" …")
+    last = _short(unusual[-1].text)
     values = {"why": f"{phase}the most telling line is “{last}”"}
     return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, tuple(unusual), values=values),)
 

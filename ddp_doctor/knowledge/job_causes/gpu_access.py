@@ -102,6 +102,7 @@ CAUSES = {
                     "no CUDA-capable device is detected",
                     "NCCL WARN Failed to find CUDA library",
                     "RuntimeError: Found no NVIDIA driver on your system",
+                    "machine only has: []",  # Lightning
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
             )
@@ -270,7 +271,7 @@ CAUSES = {
                     "machine only has: [",  # Lightning
                 ),
                 # NCCL meets it where it imports another container's memory.
-                r"^(?!.*transport/p2p)",
+                r"^(?!.*(?:transport/p2p|only has: \[\]))",
             )
         },
     ),

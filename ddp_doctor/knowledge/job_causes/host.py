@@ -69,8 +69,6 @@ CAUSES = {
                 ("is killed by signal: Bus error", "might be caused by insufficient shared memory (shm)"),
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
             ),
-            # a shell's word; memory that is mapped from a file that was cut ends so as well
-            "bare-bus-error": launcher.hint("Bus error", r"Bus error\s{1,20}\(core dumped\)"),
             "torch-shm-no-space": proof(
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
                 r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
@@ -78,6 +76,19 @@ CAUSES = {
             ),
             "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
         },
+    ),
+    "DDJ226": host_cause(
+        name="bus-error",
+        title="A process of {who} ended with SIGBUS: most often /dev/shm is full",
+        finds="A process ends with a bus error, and no line shows what it wrote or read.",
+        why="Writing to a page of /dev/shm that does not fit ends a process with SIGBUS: batches of DataLoader workers,"
+        " or NCCL's buffers between ranks of a host. A mapped file that another process shortens does the same.",
+        remedies=(_MORE_SHARED_MEMORY, remedy("Do not replace data files or checkpoints while ranks read them")),
+        next_check="df -h /dev/shm in the job's container while it runs, and dmesg -T on the host",
+        references=("signal(7); mmap(2)", "torch 2.15 distributed/elastic/multiprocessing/api.py"),
+        found_by=("DD221", "DD237"),
+        # The judge also names it if a rank ended with signal 7 (pointers.py) and no other cause explains that.
+        signs={"bare-bus-error": launcher.hint("Bus error", r"Bus error\s{1,20}\(core dumped\)")},
     ),
     "DDJ103": host_cause(
         name="shm-permission",

@@ -180,6 +180,7 @@ CAUSES = {
         remedies=(
             remedy("Use the address instead of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 train.py"),
             remedy("Add the name to /etc/hosts or DNS on every node", scope="cluster"),
+            remedy("If the name ends with a number, such as node0:8, write the host list as its reader expects it"),
         ),
         next_check="getent ahosts NAME on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
@@ -198,7 +199,7 @@ CAUSES = {
             "nccl-name-not-resolved": nccl.sign("error encountered when getting address info"),
             "gaierror": launcher.proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
             "ssh-name-not-resolved": launcher.proof(
-                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})"
+                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255}(?::\d{1,5}(?=:))?)"
             ),
             "store-name-not-resolved": launcher.sign(  # torch up to 1.9
                 ("Name or service not known", "Temporary failure in name resolution"),

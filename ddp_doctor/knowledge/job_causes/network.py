@@ -55,7 +55,7 @@ SIGNS = {
 CAUSES = {
     "DDJ140": sick_network(
         name="firewall-or-unreachable",
-        title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
+        title="A connection from {who}[ to {peer}][ port {port}] fails[: {reason}]",
         finds="A connection between two nodes times out or has no route.",
         why="Ranks connect over ports that the kernel chooses. With a firewall that opens only the master's port,"
         " or with a node in another network, the rendezvous succeeds but NCCL fails.",
@@ -78,6 +78,11 @@ CAUSES = {
             "nccl-connect-failed": nccl.sign(  # NCCL 2.2 and 2.3, which do not tell the address
                 "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
+            ),
+            "nccl-tries-used-up": nccl.sign(  # the last of its tries
+                "connect returned ",
+                r"connect returned (?P<reason>No route to host|Connection timed out), retrying"
+                r" \((?P<all>\d+)/(?P=all)\)",
             ),
             "nccl-connect-timed-out": nccl.sign(
                 "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
