@@ -237,7 +237,11 @@ CAUSES = {
                     ": cannot open shared object file",
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
-                r"|(?:^|Error: )(?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
+                r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
+            ),
+            "library-not-found": Sign(  # below the words of a library
+                ": cannot open shared object file",
+                r"^(?:\[rank\d+\]: ?)?(?P<missing>lib[^\s:]+): cannot open shared object",
             ),
             "no-script": proof(
                 ": can't open file '", r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]"

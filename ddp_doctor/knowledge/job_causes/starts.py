@@ -21,16 +21,16 @@ CAUSES = {
         next_check="scontrol show job $SLURM_JOB_ID; sinfo -o '%P %a %D %G %m'",
         references=("Slurm src/common/slurm_errno.c, src/srun/libsrun/allocate.c", "Open MPI help-errmgr-base.txt"),
         signs={
-            "request-refused": launcher.proof(
+            "request-refused": launcher.sign(
                 tuple(f"{name}: {level}: " for name in ("srun", "salloc") for level in ("error", "fatal")),
                 r"(?:srun|salloc): (?:error|fatal): (?:Unable to (?:create step for job \S+|allocate resources"
                 r"|confirm allocation[^:]*)|Task launch for \S+ failed on node \S+): "
                 r"(?!More processors|Requested node conf)(?P<reason>.{1,160})",
             ),
-            "limits-contradict": launcher.proof(
+            "limits-contradict": launcher.sign(
                 " are mutually exclusive", r"(?:srun|sbatch|salloc): fatal: (?P<reason>.{1,160} are mutually exclusive)"
             ),
-            "submission-refused": launcher.proof(
+            "submission-refused": launcher.sign(
                 ("sbatch: error: ", "Batch job submission failed: "),
                 r"sbatch: error: (?P<reason>.{0,40}job_submit.{1,160}|Batch job submission failed: .{1,160})",
             ),
@@ -60,7 +60,7 @@ CAUSES = {
                 r"(?:Check batch related parameters\. |(?=Micro batch size per gpu: -?\d+ has to be greater than 0))"
                 r"(?P<message>[^\n]{1,160})",
             ),
-            "parallel-sizes-do-not-fit": proof(
+            "parallel-sizes-do-not-fit": Sign(
                 (
                     "is not divisible by",
                     "must be divisible by",
@@ -114,16 +114,16 @@ CAUSES = {
         next_check='python -c "import torch; print(torch.__version__, torch.version.cuda)"; nvcc --version',
         references=("glibc elf/dl-lookup.c, elf/dl-version.c", "torch 2.15 utils/cpp_extension.py"),
         signs={
-            "undefined-symbol": proof(
+            "undefined-symbol": Sign(
                 "undefined symbol: ",
                 r"^(?!.*(?:NCCL|failed on)).*?(?:^|[\s:])"
                 r"(?P<missing>(?!\S*libnccl)[^\s:]+\.so[\w.]*): undefined symbol: (?!p?nccl)",
             ),
-            "needs-newer-libc": proof(
+            "needs-newer-libc": Sign(
                 "' not found (required by ",
                 r"version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found \(required by (?P<missing>[^\s)]+)",
             ),
-            "cuda-of-other-version": proof(
+            "cuda-of-other-version": Sign(
                 (
                     "does not match the version torch was compiled with",
                     "mismatches the version that was used to compile",
@@ -145,7 +145,7 @@ CAUSES = {
         next_check="nvcc --version; c++ --version; ls $CUDA_HOME/include | head",
         references=("torch 2.15 utils/cpp_extension.py", "ninja src/build.cc; GCC"),
         signs={
-            "header-missing": proof(
+            "header-missing": Sign(
                 ": fatal error: ", r":\d+: fatal error: (?P<reason>\S{1,100}: No such file or directory)"
             ),
             "extension-error": Sign("Error building extension '", r"Error building extension '(?P<reason>[^']{1,80})'"),
@@ -212,7 +212,7 @@ CAUSES = {
         ),
         next_check="ls -l the file on each node, and mount | grep nfs",
         references=("errno(3): ESTALE",),
-        signs={"stale-handle": proof("Stale file handle", r"Stale file handle(?:: ['\"](?P<path>[^'\"]+))?")},
+        signs={"stale-handle": Sign("Stale file handle", r"Stale file handle(?:: ['\"](?P<path>[^'\"]+))?")},
     ),
     "DDJ223": host_cause(
         name="disk-quota",
@@ -228,7 +228,7 @@ CAUSES = {
         ),
         next_check="quota -s on the rank's host, for the space and for the number of files",
         references=("errno(3): EDQUOT",),
-        signs={"quota-used-up": proof("Disk quota exceeded", r"Disk quota exceeded(?:: ['\"](?P<path>[^'\"]+))?")},
+        signs={"quota-used-up": Sign("Disk quota exceeded", r"Disk quota exceeded(?:: ['\"](?P<path>[^'\"]+))?")},
     ),
     "DDJ224": network_cause(
         name="mpirun-lost-daemon",
@@ -264,7 +264,7 @@ CAUSES = {
         next_check="kubectl get events --sort-by=.lastTimestamp",
         references=("Kubernetes pkg/kubelet/images, pkg/kubelet/kuberuntime",),
         signs={
-            "pod-waits": launcher.proof(
+            "pod-waits": launcher.sign(
                 (
                     "is waiting to start: ",
                     "Back-off restarting failed container",
