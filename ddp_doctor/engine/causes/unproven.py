@@ -52,7 +52,7 @@ _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: A word of more characters than fit beside others, by its two ends.
-_LONG_WORD = re.compile(r"(?<!\S)(\S{12})\S{16,}(\S{20})(?!\S)")
+_LONG_WORD = re.compile(r"(?<!\S)(\S{12})\S{40,}(\S{20})(?!\S)")
 #: Characters of the last line in a title.
 _LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
