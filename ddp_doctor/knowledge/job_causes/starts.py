@@ -37,8 +37,9 @@ CAUSES = {
             "daemon-not-started": launcher.hint("unable to reliably start one or more"),
         },
     ),
-    "DDJ216": code_cause(
+    "DDJ216": JobCause(
         name="rank-count-mismatch",
+        restart="no",
         title="The number of ranks does not fit the job's parallel or batch sizes[: {message}]",
         finds="A framework compares the number of ranks with tensor, pipeline, data or batch sizes, and they differ.",
         why="The launcher started more or fewer ranks than the configuration needs. Often a variable of the launch"
