@@ -30,7 +30,7 @@ class Results(NamedTuple):
     host: str = ""  # this node's, in an output of which each node has a file of its own
 
 
-#: The results of a feature without recordings: what it writes for each output, by the name of the output.
+#: The results of a feature that has no recordings: a function for each output that returns its text, by output name.
 OwnResults = Mapping[str, Callable[[], str]]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A feature before it is loaded: what the help and the options of its command need."""
+    """The data of a feature that the help and the options of its command need before it is loaded."""
 
     heading: str  # of the commands in the help
     summary: str  # of its command in the help
@@ -65,7 +65,7 @@ class CannotLoad(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """What the core needs of a loaded feature."""
+    """A loaded feature, as the core uses it."""
 
     report: "type[BaseModel]"  #: The class of its report.
     about_rules: str = ""  #: Stands above its rules in ``ddp-doctor explain``.
@@ -109,7 +109,7 @@ def recorded_by(command: Command) -> Recorded | None:
 
 
 def features_in(recording: "Recording | None") -> list[Recorded]:
-    """Return the features that have facts in a recording, or all that record any without a recording.
+    """Return the features that have facts in a recording, or all features that record facts if it is None.
 
     Raises CannotLoad if the recording needs a feature that is broken.
     """

@@ -30,7 +30,7 @@ def change(name: str, value: float, median: float) -> str:
 def beside(recording: Recording, *, each: bool) -> Table | None:
     """Return what was measured compared with a baseline, the slowest first, and what was not compared; or None.
 
-    Without ``each`` the first rows of it.
+    If ``each`` is False, the table has only the first rows.
     """
     if (traces := recording.first(TracesFact)) is not None:
         return _traces(traces)

@@ -29,7 +29,7 @@ ROUNDS_S = 2.2
 #: If the setting helps in the median but the ranges overlap, as on a busy machine, further rounds decide: up to these
 #: many, while the run has time.
 MOST_ROUNDS = 8
-#: Overlapping ranges are different if the p-value is smaller than this (Mann-Whitney, one-sided). It is below 1 in 20,
+#: Overlapping ranges differ if the p-value is below this (Mann-Whitney, one-sided). The limit is stricter than 0.05,
 #: because the rounds stop as soon as it is reached.
 BY_CHANCE = 0.01
 #: A trial that must show a fault of the CPU backend takes 0.1 to 0.3 s where there is none.

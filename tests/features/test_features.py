@@ -1,4 +1,4 @@
-"""Features that cannot be imported: an optional package is missing, or somebody edited a file."""
+"""Features that cannot be imported, because a package is missing or a file has a syntax error."""
 
 import shutil
 import subprocess

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.app.job_reading import logs
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS, hangs
 from ddp_doctor.model.report import LogsReport
 from tests.job_logs.documents import FOLDER, SAMPLES, Sample
@@ -44,6 +46,12 @@ def test_every_cause_has_a_document_with_outputs_in_which_it_is_named_and_others
         title = (FOLDER / f"{cause.name}.md").read_text(encoding="utf-8").splitlines()[0]
         assert title == f"# {cause.code} {cause.name}"
         assert {sample.silent for sample in SAMPLES if sample.cause == cause.name} == {False, True}, cause.name
+
+
+def test_rules_that_find_a_cause_before_a_job_exist():
+    known = {rule.code for rule in (*all_rules(), *LINT_RULES)}
+
+    assert {code for cause in JOB_CAUSES for code in cause.found_by} - known == set()
 
 
 def test_signs_have_ids_of_their_own_and_words_that_can_be_searched_for():

@@ -51,7 +51,7 @@ _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped",
 _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
-#: A word of more characters than fit beside others, by its two ends.
+#: A very long word, such as a path. The groups are its first and last characters.
 _LONG_WORD = re.compile(r"(?<!\S)(\S{12})\S{40,}(\S{20})(?!\S)")
 #: Characters of the last line in a title.
 _LONGEST_WORDS = 80

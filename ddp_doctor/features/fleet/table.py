@@ -1,6 +1,5 @@
-"""The tables of a fleet report.
+"""The tables of a fleet report, for example the nodes that need attention.
 
-Nodes that need attention:
 node    verdict    runs  unhealthy  newest
 node17  unhealthy    12          4  2026-11-23 10:02  repeatedly unhealthy
 """

@@ -83,7 +83,7 @@ def lint(
 
 
 def _results(report: LintReport, rules: Sequence[Described], paths: Sequence[str], fail_on: FailOn) -> OwnResults:
-    """Return what each output is: ``rules`` are those that were applied, ``paths`` those of all files."""
+    """Return a function for each output. ``rules`` were applied, and ``paths`` includes files without findings."""
 
     def html() -> str:
         from ddp_doctor.model.recording import Options, Recording

@@ -175,7 +175,7 @@ CAUSES = {
         why="The checkpoint belongs to another model or version, was saved with or without DDP's “module.” prefix,"
         " or was saved on GPUs that this job does not have.",
         remedies=(
-            in_code("If sizes differ or layers are missing: build the model as the job did that wrote the checkpoint"),
+            in_code("If sizes differ or layers are missing: use the configuration that the checkpoint was saved with"),
             in_code(
                 "If all names differ by “module.”: save model.module.state_dict(), and load it before wrapping in DDP"
             ),

@@ -46,7 +46,7 @@ CAUSES = {
         " script is empty, and only one rank is started.",
         remedies=(
             remedy("Start as many ranks as the configuration needs: nodes times processes per node"),
-            in_code("Or change the tensor, pipeline or batch sizes so that they fit the number of ranks"),
+            in_code("Or choose tensor, pipeline and batch sizes that fit the number of ranks"),
         ),
         next_check="compare nnodes and nproc-per-node of the launch with the sizes in the configuration",
         references=(
@@ -54,7 +54,7 @@ CAUSES = {
             "Megatron-LM core/parallel_state.py, training/arguments.py",
             "torch 2.15 distributed/device_mesh.py, distributed_c10d.py",
         ),
-        found_by=("DD110",),
+        found_by=("DD128",),
         signs={
             "batch-sizes-do-not-fit": proof(
                 ("Check batch related parameters", "Micro batch size per gpu: "),
@@ -86,7 +86,7 @@ CAUSES = {
         remedies=(
             in_code(
                 "Accept both spellings:"
-                " parser.add_argument('--local-rank', '--local_rank', type=int, default=int(os.environ['LOCAL_RANK']))"
+                " add_argument('--local-rank', '--local_rank', type=int, default=int(os.environ.get('LOCAL_RANK', 0)))"
             ),
             in_code("Or read os.environ['LOCAL_RANK'], and start the script with torchrun, which passes no argument"),
         ),
@@ -100,11 +100,11 @@ CAUSES = {
         title="A library of {who} was built for another torch, CUDA or C library[: {missing}]",
         finds="A compiled package has undefined symbols, needs a newer C library, or was compiled for another CUDA.",
         why="The package is installed, but its binary does not fit the torch, the CUDA toolkit or the Linux of this"
-        " host. Installing it again from the same wheel changes nothing.",
+        " host. Reinstalling the same wheel does not help.",
         remedies=(
             remedy(
                 "Build the package against the installed torch, or take its wheel for this torch and CUDA",
-                "pip install --no-build-isolation --no-binary :all: --force-reinstall PACKAGE",
+                "pip install --no-build-isolation --no-deps --force-reinstall --no-binary PACKAGE PACKAGE",
             ),
             remedy("If it needs a newer GLIBC, use an older wheel or a newer container image"),
             remedy(
@@ -207,7 +207,7 @@ CAUSES = {
         remedies=(
             remedy("Prepare the file once before the ranks start, and only read it in the job"),
             remedy(
-                "Or give each node a cache of its own on a local disk",
+                "Or use a separate cache on a local disk of each node",
                 settings=(setting("HF_HOME", "/tmp/hf"), setting("TRITON_CACHE_DIR", "/tmp/triton")),
             ),
         ),
@@ -255,7 +255,7 @@ CAUSES = {
     "DDJ225": scheduler_cause(
         name="pod-not-started",
         title="A pod of the job did not start[: {reason}]",
-        finds="Kubernetes reports that a container waits, or that it failed again and again.",
+        finds="Kubernetes reports that a container waits or keeps failing.",
         why="An init container waits for the master's pod or service, the image cannot be pulled, or the container ends"
         " as soon as it starts.",
         remedies=(
@@ -273,7 +273,7 @@ CAUSES = {
                     "ImagePullBackOff",
                     "CrashLoopBackOff",
                 ),
-                r"is waiting to start: (?=\w)|(?P<reason>Back-off restarting failed container(?: \S+)?"
+                r"(?P<reason>(?<=is waiting to start: )\w+|Back-off restarting failed container(?: \S+)?"
                 r"|ErrImagePull|ImagePullBackOff|CrashLoopBackOff)",
             )
         },

@@ -71,7 +71,7 @@ _TEST = re.compile(r"\[\[(?=\s).*?(?<=\s)\]\]", re.DOTALL)
 _ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
-#: What follows a keyword: ``$(case $x in a) b ;; esac)``.
+#: A keyword ends before one of these characters, as in ``$(case $x in a) b ;; esac)``.
 _END_OF_WORD = r"(?=[\s;&|()<>]|$)"
 _DEEPEST = 40
 #: So often a quote may stay open; then the rest is not read.
