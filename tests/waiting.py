@@ -7,6 +7,8 @@ from typing import NoReturn, TypeVar
 
 #: Longest wait for a condition, in seconds. Only a failing test waits this long.
 LIMIT_S = 140.0
+#: For every agent that meets another: on a busy machine, one takes longer than the default to start.
+JOIN_LATE = ("--join-timeout", f"{LIMIT_S:g}")
 #: Pause between two evaluations of a condition, in seconds.
 _PAUSE_S = 0.01
 

@@ -45,7 +45,7 @@ class Stack:
 def stacks(pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False) -> dict[int, Stack]:
     """The stacks of all, several at a time, until the moment ``end`` of time.monotonic()."""
     beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.exists() else find_executable("py-spy", env)
+    program = str(beside) if os.access(beside, os.X_OK) else find_executable("py-spy", env)
     if program is None:
         return {pid: Stack(refused=_NOT_INSTALLED) for pid in pids}
     if not pids:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.lab import faults
 from tests.lab.hosts import Host, Lab
+from tests.waiting import JOIN_LATE
 
 HOSTS = 8
 LEAVES = "".join(f"leaf{number}: node{2 * number},node{2 * number + 1}\n" for number in range(HOSTS // 2))
@@ -115,7 +116,7 @@ def _command(lab: Lab, host: Host, options: Sequence[str]) -> tuple[str, ...]:
     return (
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(len(lab.hosts)), "--rdzv-endpoint", "node0:29400"),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--isolate", "--only", "isolation", "--quiet"),
-        *("--budget", str(_BUDGET_S)),  # on two cores, whatever else they do
+        *(*JOIN_LATE, "--budget", str(_BUDGET_S)),  # on two cores, whatever else they do
         *("--json", str(host.folder / "out.json"), "--record", str(host.folder / "record.json"), *given),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.lab.hosts import WITHOUT_DDP, Host, Lab
+from tests.waiting import JOIN_LATE
 
 #: The head by its address in the second network: how nodes whose first is dead meet at all.
 SECOND = "10.78.0.1:29400"
@@ -63,7 +64,7 @@ def _command(
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(len(lab.hosts)), "--rdzv-endpoint", endpoint),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", level),
         *("--json", str(host.folder / "out.json"), "--record", str(host.folder / "record.json")),
-        *("--settings", f"env:{host.folder / 'settings.sh'}", *(arguments or WITHOUT_DDP)),
+        *(*JOIN_LATE, "--settings", f"env:{host.folder / 'settings.sh'}", *(arguments or WITHOUT_DDP)),
     )
     source = f". {host.folder}/settings.sh && " if env_files else ""
     return ("sh", "-c", f'{source}exec "$@"', "doctor", *doctor)

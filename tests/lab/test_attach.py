@@ -6,11 +6,14 @@ import errno
 import json
 import os
 import platform
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +192,8 @@ def as_one_who(begins: Callable[[], None], tells: Callable[[], str]) -> str:
         try:
             begins()
             os.write(sending, tells().encode())
+        except BaseException:
+            os.write(sending, traceback.format_exc().encode())
         finally:
             os._exit(0)
     os.close(sending)
@@ -200,12 +205,17 @@ def as_one_who(begins: Callable[[], None], tells: Callable[[], str]) -> str:
 
 def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
     """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Another user may run this copy, even if only root can reach the one beside this interpreter.
+        shutil.copy(Path(sys.executable).with_name("py-spy"), folder)
+        Path(folder).chmod(0o755)
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
-    def look() -> str:
-        stack = stacks([pid], os.environ, time.monotonic() + LIMIT_S)[pid]
-        return f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
+        def look() -> str:
+            stack = stacks([pid], env, time.monotonic() + LIMIT_S)[pid]
+            return f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
 
-    return as_one_who(begins, look)
+        return as_one_who(begins, look)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes users and rights away from processes, as root alone may")

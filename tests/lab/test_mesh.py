@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.hosts import Host, Lab
+from tests.waiting import JOIN_LATE
 
 pytestmark = pytest.mark.lab
 
@@ -26,7 +27,7 @@ def run(lab: Lab, mesh_of: Callable[[Host], str]) -> tuple[set[int], dict[str, A
     def argv(host: Host) -> tuple[str, ...]:
         where = ("--nnodes", "2", "--node-rank", str(host.index), "--rdzv-endpoint", "10.77.0.1:29400")
         what = ("--nproc-per-node", "2", "--only", "process_group,mesh", "--mesh", mesh_of(host))
-        return ("python", "-m", "ddp_doctor", "run", *where, *what, "--json", str(host.folder / "out.json"))
+        return ("python", "-m", "ddp_doctor", "run", *where, *JOIN_LATE, *what, "--json", str(host.folder / "out.json"))
 
     exits = {process.wait(_MOST_S) for process in lab.start_everywhere(argv).values()}
     assert lab.left_behind() == []

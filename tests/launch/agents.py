@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.processes import comm, pids_with
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import JOIN_LATE, LIMIT_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,7 +45,7 @@ class Agent:
         argv = [
             *(sys.executable, "-m", module, "run", "--nnodes", str(nnodes)),
             *("--node-rank", str(claims), "--rdzv-endpoint", f"127.0.0.1:{port}", "--json", str(self.json)),
-            *options,
+            *(*JOIN_LATE, *options),
         ]
         self.home = folder / name
         env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.home), **(more_env or {})}
