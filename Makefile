@@ -10,8 +10,11 @@ TOOLED := $(VENV)/.installed-dev
 # The site generator has an environment of its own, which only `make docs` makes.
 DOCS_VENV ?= build/docs-venv
 LAUNCHERS_VENV ?= build/launchers-venv
+# What the site is made from; a directory changes if a file is removed.
+DOCUMENTED = $(shell find *.md LICENSE docs/ ddp_doctor checks tools ! -name '*.pyc' ! -name __pycache__)
 
 .PHONY: help run test test-parallel test-smoke test-ranks ranks-parallel ranks-serial check lint types imports
+.PHONY: processes-parallel processes-serial
 .PHONY: coverage report mutants fuzz lab lab-parallel lab-serial lab-shell planted planted-all planted-torch gpu torches
 .PHONY: bench single-file docs picture release launchers clean
 .NOTPARALLEL:
@@ -27,7 +30,7 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 
 # Tests that only compute: one worker per processor. Tests with processes mostly wait: two per processor.
 PER_CPU = 1
-ranks-parallel lab-parallel planted: PER_CPU = 2
+ranks-parallel lab-parallel processes-parallel planted: PER_CPU = 2
 # Next to other programs, tests that only compute get up to four more workers, one for each task that runs.
 MORE = 0
 test-parallel: MORE = $(shell awk '{ n = $$4 - 2; print (n < 0 ? 0 : n > 4 ? 4 : n) }' /proc/loadavg)
@@ -41,6 +44,7 @@ tests = @$(BIN)/python -m tools.run_tests $@ '$(1)' "$(JUNIT)" "$(BIN)/$(RUNNER)
 
 # Without compiled modules, which an installation has, each of the many processes compiles them when it starts.
 test-parallel test-smoke ranks-parallel ranks-serial fuzz lab-parallel lab-serial bench: export PYTHONDONTWRITEBYTECODE =
+processes-parallel processes-serial: export PYTHONDONTWRITEBYTECODE =
 test: test-parallel test-smoke  ## run the tests that compute, and a few with real ranks (2 minutes)
 
 test-parallel: $(STAMP)
@@ -93,6 +97,13 @@ lab-parallel: $(TOOLED)
 lab-serial: $(TOOLED)
 	$(call tests,lab and (serial or timing),)
 
+# For continuous integration: `test-ranks` and `lab` at once, so that no worker waits for the last test of the first.
+processes-parallel: $(TOOLED)
+	$(call tests,(ranks or lab) and not (planted or planted_torch or gpu or bench or fuzz or smoke or serial or timing),$(AT_ONCE))
+
+processes-serial: $(TOOLED)
+	$(call tests,(serial or timing) and not (planted or planted_torch or gpu or bench or fuzz or smoke),)
+
 lab-shell: $(TOOLED)  ## hosts to try things on by hand (root; docs/how-to/lab.md)
 	@$(BIN)/python -m tests.lab.shell $(ARGS)
 
@@ -120,7 +131,9 @@ mutants: $(TOOLED)  ## print which tests kill which mutants: FILES="checks/node/
 single-file: $(TOOLED)  ## make dist/ddp-doctor-*.pyz, for nodes that have Python and nothing else
 	$(BIN)/python -m tools.single_file
 
-docs: $(DOCS_VENV)/.installed-docs  ## build the documentation site (build/site) and the manual page (build/ddp-doctor.1)
+docs: build/site/index.html  ## build the documentation site (build/site) and the manual page (build/ddp-doctor.1)
+
+build/site/index.html: $(DOCS_VENV)/.installed-docs $(DOCUMENTED)
 	$(DOCS_VENV)/bin/python -m tools.docs_site
 
 picture: $(STAMP)  ## draw the pictures of the README again

@@ -71,7 +71,6 @@ def test_on_a_slow_link_small_buckets_are_tried_and_advised_only_where_they_win(
     found = tried(done)
 
     assert len(found) == 2
-    assert all(1 / FACTOR < took / foretold < FACTOR for foretold, took in found.values())
     (_, usual), (small, (_, best)) = found[25.0], next(one for one in found.items() if one[0] != 25.0)
     assert small < 4
     assert "DD820" not in codes(done) or best < 0.95 * usual

@@ -13,7 +13,7 @@ import pytest
 from tests.lab.browser import Tab, tab
 from tests.waiting import wait_until
 
-# serial: both tests build into build/site, as `make docs` does
+# serial: both tests build into build/site, as `make docs` does, unless it is up to date
 pytestmark = [pytest.mark.lab, pytest.mark.serial]
 
 ROOT = Path(__file__).parents[2]

@@ -63,10 +63,10 @@ def test_any_lines_are_cut_down(lines: list[str]):
     "junk", ["NCCL_", "Channel 00 : ", "[0]mlx5_", "NET/IB : [0", " via ", "comm 0x1 rank 1 nranks "]
 )
 @pytest.mark.fuzz
-def test_ten_megabytes_of_junk_take_seconds_at_most(junk: str):
-    text = junk * (10_000_000 // len(junk))
+def test_megabytes_of_junk_take_seconds_at_most(junk: str):
+    text = junk * (4_000_000 // len(junk))
     started = time.process_time()
     parse_nccl_log(text)
     digest([text])
-    digest([junk * 40] * 100_000)
-    assert time.process_time() - started < 20.0  # measured: 0.1 to 1.5 s
+    digest([junk * 40] * 25_000)
+    assert time.process_time() - started < 10.0  # measured: 0.2 to 1 s
