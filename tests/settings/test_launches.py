@@ -74,7 +74,36 @@ BROKEN = {
     "mpirun": f"DD128 E mpirun -np 16 --map-by ppr:8:node torchrun --nnodes=2 --nproc_per_node=8 {MEET} x.py",
     "a torchrun for each GPU": f"DD128 E mpirun -np 16 -H a:8,b:8 torchrun --nnodes 2 --nproc_per_node 8 {MEET} x.py",
     "standalone": f"DD132 E {FOUR}srun {ON_FOUR} --standalone x.py",
-    "accelerate's file": "DD133 W num_machines: 2\nmachine_rank: 0\nnum_processes: 16\n",
+    "a space after the backslash": f"DD132 E {FOUR}{HEAD}srun torchrun --nnodes=4 \\ \n  {MEET} x.py",
+    "a comment after the backslash": f"DD132 E torchrun --nnodes=2 \\ # two nodes\n  --node-rank=0 {STATIC} \\\n  x.py",
+    "a comment between options": f"DD132 E torchrun --nnodes=2 \\\n  --node-rank=0 \\\n  # the head\n  {STATIC} x.py",
+    "no backslash": f"DD132 E {FOUR}{HEAD}srun accelerate launch --num_machines 4\n  --num_processes 32 x.py",
+    "a slash for a backslash": f"DD132 E torchrun --nnodes=2 --node-rank=0 {STATIC} /\n  /home/me/x.py",
+    "a node rank that is too large": f"DD128 E torchrun --nnodes=2 --node-rank=2 {STATIC} x.py",
+    "the second of one node": f"DD128 E torchrun --nnodes=1 --node_rank=1 {STATIC} x.py",
+    "one task, not one for each GPU": "DD128 W #!/bin/bash\n#SBATCH -N 1\n#SBATCH --ntasks=1 --ntasks-per-node=2\n"
+    "#SBATCH --gres=gpu:2\nsrun python x.py",
+    "two tasks on two nodes with four GPUs": "DD128 W #!/bin/bash\n#SBATCH -N 2 -n 2\n#SBATCH --tasks-per-node=2\n"
+    "srun python x.py",
+    "a variable for SLURM": "DD128 E #!/bin/bash\n#SBATCH --nodes=$N\n#SBATCH --gpus-per-node=8\nsrun python x.py",
+    "one GPU for all tasks": f"DD131 W {FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0"
+    " CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun python x.py",
+    "one local rank for all tasks": f"DD131 W {FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0\n"
+    "L=$SLURM_LOCALID\nexport LOCAL_RANK=$L\nsrun python x.py",
+    "a user in the address": f"DD127 E {FOUR}srun torchrun --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=me@n0:1 x.py",
+    "a URL": f"DD127 E {FOUR}srun bash -c '{ON_FOUR} --node-rank=$SLURM_NODEID --master-addr=tcp://n0 x.py'",
+    "standalone with a node rank": "DD132 W torchrun --standalone --nnodes=$N --node_rank=$R --master_addr=$A x.py",
+    "wrapped by sbatch": 'DD127 E sbatch --nodes=4 --ntasks-per-node=1 --wrap "srun torchrun --nnodes=4 x.py"',
+    "wrapped by sbatch, with =": "DD128 W sbatch -N4 --ntasks-per-node=1 --wrap='srun torchrun x.py'",
+    "one process for two machines": "DD133 E num_machines: 2\nnum_processes: 1\nmachine_rank: 0\n",
+    "processes that machines cannot share": "DD133 W num_machines: 2\nnum_processes: 7\nmachine_rank: 0\n",
+    "more processes than GPUs": "DD133 E num_machines: 2\nnum_processes: 10\ngpu_ids: 0,1\nmachine_rank: 1\n",
+    "processes that two machines cannot share": "DD133 W accelerate launch --num_machines 2 --num_processes 3"
+    " --machine_rank 0 --main_process_ip n0 x.py",
+    "a user in accelerate's address": "DD133 E num_machines: 2\nnum_processes: 4\nmain_process_ip: me@10.0.0.1\n",
+    "a job in a wrapper": "DD127 E kind: AppWrapper\napiVersion: codeflare.dev/v1\nspec:\n  components:\n"
+    "  - template:\n      apiVersion: batch/v1\n      kind: Job\n      spec:\n        completions: 4\n"
+    "        completionMode: Indexed\n        template: {spec: {containers: [{command: [torchrun, --nnodes=4, x]}]}}\n",
     "two precisions": 'DD133 E {"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
 }
 
@@ -132,6 +161,24 @@ RIGHT = {
     "an index": pods('[torchrun, --nnodes=4, "--node_rank=$(JOB_COMPLETION_INDEX)", --master_addr=j-0.j, x.py]', "Job"),
     "a train job": "kind: TrainJob\nspec: {trainer: {numNodes: 4, numProcPerNode: 8, command: [torchrun, x.py]}}\n",
     "CRLF": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} \\\n  x.py\n".replace("\n", "\r\n"),
+    "accelerate's file of one machine": "num_machines: 2\nmachine_rank: 0\nnum_processes: 16\ngpu_ids: all\n",
+    "an ID from an annotation": "kind: Job\napiVersion: batch/v1\nspec: {completions: 2, template: {spec: {containers: "
+    "[{env: [{name: ID, valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['a-name']\"}}}, {name: R, valueFrom: "
+    "{fieldRef: {fieldPath: \"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}}}], command: "
+    '[torchrun, --nnodes=2, "--node-rank=$(R)", --rdzv-id=$(ID), --master-addr=j-0.j, x.py]}]}}}\n',
+    "a placeholder": "torchrun --nnodes=2 --node-rank=<RANK> --rdzv-endpoint=<HEAD_IP>:29500 x.py",
+    "placeholders in quotes": 'torchrun --nnodes="<N>" --node-rank=0 --master-addr="<ip of node 0>" x.py',
+    "input and output": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} x.py <in >out",
+    "a negative number as an argument": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} \\\n  x.py --lr \\\n  -1",
+    "a list of markdown": "#!/bin/bash\ncat <<E\n- torchrun\n--nnodes=2\nE\ntorchrun x.py",
+    "ranks of tasks": f"{FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0\nsrun bash -c"
+    " 'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID LOCAL_RANK=$SLURM_LOCALID python x.py'",
+    "as many tasks as nodes times tasks": f"{FOUR.replace('node=1', 'node=8')}#SBATCH -n 32\nexport MASTER_ADDR=n0\n"
+    "srun python x.py",
+    "fewer tasks by srun": f"{FOUR.replace('node=1', 'node=8')}srun -N1 -n1 python prepare.py\nexport MASTER_ADDR=n0\n"
+    "srun python x.py",
+    "a side step": f"{FOUR}{HEAD}axolotl preprocess a.yml\nray stop\nsrun {ON_FOUR} {MEET} x.py",
+    "wrapped by sbatch": 'sbatch --nodes=1 --gpus-per-node=8 --wrap "torchrun --standalone --nproc-per-node=8 x.py"',
     "only variables": "#!/bin/bash\nexport NCCL_DEBUG=WARN",
 }
 
@@ -204,6 +251,10 @@ def test_a_launch_that_is_right_with_its_files_is_healthy(text: str):
 
 
 UNCHECKED = {
+    "a misspelt module": f"{FOUR}srun python -m torch.distribute.launch --nnodes=4 x.py",
+    "a misspelt module behind variables": "NCCL_DEBUG=WARN A=b python3 -m torch.distribution.launch x.py",
+    "a trainer of its own": "export NNODES=2 NODE_RANK=0\nswift sft --model m",
+    "a job of a trainer": 'sbatch --nodes=2 --wrap "srun litgpt pretrain m"',
     "a script that is not here": f"{FOUR}srun bash train.sh",
     "options that nobody knows": f"{FOUR}srun torchrun $DIST_ARGS x.py",
     "options by the branch": f'{FOUR}A=(--nnodes=4)\nif [ $X ]; then A+=({MEET}); fi\nsrun torchrun "${{A[@]}}" x.py',
@@ -223,6 +274,12 @@ def test_a_launch_that_was_not_understood_is_unsure_and_quoted(text: str):
     assert report.exit_code == 3
     assert "the launch line was not checked" in report.summary
     assert text.splitlines()[-1][:16] in report.summary or "torchrun" in report.summary
+
+
+def test_a_pod_whose_command_only_the_image_knows_is_unsure():
+    report = app.read_settings(pods("null, args: [--epochs, 3]")).report
+
+    assert (report.exit_code, "the image's own command" in str(report)) == (3, True)
 
 
 BAD = {

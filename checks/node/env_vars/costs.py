@@ -88,16 +88,18 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         unread = node.backend not in ("nccl", "")
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
-        cost = variables()[name].needed_for or "a hang or wrong data may return if it was set against them"
-        without = node.without([name], "NCCL then chooses by itself", f"Unset {name}, then measure again", NO_TRIAL)
+        needed = variables()[name].needed_for
+        cost = needed or "a hang or wrong data may return if it was set against them"
+        unset = f"Unset {name}{', unless the job needs it' if needed else ''}, then measure again"
+        without = node.without([name], "NCCL then chooses by itself", unset, NO_TRIAL)
         yield setting_draft(
             (name,),
-            f"{node.listed([name])} slows the job",
+            f"{node.listed([name])} {'may slow' if needed else 'slows'} the job",
             node.listed([name]),
             effect.source,
             without.model_copy(update={"cost": cost}),
             detail=said_for_plugin(name, node.values)
-            or f"{effect.why} If it was set to avoid a fault, that fault still exists.",
+            or f"{effect.why} {needed or 'If it was set to avoid a fault, that fault still exists'}.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})

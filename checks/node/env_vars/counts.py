@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.checks.node.env_vars.meeting import is_alone, starts_several, torchruns
+from ddp_doctor.checks.node.env_vars.meeting import backend, is_address, is_alone, starts_several, torchruns
 from ddp_doctor.facts.node.env_vars import HostFile, Launch, SettingText
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -13,8 +13,12 @@ from ddp_doctor.remedies.kinds import in_job_script
 from ddp_doctor.wording.findings import counted, finding
 
 _ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
-_ONE_EACH_POD = "Start one torchrun in each pod, with as many ranks as GPUs, and as many pods as --nnodes"
+_ONE_EACH_POD = (
+    "Start one torchrun in each pod, with as many ranks as GPUs, --nnodes as the number of pods, the address of the"
+    " first pod, and a --node-rank for each, for example $JOB_COMPLETION_INDEX"
+)
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
+_SBATCH = "man sbatch: #SBATCH lines are comments, in which no shell expands variables"
 _SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
 
@@ -26,8 +30,9 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     Finds: Reports more ranks on a node (its tasks times torchrun's --nproc-per-node) than requested GPUs. Reports
         more torchruns than --nnodes, or fewer than it waits for: without srun, only the first node starts one. A
         warning if srun starts more tasks than GPUs, if each node starts a separate job, or if several torchruns of
-        several ranks start on each node without a number of GPUs or nodes. Not reported if only SLURM knows a
-        number, if the number of nodes is a range, or if each torchrun has its node rank.
+        several ranks start on each node without a number of GPUs or nodes. Also a --node-rank that is not below
+        --nnodes, fewer --ntasks than nodes times --ntasks-per-node, and a variable in an #SBATCH line. Not reported
+        if only SLURM knows a number, if the number of nodes is a range, or if each torchrun has its node rank.
     Why: Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
         The rendezvous refuses extra torchruns, and the others wait for missing ones.
     Remedy: Start one torchrun task on each node, as many ranks as GPUs, and set --nnodes to the job's nodes.
@@ -35,6 +40,8 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     """
     text = recording.first(SettingText)
     seen = set[str]()
+    if text and text.job:
+        yield from _unexpanded(text.job)
     for launch in text.launches if text else ():
         fault = _fault(text, launch) if text else None
         if fault is not None and fault.title not in seen:
@@ -44,10 +51,21 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
                 [Culprit(kind="setting", name=launch.starts if by_torchrun else "srun")],
                 fault.title,
                 Evidence(text=f"{launch.place}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
-                in_job_script(_fix(text, by_torchrun=by_torchrun)),
+                in_job_script(fault.fix or _fix(text, by_torchrun=by_torchrun)),
                 confidence=Confidence.LIKELY,
                 severity=fault.severity,
             )
+
+
+def _unexpanded(job: Launch) -> Iterator[Draft]:
+    for option, value in job.arguments.items():
+        yield finding(
+            [Culprit(kind="setting", name=option)],
+            f"sbatch does not expand variables: #SBATCH {option} is {value.text}",
+            Evidence(text=f"line {job.line}: {option}={value.text}", expected_from=_SBATCH),
+            in_job_script(f"Write the number, or give it on the command line: sbatch {option}=... SCRIPT"),
+            confidence=Confidence.LIKELY,
+        )
 
 
 def _fix(text: SettingText | None, *, by_torchrun: bool) -> str:
@@ -60,19 +78,49 @@ class _Fault(NamedTuple):
     title: str
     why: str
     severity: Severity | None = None
+    fix: str = ""
 
 
 def _fault(text: SettingText, launch: Launch) -> _Fault | None:
-    if launch.program == "configuration":
+    if launch.program == "configuration" or launch.cut:
         return None
     job = text.job
     others = any(each is not launch and each.starts in (launch.starts, "script") for each in text.launches)
     return (
-        _other_number_of_torchruns(job, launch)
+        _no_such_node_rank(launch)
+        or _fewer_tasks(job, launch)
+        or _other_number_of_torchruns(job, launch)
         or _too_few_starts(job, launch, others=others)
         or _more_ranks_than_gpus(job, launch)
         or _a_job_on_each_node(job, launch)
     )
+
+
+def _no_such_node_rank(launch: Launch) -> _Fault | None:
+    rank = launch.arguments.get("--node-rank")
+    if rank is None or not rank.text.isdecimal() or launch.agents is None or not torchruns(launch):
+        return None
+    if int(rank.text) < launch.agents[1] or backend(launch) != "static":
+        return None
+    options = ("--machine_rank", "--num_machines") if launch.starts == "accelerate" else ("--node-rank", "--nnodes")
+    title = f"{options[0]}={rank.text} is too large for {options[1]}={launch.agents[1]}: node ranks start at 0"
+    fix = f"Number the nodes from 0, and set {options[1]} to the number of nodes"
+    return _Fault(title, "node ranks are less than the number of nodes", fix=fix)
+
+
+def _fewer_tasks(job: Launch | None, launch: Launch) -> _Fault | None:
+    """Return the fault of --ntasks, which counts if --ntasks-per-node contradicts it."""
+    if job is None or not (job.tasks and job.tasks_per_node) or launch.program != "srun":
+        return None
+    if launch.tasks or launch.tasks_per_node or launch.nodes:
+        return None
+    nodes, most = job.nodes or (1, 1)
+    wanted = nodes * job.tasks_per_node
+    if nodes != most or job.tasks >= wanted:
+        return None
+    title = f"srun starts {counted(job.tasks, 'task')}, not {wanted}: --ntasks={job.tasks} takes precedence"
+    why = f"--ntasks={job.tasks}, --ntasks-per-node={job.tasks_per_node}, {counted(nodes, 'node')}"
+    return _Fault(title, why, Severity.WARNING, "Remove --ntasks, or set it to nodes times --ntasks-per-node")
 
 
 def _too_few_starts(job: Launch | None, launch: Launch, *, others: bool) -> _Fault | None:
@@ -95,8 +143,12 @@ def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
         return None
     if (launch.agents or (1, 1))[0] > 1:
         return None  # which --standalone ignores
+    title = f"{nodes} separate jobs start: each node runs its own {launch.starts}"
+    if launch.program == "pods":
+        return _Fault(title, f"each of {nodes} pods starts it, without a number of nodes", Severity.WARNING)
     why = f"{launch.program} starts it on each of {nodes} nodes, without a number of nodes"
-    return _Fault(f"{nodes} separate jobs start: each node runs its own {launch.starts}", why, Severity.WARNING)
+    fix = f"Give {launch.starts} --nnodes={nodes} and the first node's address" if torchruns(launch) else ""
+    return _Fault(title, why, Severity.WARNING, fix)
 
 
 def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | None:
@@ -184,10 +236,12 @@ def _gpus_of_a_node(job: Launch | None, launch: Launch, each: int | None) -> int
 def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[Draft]:
     """No job, or only one machine of it, can use a configuration of accelerate or DeepSpeed.
 
-    Finds: Warnings: an accelerate file with num_machines above 1 and one machine_rank, which each machine that uses
-        the file takes; a host file with fewer slots than --num_gpus. Errors: fp16 and bf16 both enabled in
-        DeepSpeed's configuration; a train_batch_size not divisible by train_micro_batch_size_per_gpu times
-        gradient_accumulation_steps; a host file that DeepSpeed refuses or that has fewer hosts than --num_nodes.
+    Finds: Errors: fewer num_processes than num_machines, or more processes on a machine than gpu_ids;
+        a main_process_ip that is not an address; fp16 and bf16 both enabled in DeepSpeed's configuration; a
+        train_batch_size not divisible by train_micro_batch_size_per_gpu times gradient_accumulation_steps; a host
+        file that DeepSpeed refuses or that has fewer hosts than --num_nodes. Warnings: num_processes not divisible
+        by num_machines; a host file with fewer slots than --num_gpus. Information: an accelerate file with a
+        machine_rank, which only that machine can use.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; omit one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
@@ -199,19 +253,46 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
             yield from _of_deepspeed(launch, given)
         elif launch.host_file is not None:
             yield from _of_host_file(launch, launch.host_file, given)
-        elif launch.program == "configuration" and given.get("--nnodes", "1") > "1" and "--node-rank" in given:
-            rank, machines = given["--node-rank"], given["--nnodes"]
-            yield _of_configuration(
-                launch,
-                f"machine_rank is {rank} in a file for {machines} machines: each that uses it takes rank {rank}",
-                f"num_machines: {machines}, machine_rank: {rank}",
-                "Give each machine its own: accelerate launch --machine_rank $SLURM_NODEID ...",
-                Severity.WARNING,
-            )
+        elif launch.starts == "accelerate" and not launch.cut:
+            yield from _of_accelerate(launch, given)
 
 
+_MACHINES = ("--nnodes", "--num-processes")
 _OF_HOSTS = ("--num-nodes", "--num-gpus")
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _of_accelerate(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
+    """Yield what accelerate cannot share between machines: num_processes is the total of all of them."""
+    machines, ranks = (int(text) if text.isdecimal() else 0 for text in (given.get(name, "") for name in _MACHINES))
+    gpus = [gpu for gpu in given.get("--gpu-ids", "all").split(",") if gpu.strip().isdecimal()]
+    why = f"num_machines: {machines}, num_processes: {ranks}"
+    fix = "Set num_processes to the number of all processes: machines times GPUs per machine"
+    if machines > 1 and 0 < ranks < machines:
+        title = f"num_processes={ranks} is the total of all machines: {machines} machines need at least {machines}"
+        yield _of_configuration(launch, title, why, fix)
+    elif machines and gpus and ranks // machines > len(gpus):
+        title = f"{ranks // machines} processes start on each machine, but gpu_ids has {counted(len(gpus), 'GPU')}"
+        yield _of_configuration(launch, title, f"{why}, gpu_ids: {given['--gpu-ids']}", fix)
+    elif machines and ranks % machines:
+        each = ranks // machines
+        title = f"{machines} machines cannot share num_processes={ranks} equally: accelerate starts {each} on each"
+        yield _of_configuration(launch, title, why, fix, Severity.WARNING)
+    if launch.program != "configuration":
+        return
+    if (host := given.get("host", "")) and not is_address(host):
+        title = f"main_process_ip is not an address: {host}"
+        yield _of_configuration(
+            launch, title, "accelerate passes it to torch unchanged", "Give only the name or IP address of machine 0"
+        )
+    if machines > 1 and "--node-rank" in given:
+        yield _of_configuration(
+            launch,
+            f"Only machine {given['--node-rank']} of {machines} can use this file, which sets its machine_rank",
+            f"num_machines: {machines}, machine_rank: {given['--node-rank']}",
+            "Give each machine its own file, or --machine_rank on its command line",
+            Severity.INFO,
+        )
 
 
 def _of_deepspeed(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:

@@ -30,6 +30,8 @@ _FIRST = {
     "hosts": "Give the name of the first host, as the other hosts resolve it",
 }
 _ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
+_IN_EACH_TASK = "Set them in each task: srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python ...'"
+_ONE_GPU = "All tasks of a node then use one GPU, which NCCL refuses."
 _OR_C10D = ", or use --rdzv-backend=c10d, which needs no node rank"
 _ON_EACH = {
     "pods": f"Give each pod its own node rank, for example $JOB_COMPLETION_INDEX of an Indexed Job{_OR_C10D}",
@@ -43,6 +45,11 @@ _WAIT = "The nodes wait for each other until the rendezvous times out."
 def torchruns(launch: Launch) -> bool:
     """Return True if a launch starts torchrun, itself or through accelerate."""
     return launch.starts in ("torchrun", "accelerate")
+
+
+def is_address(text: str) -> bool:
+    """Return False for a text with a user or a scheme, such as ``me@10.0.0.1`` or ``tcp://n0``."""
+    return not re.search(r"[@/\s]", text)
 
 
 def backend(launch: Launch) -> str:
@@ -82,7 +89,7 @@ def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Lau
     for launch in text.launches if text else ():
         nodes = nodes_of_launch(text.job, launch) if text else None
         number = nodes[0] if nodes else _SEVERAL if _is_open(launch) else 1
-        if text is not None and number != 1 and launch.program != "configuration":
+        if text is not None and number != 1 and launch.program != "configuration" and not launch.cut:
             yield text, launch, number
 
 
@@ -226,7 +233,10 @@ def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draf
         return
     remedy = in_job_script(_first(text, launch))
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
-    if host.kind == "literal" and is_loopback(host.text):
+    if host.kind == "literal" and not is_address(host.text):
+        title = f"{name} is not an address; expected a host name or an IP address"
+        yield _draft(launch, title, "torch looks it up unchanged", remedy)
+    elif host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
         title = f"{name} reaches no other node, but the job has {_counted(nodes)}{_if_several(nodes)}{unless}"
         if launch.starts != "python":
@@ -326,7 +336,7 @@ def node_rank_same_on_all_nodes(recording: Recording) -> Iterator[Draft]:
     Remedy: Expand the rank on each node, or use --rdzv-backend=c10d with --rdzv-endpoint.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    yield from _each_once(_of_node_ranks(recording))
+    yield from _each_once([*_of_node_ranks(recording), *_expanded_once(recording)])
 
 
 def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
@@ -351,12 +361,37 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             by_env = option == "RANK"  # which the script may not read
             severity, name = (Severity.WARNING, option) if by_env else (None, "")
             why = f"{_counted(nodes)}, each with the same {option}"
-            fix = in_job_script(_ON_EACH[_started_by(text, launch)])
+            by_task = by_env and launch.program == "srun"
+            fix = in_job_script(_IN_EACH_TASK if by_task else _ON_EACH[_started_by(text, launch)])
             yield _draft(launch, fault, why, fix, name=name, severity=severity)
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"
             yield _draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH["pods"]))
+
+
+def _expanded_once(recording: Recording) -> Iterator[Draft]:
+    """Yield the findings on variables of one task that are set before the tasks start, on one node or on several."""
+    text = recording.first(SettingText)
+    for launch in text.launches if text else ():
+        if launch.program not in ("srun", "mpirun") or launch.tasks == 1 or launch.cut:
+            continue
+        # torchrun gives its ranks their own RANK and LOCAL_RANK.
+        names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")[2 * (launch.starts != "python") :]
+        values = {name: launch.environment[name] for name in names if name in launch.environment}
+        once = {name: value.text for name, value in values.items() if value.kind == "once"}
+        if once:
+            starter, (first, text_of_first) = launch.program, next(iter(once.items()))
+            yield _draft(
+                launch,
+                f"Every task has the same {' and '.join(once)}: {text_of_first} expands once, before {starter} starts"
+                " the tasks",
+                f"set before {starter}: {', '.join(f'{name}={value}' for name, value in once.items())}",
+                in_job_script(_IN_EACH_TASK if starter == "srun" else _ONCE),
+                detail=_WAIT.replace("nodes", "tasks") if first == "RANK" else _ONE_GPU,
+                severity=Severity.WARNING,
+                name=first,
+            )
 
 
 def _of_older_operator(launch: Launch) -> Draft:
@@ -376,7 +411,7 @@ def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
         return "Every node has node rank 0: --node-rank is not given, and the default backend static needs it"
     if rank.kind == "literal" and re.match(r"\$\{?\w", rank.text):
         return f"{option}={rank.text} is not expanded, because no shell runs the command"
-    if rank.kind == "once":
+    if rank.kind == "once" and option != "RANK":  # see _expanded_once
         return f"Every node has the same {option}: {rank.text} expands once, before {launch.program} starts the nodes"
     if rank.means == "local-rank" and option == "--node-rank" and (launch.tasks_per_node or 1) == 1:
         return f"Every node has node rank 0: {rank.text} counts the tasks of one node"
@@ -388,25 +423,44 @@ def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
 
 @rule("DD132", "launcher-option-without-effect", Consequence.FAILS, SettingText)
 def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
-    """The chosen rendezvous ignores an option of torchrun.
+    """Options of a launch do not reach the launcher, or the chosen rendezvous ignores them.
 
-    Finds: --standalone together with --nnodes above 1 or an endpoint, an error: each node then runs a separate job.
-        --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes itself.
+    Finds: A line of options that the shell runs as a separate command, because the line before it does not end with
+        \\, or has a space or a comment after it. --standalone together with --nnodes above 1: each node then waits for
+        the others at its own localhost. --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes.
     Why: torchrun prints a warning at most, and the job differs from its command line.
-    Remedy: Remove the option, or choose the rendezvous that uses it.
+    Remedy: End each line but the last with \\ and nothing behind it; remove the option, or choose the rendezvous that
+        uses it.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     text = recording.first(SettingText)
     for launch in text.launches if text else ():
         given = launch.arguments
-        if launch.starts != "torchrun":
+        if launch.cut:
+            yield _of_cut(launch)
+        if launch.starts != "torchrun" or launch.cut:
             continue
-        if "--standalone" in given and (launch.agents or (1, 1))[0] > 1:
-            title = f"--standalone ignores --nnodes={given['--nnodes'].text}: each node runs a separate job"
-            yield _draft(
-                launch, title, "--standalone replaces the rendezvous", in_job_script("Remove --standalone"), detail=""
-            )
+        is_several = (launch.agents or (1, 1))[0] > 1
+        is_meant = _is_open(launch) and given.keys() & {"--node-rank", "--master-addr", "--rdzv-endpoint"}
+        if "--standalone" in given and (is_several or is_meant):
+            number = f"--nnodes={given['--nnodes'].text}"
+            title = f"--standalone with {number}: each node waits for the others at its own localhost"
+            why = "--standalone moves the rendezvous to localhost, and keeps --nnodes"
+            severity = None if is_several else Severity.WARNING
+            yield _draft(launch, title, why, in_job_script("Remove --standalone"), detail="", severity=severity)
         elif "--node-rank" in given and backend(launch) == "c10d":
             title = "--node-rank has no effect with --rdzv-backend=c10d"
             why = f"--node-rank={given['--node-rank'].text}"
             yield _draft(launch, title, why, in_job_script("Remove --node-rank"), detail="", severity=Severity.INFO)
+
+
+def _of_cut(launch: Launch) -> Draft:
+    """The finding about a launch whose command ends before its last option."""
+    what = launch.starts if launch.starts != "python" else "the script"
+    title = f"The options in line {launch.cut} do not reach {what}: the command ends in front of them"
+    why = f"the shell runs line {launch.cut} as a separate command"
+    fix = "End each line but the last with \\ and nothing behind it, also no space or comment"
+    if launch.cut == launch.line:
+        title = f"The first line of the command ends with /, which {what} takes for the script"
+        why, fix = "only \\ continues a command", "Write \\ instead of / at the end of the line"
+    return _draft(launch, title, why, in_job_script(fix), detail="")

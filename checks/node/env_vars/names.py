@@ -124,9 +124,12 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
             continue
         at, library = installed.of(old), _library(old)
         gone = status_at(old, at) != "read" if at else is_gone(old)
-        until = f"removed after {library} {old.last}" if old.last else "deprecated, but still read"
         here = f" in {library} {dotted(at)}" if at else ""
-        title = f"{name} has no effect{here}: {until}" if gone else f"{name} is deprecated: {until}"
+        title = f"{name} is deprecated, but still read"
+        if gone:
+            title = f"{name} has no effect{here}" + (f": removed after {library} {old.last}" if old.last else "")
+        elif old.last:
+            title = f"{name} is deprecated: {library} after {old.last} does not read it"
         if not gone and (effects(name, value) or out_of_range(name, env, installed.nccl)):
             continue  # reported as one to remove, for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):

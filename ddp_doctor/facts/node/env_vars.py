@@ -98,6 +98,7 @@ class Launch(Frozen):
     hosts: tuple[str, ...] = ()  # of SLURM's --nodelist, in SLURM's order
     host_file: HostFile | None = None
     file: str = ""  # the script that the text runs and that has this line; empty for the text itself
+    cut: int | None = None  # the line with the rest of its options, which the shell takes for another command
 
     @property
     def place(self) -> str:

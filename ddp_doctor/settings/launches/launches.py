@@ -23,6 +23,8 @@ _OF_TEMPLATE = re.compile(
     r"\s*(?:\{%.*%\}|\{\{-?\s*(?:if|else|end|range|with|define|include|template|block|toYaml|/\*).*\}\})\s*"
 )
 _FILLED_IN = re.compile(r"\{\{.{0,300}?\}\}|\{%.{0,300}?%\}")
+#: ``--rdzv-endpoint=<HEAD>:29500``: a value that the reader of a page is to fill in, and no redirection.
+_PLACEHOLDER = re.compile(r"(?<=[=\"' \t])<[A-Za-z](?:[\w .-]{0,60}\w)?>(?=[:\"'\s]|$)", re.MULTILINE)
 _LONGEST_LINE = 32_768
 _MOST_LINES = 100_000
 
@@ -49,6 +51,8 @@ def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launch
     if "{{" in text or "{%" in text:
         plain = ["" if _OF_TEMPLATE.fullmatch(line) else line for line in text.split("\n")]
         text = _FILLED_IN.sub(lambda found: reader.values.token(Part("same", found[0])), "\n".join(plain))
+    if "<" in text:
+        text = _PLACEHOLDER.sub(lambda found: reader.values.token(Part("given", found[0])), text)
     if _JSON.match(text):
         reader.read_documents([_of_json(text)])
     elif _MANIFEST.search(text) and not text.startswith("#!") and job is None:

@@ -55,8 +55,13 @@ _REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)", re.ASCII)
 _ACCELERATE = {
     "num_machines": "--nnodes", "machine_rank": "--node-rank", "main_process_ip": "host", "main_process_port": "port",
     "num_processes": "--num-processes", "rdzv_backend": "--rdzv-backend",
+    "gpu_ids": "--gpu-ids",
 }  # fmt: skip
 _DEEPSPEED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+#: Fields that differ between the pods of a template; other labels and annotations come from the template.
+_OF_POD = re.compile(r"(?:\.name|\.uid|IPs?|nodeName|(?:index|rank|pod-name)'?\]?)$")
+#: Launchers of DeepSpeed that number the machines themselves (accelerate/utils/launch.py).
+_NUMBERED_BY_LAUNCHER = ("pdsh", "openmpi", "mvapich", "mpich", "nossh", "slurm")
 _MOST_DOCUMENTS = 200
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})", re.ASCII)
 _OF_ENVSUBST = re.compile(r"\s*(?:- )?(?:image|name|namespace|replicas|numNodes|completions|.*gpu): *[\"']?\S*\$\{?\w")
@@ -89,6 +94,9 @@ class Manifest(Reader):
             self._configuration(top)
             return None
         kind, spec = _text(top, "kind"), _map(top.get("spec"))
+        if inner := list(_manifests_in(spec)):
+            jobs = [job for each in inner if (job := self._document(each)) is not None]
+            return jobs[0] if len(jobs) == 1 else None
         roles = list(_roles(kind, _text(top, "apiVersion"), spec))
         if kind == "MPIJob":
             workers = roles[1].count if len(roles) > 1 else None
@@ -133,7 +141,8 @@ class Manifest(Reader):
         if "valueFrom" in pair:
             path = _text(_map(_map(pair["valueFrom"]).get("fieldRef")), "fieldPath")
             means: ArgumentMeaning = "own-name" if path.endswith(("IP", ".name", "nodeName")) else ""
-            return self.values.token(Part("node" if path else "same", f"${_text(pair, 'name')}", means=means))
+            own = _OF_POD.search(path) is not None
+            return self.values.token(Part("node" if own else "same", f"${_text(pair, 'name')}", means=means))
         return self._referring(_text(pair, "value"), frame)
 
     def _referring(self, text: str, frame: Frame) -> str:
@@ -155,6 +164,8 @@ class Manifest(Reader):
         words = [each for key in ("command", "args") for each in _list(container.get(key)) if isinstance(each, str)]
         if not words and start is not None and "PET_NNODES" in frame.variables:
             self._options("torchrun", [], frame, start, Call([], start.line))  # by the image, or by the runtime
+        if words and words[0].startswith("-") and frame.variables.keys() & {"MASTER_ADDR", "PET_NNODES"}:
+            self.leave(words[0].line, "the image's own command, which gets these arguments, is unknown")
         if not words or words[0].startswith("-"):
             return
         call = Call([], max(words, key=len).line)
@@ -166,6 +177,8 @@ class Manifest(Reader):
     def _configuration(self, top: dict[str, Node]) -> None:
         """A file that a launcher reads."""
         arguments = {_ACCELERATE[name]: Argument(text=_text(top, name)) for name in _ACCELERATE if _text(top, name)}
+        if _text(_map(top.get("deepspeed_config")), "deepspeed_multinode_launcher") in _NUMBERED_BY_LAUNCHER:
+            arguments.pop("--node-rank", None)
         started: Any = "accelerate" if arguments else "deepspeed"
         if started == "deepspeed":
             arguments = {name: Argument(text=_text(top, name)) for name in _DEEPSPEED if _text(top, name)}
@@ -175,6 +188,15 @@ class Manifest(Reader):
         self.launches.append(
             Launch(program="configuration", line=line, starts=started, arguments=arguments, by_hand=True)
         )
+
+
+def _manifests_in(node: Node) -> Iterator[dict[str, Node]]:
+    """Yield the manifests within another one, such as the components of an AppWrapper."""
+    if {"kind", "apiVersion", "spec"} <= _map(node).keys():
+        yield _map(node)
+        return
+    for each in [*_map(node).values(), *_list(node)]:
+        yield from _manifests_in(each)
 
 
 def _roles(kind: str, version: str, spec: dict[str, Node]) -> Iterator[_Role]:

@@ -28,12 +28,23 @@ _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 #: What decides whether ranks meet that a script starts without torchrun, and which interfaces they take.
 _OF_MEETING = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
-    *("NODE_RANK", "OMP_NUM_THREADS"),
+    *("NODE_RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
 )
 
 
 class Reader(Runner):
     """The launches of one file."""
+
+    _last = 0  # the line of the launch that the command before this one made
+
+    def _cut(self, call: Call) -> None:
+        """Note that this line has options of the launch before it: a backslash is missing, or a space follows it."""
+        file, line = self.located(self._last)
+        _, rest = self.located(call.line)
+        self.launches = [
+            each.model_copy(update={"cut": rest}) if self._last and (each.file, each.line) == (file, line) else each
+            for each in self.launches
+        ]
 
     def start(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         """Follow a command that may start something."""
@@ -41,6 +52,10 @@ class Reader(Runner):
             words = words[1:]
         if not words or self._left <= 0:
             return
+        if words[0].startswith("-"):
+            self._cut(call)
+            return
+        self._last = 0
         name = posixpath.basename(words[0])
         if self.values.only(words[0]) and self.values.literal(words[0]) is None:
             self._of_unknown(words, frame, start, call)
@@ -103,7 +118,11 @@ class Reader(Runner):
         given = (self.file(word, frame) for word in words[1:] if not word.startswith("-"))
         file = next(filter(None, given), None)
         line, text = call.line + 1, ""
-        if call.document is not None:
+        wrapped = [at for at, word in enumerate(words) if word == "--wrap" or word.startswith("--wrap=")]
+        if wrapped:
+            after = words[wrapped[0] + 1] if words[wrapped[0] + 1 :] else ""
+            line, text = call.line, words[wrapped[0]][len("--wrap=") :] or after
+        elif call.document is not None:
             text = call.document if call.is_literal else self.text(call.document, frame)
         elif file:
             line, text = file
@@ -151,13 +170,15 @@ class Reader(Runner):
         shown = self.values.shown(name)
         if name.endswith(".py"):
             self._launcher("python", ["python", *words], frame, start, call)
+        elif words[1:] and words[1] in starts.SIDE_STEPS:
+            pass
         elif ("/" in words[0] or "." in name) and self._run_file(words, frame.inner(frame.depth + 1), start):
             return
         elif name.endswith((".sh", ".bash", ".slurm")):
             self._unread_script(words[0], frame, start, call)
         elif not starts.is_harmless(name) and (at := _payload(words)):
             self.start(words[at:], frame, start, call)
-        elif name in starts.OTHER_LAUNCHERS and (start is not None or name in ("horovodrun", "torchx")):
+        elif name in starts.OTHER_LAUNCHERS and (start is not None or name in starts.ALWAYS_LAUNCH):
             self.leave(call.line, f"the launcher {name} is not followed")
         elif start is not None and start.program != "pods" and not starts.is_harmless(name):
             self.leave(call.line, f"what {shown} starts is unknown")
@@ -176,6 +197,9 @@ class Reader(Runner):
                 file = word.removesuffix(".py").replace("/", ".")
                 if word in starts.TORCHRUN_MODULES or file.endswith(tuple(starts.TORCHRUN_MODULES)):
                     started, rest, module = "torchrun", words[at + 1 :], file.rpartition(".")[2]
+                elif words[at - 1] == "-m" and starts.MISSPELT.fullmatch(word):
+                    self.leave(call.line, f"torch has no module {word}")
+                    return
                 elif word in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
                     started, rest = ("accelerate" if word[0] == "a" else "deepspeed"), words[at + 1 :]
                 if started or not (word.startswith("-") or words[at - 1] in ("-X", "-W")):
@@ -217,7 +241,7 @@ class Reader(Runner):
             is_several = start is not None or (self.job is not None and self.job.nodes not in (None, (1, 1)))
             if is_several and not self._is_known_to_accelerate(given, call):
                 return
-        self._add(started, given, frame, start, call)
+        self._add(started, given, frame, start, call, ends_with_slash=words[at:] == ["/"])
 
     def _of_file(self, name: str, frame: Frame) -> dict[str, str]:
         """Return the options in a configuration of accelerate that the script itself writes."""
@@ -238,7 +262,16 @@ class Reader(Runner):
             given["--nproc-per-node"] = str(max(int(ranks) // int(machines), 1))
         return True
 
-    def _add(self, started: Started, given: dict[str, str], frame: Frame, start: Start | None, call: Call) -> None:
+    def _add(
+        self,
+        started: Started,
+        given: dict[str, str],
+        frame: Frame,
+        start: Start | None,
+        call: Call,
+        *,
+        ends_with_slash: bool = False,
+    ) -> None:
         by_hand = start.by_hand if start else self.job is None
         depth = start.depth if start else 0 if by_hand else ONCE
         arguments = {name: self.values.argument(value, depth) for name, value in given.items()}
@@ -267,10 +300,12 @@ class Reader(Runner):
             environment=environment,
             path=((frame.sometimes, 0),) if frame.sometimes else (),
             by_hand=by_hand,
+            cut=line if ends_with_slash else None,
             **(start.fields if start else {}),
             **of_torchrun,
         )
         self.added += 1
+        self._last = call.line
         of_line = [each for each in self.launches if each.line == launch.line]
         if not self._silent and launch not in of_line:
             self.launches.append(launch)

@@ -110,6 +110,8 @@ class Runner(Expander):
     def quote(self, line: int) -> str:
         """Return a line of the text or of a file that it runs, without credentials."""
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+        while text.endswith("\\") and line < len(self.lines) and len(text) < _LONGEST_QUOTE:
+            text, line = f"{text[:-1].rstrip()} {self.lines[line].strip()}", line + 1
         return KEPT_BACK if looks_like_credential(text) else shorten(text.rstrip("\\").rstrip(), _LONGEST_QUOTE)
 
     # --- blocks ---

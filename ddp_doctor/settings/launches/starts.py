@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddp_doctor.facts.node.env_vars import HostFile, Launch
+from ddp_doctor.facts.node.env_vars import Argument, HostFile, Launch
 from ddp_doctor.parse.hostlist import expand
 
 
@@ -55,7 +55,19 @@ WRAPPERS = _names("""
 #: Wrappers that pass on only the variables that their options name.
 ISOLATING = _names("docker podman nerdctl udocker podman-hpc")
 #: Launchers that are known and not followed.
-OTHER_LAUNCHERS = _names("horovodrun colossalai composer torchx ray fabric lightning sky bagua tune torchrunx")
+OTHER_LAUNCHERS = _names("""
+    horovodrun colossalai composer torchx ray fabric lightning sky bagua tune torchrunx
+    swift xtuner axolotl litgpt llamafactory-cli
+""")
+#: These start several ranks on their own ...
+ALWAYS_LAUNCH = _names("horovodrun torchx swift xtuner axolotl litgpt llamafactory-cli")
+#: ... but not with these subcommands.
+SIDE_STEPS = _names("""
+    api chat convert convert_to_hf deploy download env evaluate export list merge preprocess prepare rollout serve
+    status stop version vllm-serve webchat webui
+""")
+#: A misspelt torch.distributed.run or torch.distributed.launch.
+MISSPELT = re.compile(r"torch[._]?distribut\w*[._](?:launch|run)\w*")
 #: torch 2.13 torch/distributed/run.py, with - for _ in names; -m is the older module, which may not read PET_*.
 TORCHRUN = _names("""
     --nnodes --nproc-per-node --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint
@@ -95,7 +107,8 @@ def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
     words += options
     if not words or "hetjob" in words or "packjob" in words:
         return None
-    job = Launch(program="sbatch", line=first, **fields_of(words, SLURM))
+    unexpanded = {name: Argument(text=value) for name, value in leading(words, SLURM) if "$" in value and name in SLURM}
+    job = Launch(program="sbatch", line=first, arguments=unexpanded, **fields_of(words, SLURM))
     is_by_hosts = job.hosts and job.nodes is None and job.tasks is None
     return job.model_copy(update={"nodes": (len(job.hosts), len(job.hosts))}) if is_by_hosts else job
 

@@ -45,6 +45,10 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
+#: A command with variables in front of it, which no listing has.
+_RUNS = re.compile(
+    r"(?:[A-Za-z_]\w*=\S* +)+(?:\S*/)?(?:python[\d.]*|torchrun|[ms](?:pi)?run|accelerate|deepspeed|bash|sh) "
+)
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
@@ -150,7 +154,7 @@ def _form(lines: Sequence[str]) -> Form:
         return "listing"
     if len(names) >= 3:
         return "environment"
-    return "listing" if others * 4 <= named else "script"
+    return "listing" if others * 4 <= named and not any(map(_RUNS.match, lines)) else "script"
 
 
 def _read_plain(lines: Sequence[str], shell: Shell) -> None:
