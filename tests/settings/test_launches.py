@@ -95,6 +95,7 @@ BROKEN = {
     "standalone with a node rank": "DD132 W torchrun --standalone --nnodes=$N --node_rank=$R --master_addr=$A x.py",
     "wrapped by sbatch": 'DD127 E sbatch --nodes=4 --ntasks-per-node=1 --wrap "srun torchrun --nnodes=4 x.py"',
     "wrapped by sbatch, with =": "DD128 W sbatch -N4 --ntasks-per-node=1 --wrap='srun torchrun x.py'",
+    "accelerate's file": "DD133 W num_machines: 2\nmachine_rank: 0\nnum_processes: 16\n",
     "one process for two machines": "DD133 E num_machines: 2\nnum_processes: 1\nmachine_rank: 0\n",
     "processes that machines cannot share": "DD133 W num_machines: 2\nnum_processes: 7\nmachine_rank: 0\n",
     "more processes than GPUs": "DD133 E num_machines: 2\nnum_processes: 10\ngpu_ids: 0,1\nmachine_rank: 1\n",
@@ -161,7 +162,8 @@ RIGHT = {
     "an index": pods('[torchrun, --nnodes=4, "--node_rank=$(JOB_COMPLETION_INDEX)", --master_addr=j-0.j, x.py]', "Job"),
     "a train job": "kind: TrainJob\nspec: {trainer: {numNodes: 4, numProcPerNode: 8, command: [torchrun, x.py]}}\n",
     "CRLF": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} \\\n  x.py\n".replace("\n", "\r\n"),
-    "accelerate's file of one machine": "num_machines: 2\nmachine_rank: 0\nnum_processes: 16\ngpu_ids: all\n",
+    "accelerate's file for pdsh": "num_machines: 2\nmachine_rank: 0\nnum_processes: 16\ngpu_ids: all\n"
+    "deepspeed_config: {deepspeed_multinode_launcher: pdsh}\n",
     "an ID from an annotation": "kind: Job\napiVersion: batch/v1\nspec: {completions: 2, template: {spec: {containers: "
     "[{env: [{name: ID, valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['a-name']\"}}}, {name: R, valueFrom: "
     "{fieldRef: {fieldPath: \"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}}}], command: "

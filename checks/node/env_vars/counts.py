@@ -240,8 +240,8 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
         a main_process_ip that is not an address; fp16 and bf16 both enabled in DeepSpeed's configuration; a
         train_batch_size not divisible by train_micro_batch_size_per_gpu times gradient_accumulation_steps; a host
         file that DeepSpeed refuses or that has fewer hosts than --num_nodes. Warnings: num_processes not divisible
-        by num_machines; a host file with fewer slots than --num_gpus. Information: an accelerate file with a
-        machine_rank, which only that machine can use.
+        by num_machines; a host file with fewer slots than --num_gpus; an accelerate file with a machine_rank,
+        which only that machine can use.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; omit one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
@@ -291,7 +291,7 @@ def _of_accelerate(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
             f"Only machine {given['--node-rank']} of {machines} can use this file, which sets its machine_rank",
             f"num_machines: {machines}, machine_rank: {given['--node-rank']}",
             "Give each machine its own file, or --machine_rank on its command line",
-            Severity.INFO,
+            Severity.WARNING,
         )
 
 
