@@ -37,13 +37,15 @@ def _ranks_do(recording: Recording) -> RanksDo:
 
 @rule("DD572", "rdma-on-some-nodes-only", Consequence.FAILS, RdmaFact)
 def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
-    """Nodes without an RDMA port that is up, in a job whose other nodes have one.
+    """Some nodes have no active RDMA port, although other nodes of the job have one.
 
-    Finds: For NCCL on several nodes: nodes without any RDMA device, or with none that is up, while others have ports
-        that NCCL takes. Nodes with an Amazon EFA are left alone, and so is what other rules explain.
-    Why: NCCL takes InfiniBand or RoCE where it finds it and TCP elsewhere, each rank for itself. The two do not meet:
-        the first connection between such nodes fails or waits for ever.
-    Remedy: RDMA on those nodes, or other nodes. NCCL_IB_DISABLE=1 on all makes the job run, many times slower.
+    Finds: For NCCL on several nodes, reports nodes without an RDMA device, or without a port that is up, while other
+        nodes have ports that NCCL uses. Not reported if a node has an Amazon EFA, or for faults that other rules
+        report.
+    Why: Each rank uses InfiniBand or RoCE if it finds them, and TCP otherwise. The two cannot connect: the first
+        connection between such nodes fails or waits forever.
+    Remedy: Repair RDMA on those nodes, or use other nodes. With NCCL_IB_DISABLE=1 on all nodes, the job runs, but many
+        times slower.
     See: NCCL src/plugin/net.cc
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
     """
@@ -80,13 +82,14 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD573", "rdma-devices-not-in-container", Consequence.SLOWER, RdmaFact, ranks=_ranks_do)
 def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
-    """RDMA ports are up, and the job may not open any of their devices.
+    """RDMA ports are up, but the job cannot open any of their devices.
 
-    Finds: /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error where
-        other nodes do have RDMA, else by what TCP costs; information in a run of one node.
-    Why: /sys shows the hardware of the host in every container, and tools report it as healthy; NCCL cannot open it,
-        and takes TCP without a word.
-    Remedy: Give the container the devices.
+    Finds: Reports if /dev/infiniband/uverbsN of every active port is missing or cannot be opened. For NCCL on several
+        nodes, severity is error if other nodes have RDMA; otherwise, it depends on the cost of TCP. On a single node,
+        severity is info.
+    Why: In every container, /sys shows the hardware of the host, and tools report it as healthy. NCCL cannot open it
+        and uses TCP without a message.
+    Remedy: Pass the devices to the container.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     between = is_between_nodes(recording)
@@ -125,14 +128,14 @@ def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
 
 @rule("DD574", "rdma-library-missing", Consequence.SLOWER, RdmaFact, ranks=_ranks_do)
 def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
-    """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
+    """RDMA ports are up, but the library that NCCL needs to open them, or its driver, is missing.
 
-    Finds: For NCCL on several nodes with active ports: libibverbs.so.1 in none of the loader's folders; or the system's
-        libibverbs without the driver (/etc/libibverbs.d) for any of the devices. An error where other nodes do have
-        RDMA.
-    Why: NCCL opens the library when it starts, and takes TCP without a word where it cannot. Slim images lack it; some
-        have libibverbs1 without ibverbs-providers, which finds no device.
-    Remedy: rdma-core's libraries in the image.
+    Finds: For NCCL on several nodes with active ports, reports if libibverbs.so.1 is in none of the loader's
+        directories, or if the system's libibverbs has no driver (/etc/libibverbs.d) for any of the devices. Severity is
+        error if other nodes have RDMA.
+    Why: NCCL loads the library when it starts, and uses TCP without a message if it cannot. Slim images do not contain
+        it. Some contain libibverbs1 without ibverbs-providers, which finds no device.
+    Remedy: Install rdma-core's libraries in the image.
     See: https://github.com/linux-rdma/rdma-core
         NCCL src/misc/ibvsymbols.cc
     """

@@ -100,14 +100,14 @@ def _draft(recording: Recording, some: Sequence[Entry], what: str, remedies: Seq
 
 @rule("DD567", "roce-port-without-routable-address", Consequence.FAILS, RdmaFact)
 def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
-    """A RoCE port that NCCL takes and whose interface has no IPv4 address.
+    """A RoCE port that NCCL uses has no IPv4 address on its interface.
 
-    Finds: For NCCL on several nodes: a port without an IPv4 entry of RoCE v2 in its GID table, where NCCL would not
-        find an IPv6 one either. An error where other ports have one; else a warning, for on a single network segment
-        the link-local entry may do.
-    Why: NCCL falls back to entry 0, a link-local address, mostly of RoCE v1. Routers and many switches do not carry it:
-        the first collective ends with "Got completion … status 12", or ibv_modify_qp fails.
-    Remedy: An IPv4 address for the interface; NCCL_IB_ADDR_FAMILY=AF_INET6 in a network of IPv6 alone.
+    Finds: For NCCL on several nodes, reports ports without an IPv4 entry of RoCE v2 in their GID table, if NCCL would
+        not find an IPv6 entry either. Severity is error if other ports have such an entry, and warning otherwise,
+        because the link-local entry may work on a single network segment.
+    Why: NCCL falls back to entry 0, a link-local address, usually of RoCE v1. Routers and many switches do not forward
+        it: the first collective ends with "Got completion … status 12", or ibv_modify_qp fails.
+    Remedy: Assign an IPv4 address to the interface. In an IPv6-only network, set NCCL_IB_ADDR_FAMILY=AF_INET6.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issue 769
     """
@@ -146,14 +146,16 @@ def _ipv6(recording: Recording) -> tuple[Remedy, ...]:
 
 @rule("DD568", "gid-index-points-elsewhere", Consequence.FAILS, RdmaFact)
 def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
-    """A setting that makes NCCL take an entry that other nodes do not reach, though the table has one.
+    """A setting selects a GID entry that other nodes cannot reach, although the table has a reachable one.
 
-    Finds: For NCCL on several nodes: NCCL_IB_GID_INDEX, or what steers NCCL's own search (NCCL_IB_ADDR_FAMILY,
-        NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_RANGE), leads to an empty entry, a link-local one, one of RoCE v1 or one
-        of another network namespace. A warning where every node takes such an entry and it exists.
-    Why: Index 3 is right on many machines, and wrong where a VLAN, a bond or a container made further entries first.
+    Finds: For NCCL on several nodes, reports if NCCL_IB_GID_INDEX, or a setting of NCCL's own search
+        (NCCL_IB_ADDR_FAMILY, NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_RANGE), selects an empty entry, a link-local one,
+        one of RoCE v1, or one of another network namespace. Severity is warning if every node uses such an entry and it
+        exists.
+    Why: Index 3 is correct on many machines, but wrong if a VLAN, a bond or a container created other entries first.
         The ranks of that node fail with "ibv_modify_qp failed", or time out.
-    Remedy: Unset it with NCCL 2.21 and newer; before, one index that fits all nodes, or one for each node.
+    Remedy: With NCCL 2.21 and newer, unset it. With older releases, set one index that fits all nodes, or one for each
+        node.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 718 and 890
     """
@@ -191,13 +193,15 @@ def _is_chosen_by_setting(entry: Entry) -> bool:
 
 @rule("DD569", "gid-index-needed", Consequence.RISK, RdmaFact)
 def gid_index_needed(recording: Recording) -> Iterator[Draft]:
-    """An NCCL that does not find the right GID entry by itself, and no setting that names it.
+    """This NCCL does not find the correct GID entry automatically, and no setting selects it.
 
-    Finds: For NCCL on several nodes, with RoCE and without NCCL_IB_GID_INDEX: NCCL before 2.21, which takes entry 0; or
-        NCCL 2.21 to 2.25 in a container whose GID table shows entries of the host. The table has the right one.
-    Why: Entry 0 is link-local, mostly of RoCE v1, which routers and many switches do not carry. NCCL 2.21 to 2.25 stops
-        with "read failed in ncclIbRoceGetVersionNum: Invalid argument".
-    Remedy: NCCL_IB_GID_INDEX: one that fits all nodes where there is one, else one for each; or a newer NCCL.
+    Finds: For NCCL on several nodes with RoCE and without NCCL_IB_GID_INDEX, reports NCCL before 2.21, which uses entry
+        0, and NCCL 2.21 to 2.25 in a container whose GID table shows entries of the host. The table contains the
+        correct entry.
+    Why: Entry 0 is link-local, usually of RoCE v1, which routers and many switches do not forward. NCCL 2.21 to 2.25
+        stops with "read failed in ncclIbRoceGetVersionNum: Invalid argument".
+    Remedy: Set NCCL_IB_GID_INDEX to an index that fits all nodes, or otherwise to one for each node. Alternatively, use
+        a newer NCCL.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 426, 1538 and 1573
     """

@@ -50,13 +50,14 @@ from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
 @rule("DD566", "rdma-link-down-during-run", Consequence.FAILS, RdmaFact, RdmaAfterFact)
 def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
-    """An RDMA link that went down while the ranks ran.
+    """An RDMA link went down while the ranks ran.
 
-    Finds: A port that was up before the ranks and is not afterwards, or whose link_downed, or whose interface's
-        carrier_changes, grew meanwhile. An error for ports that NCCL takes between nodes; else information.
-    Why: A link that goes down within a minute will do so within hours of training, and the job fails with "Got
+    Finds: Reports ports that were up before the ranks ran and are not up afterwards, and ports whose link_downed, or
+        whose interface's carrier_changes, grew in that time. Severity is error for ports that NCCL uses between nodes,
+        and info otherwise.
+    Why: A link that goes down within a minute will go down within hours of training. The job then fails with "Got
         completion … status 12".
-    Remedy: The cable, the transceiver or the switch port.
+    Remedy: Check the cable, the transceiver and the switch port.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
     went_down = [change for change in changes(recording) if _went_down(change)]
@@ -90,14 +91,15 @@ def _down_in_words(change: Change) -> str:
 
 @rule("DD579", "rdma-packets-lost-during-run", Consequence.COST, RdmaFact, RdmaAfterFact)
 def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
-    """RDMA packets that were lost, or refused, while the ranks ran.
+    """RDMA packets were lost or rejected while the ranks ran.
 
-    Finds: For NCCL on several nodes, where every trial came to its end: counters of packets sent again (packet_seq_err,
-        local_ack_timeout_err, rnr_nak_retry_err and their like) that grew by ten or more on a port that NCCL takes; on
-        Ethernet out_of_sequence too.
-    Why: RDMA sends from the lost packet on again, so that a loss of 0.1 % costs most of the rate. RoCE needs a network
-        that loses nothing: priority flow control or ECN, set alike on hosts and switches.
-    Remedy: Flow control and traffic class as intended for this fabric; on InfiniBand the links on the way.
+    Finds: For NCCL on several nodes, if every trial completed, reports counters of retransmitted packets
+        (packet_seq_err, local_ack_timeout_err, rnr_nak_retry_err and similar ones) that grew by ten or more on a port
+        that NCCL uses. On Ethernet, out_of_sequence also counts.
+    Why: RDMA retransmits everything from the lost packet on, so a loss of 0.1% costs most of the rate. RoCE needs a
+        lossless network: priority flow control or ECN, with equal settings on hosts and switches.
+    Remedy: Configure flow control and traffic class as designed for this fabric. On InfiniBand, check the links on the
+        path.
     See: https://docs.nvidia.com/networking/display/mlnxofedv461000/rdma+over+converged+ethernet+(roce)
         NVIDIA/nccl issue 426
     """
@@ -126,13 +128,13 @@ def _losses(change: Change) -> tuple[str, ...]:
 
 @rule("DD580", "rdma-link-errors-during-run", Consequence.RISK, RdmaFact, RdmaAfterFact)
 def rdma_link_errors_during_run(recording: Recording) -> Iterator[Draft]:
-    """Errors on the RDMA link itself while the ranks ran.
+    """The RDMA link itself had errors while the ranks ran.
 
-    Finds: A port whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by ten or
-        more, or whose link trained anew (link_error_recovery). Information in a run of one node.
-    Why: A cable or transceiver that begins to fail shows here first: packets are sent again, then the link slows down
-        or goes down.
-    Remedy: The cable, the transceiver or the switch port.
+    Finds: Reports ports whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by
+        ten or more, or whose link was retrained (link_error_recovery). On a single node, severity is info.
+    Why: These errors are the first sign of a failing cable or transceiver: packets are retransmitted, then the link
+        slows down or goes down.
+    Remedy: Check the cable, the transceiver and the switch port.
     See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
     described = [
@@ -168,15 +170,15 @@ _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes an
 
 @rule("DD584", "rdma-send-never-acknowledged", Consequence.FAILS, explained_by=("DD566", "DD567", "DD568", "DD569"))
 def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
-    """A send over RDMA failed because its acknowledgment never came (status 12).
+    """A send over RDMA failed because its acknowledgment never arrived (status 12).
 
-    Finds: A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12".
-        Silent where a GID entry that other nodes do not reach, or a link that went down, is an error of its own.
-    Why: What was sent was lost, seven times over, within half a minute: the path carries no RDMA, or loses packets. The
-        job ends, at once or after hours.
-    Remedy: Settings that make NCCL give up sooner are unset. Where packets were sent again meanwhile and no link went
-        down, NCCL_IB_TIMEOUT=22 waits longer, and flow control is to be set right. Else test the path without NCCL:
-        addresses, MTU and routes. NCCL_IB_DISABLE=1 tells in one trial whether RDMA is to blame.
+    Finds: Reports trials that failed although all their ranks were alive, with NCCL's message "Got completion …
+        status=12". Not reported if an unreachable GID entry or a link that went down has its own error.
+    Why: The data was lost seven times within half a minute, so the path carries no RDMA or loses packets. The job
+        fails, immediately or after hours.
+    Remedy: Unset settings that make NCCL give up sooner. If packets were retransmitted during the trial and no link
+        went down, NCCL_IB_TIMEOUT=22 waits longer; also correct the flow control. Otherwise, test the path without
+        NCCL: addresses, MTU and routes. One trial with NCCL_IB_DISABLE=1 shows whether RDMA is the cause.
     See: NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """

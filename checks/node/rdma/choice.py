@@ -25,14 +25,14 @@ _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
 @rule("DD563", "rdma-ports-of-different-kinds", Consequence.KNOWN, RdmaFact)
 def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
-    """NCCL may take a management or storage port beside the fast ones.
+    """NCCL may use a management or storage port in addition to the fast ports.
 
-    Finds: For NCCL on several nodes without NCCL_IB_HCA: active ports of InfiniBand and of Ethernet, or ports with less
-        than half of the fastest one's rate. Silent where the topology says that every GPU has a fast port nearer than
-        any of those, and all are of one kind. Information: NCCL mostly chooses well.
-    Why: A rank that takes an Ethernet port cannot connect to one that takes InfiniBand: "Remote RoCE device is
+    Finds: For NCCL on several nodes without NCCL_IB_HCA, reports active ports of both InfiniBand and Ethernet, or ports
+        with less than half of the fastest port's rate. Not reported if all are of one kind and the topology shows that
+        every GPU has a fast port that is nearer than any slow one. Severity is info, because NCCL usually chooses well.
+    Why: A rank that uses an Ethernet port cannot connect to a rank that uses InfiniBand: "Remote RoCE device is
         incompatible with the local … Try selecting NICs of only one link type using NCCL_IB_HCA".
-    Remedy: NCCL_IB_HCA with the fast ports.
+    Remedy: Set NCCL_IB_HCA to the fast ports.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
         NCCL src/transport/net_ib/connect.cc, ncclIbConnect
     """
@@ -81,13 +81,13 @@ def _is_well_chosen(
 
 @rule("DD571", "nccl-ib-hca-matches-nothing", Consequence.FAILS, RdmaFact)
 def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
-    """NCCL_IB_HCA names devices that are not there.
+    """NCCL_IB_HCA names devices that do not exist.
 
-    Finds: For NCCL on several nodes: a node with active RDMA ports of which NCCL_IB_HCA allows none (an error); or a
-        name in it that no device of the node has or begins with, while others match (a warning).
-    Why: NCCL says nothing and takes TCP, many times slower; and where other nodes do have a port, its ranks cannot
-        connect to theirs. Names differ between machines: mlx5_4 here is mlx5_2 there.
-    Remedy: The names that the node has, or no setting where NCCL takes the right ports by itself.
+    Finds: For NCCL on several nodes, reports nodes with active RDMA ports if NCCL_IB_HCA allows none of them (error).
+        Also reports a name that matches no device of the node, not even as a prefix, while other names match (warning).
+    Why: NCCL prints no message and uses TCP, many times slower. If other nodes have an RDMA port, its ranks cannot
+        connect to theirs. Names differ between machines: mlx5_4 on one is mlx5_2 on another.
+    Remedy: Set the names that the node has, or unset the variable if NCCL chooses the correct ports without it.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     for (value, missing, fatal), group in by_cause(users(recording), _unmatched).items():
@@ -136,12 +136,13 @@ def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Consequence.KNOWN, RdmaFact)
 def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
-    """NCCL_IB_HCA without = takes devices whose names only begin alike.
+    """NCCL_IB_HCA without = also matches devices whose names start with the same characters.
 
-    Finds: For NCCL on several nodes: mlx5_1 in NCCL_IB_HCA on a node that has mlx5_10 as well, which is active and not
-        named. A warning where that is of another kind, or less than half as fast.
-    Why: Names in NCCL_IB_HCA are prefixes. A storage port slips in among the fast ones.
-    Remedy: = before the first name.
+    Finds: For NCCL on several nodes, reports an active device that is not named but matches a name as a prefix, for
+        example mlx5_10 if NCCL_IB_HCA contains mlx5_1. Severity is warning if it is of another kind, or less than half
+        as fast.
+    Why: Names in NCCL_IB_HCA are prefixes, so a storage port may be used along with the fast ports.
+    Remedy: Put = before the first name.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     groups: dict[tuple[str, Severity], list[Hit]] = {}
@@ -188,13 +189,13 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
 
 @rule("DD577", "nccl-ib-hca-leaves-out-the-nearest", Consequence.COST, RdmaFact, TopologyFact)
 def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
-    """NCCL_IB_HCA leaves out the port beside a GPU, so that its traffic crosses the machine.
+    """NCCL_IB_HCA excludes the port nearest to a GPU, so its traffic takes a longer path.
 
-    Finds: For NCCL on several nodes: a GPU whose nearest active port, behind the same PCIe switch, is not allowed,
-        while those that are lie behind a CPU or another socket.
-    Why: Beyond a PCIe switch NCCL uses no GPUDirect RDMA by default: the data go through host memory, and between
-        sockets.
-    Remedy: NCCL_IB_HCA with the nearest ports too, or no setting.
+    Finds: For NCCL on several nodes, reports GPUs whose nearest active port, behind the same PCIe switch, is not
+        allowed, while the allowed ports are behind a CPU or on another socket.
+    Why: By default, NCCL does not use GPUDirect RDMA beyond a PCIe switch. The data then goes through host memory, and
+        between sockets.
+    Remedy: Add the nearest ports to NCCL_IB_HCA, or unset it.
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net-gdr-level
     """

@@ -37,16 +37,17 @@ from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 
 @rule("DD560", "rdma-port-down", Consequence.COST, RdmaFact)
 def rdma_port_down(recording: Recording) -> Iterator[Draft]:
-    """An RDMA port that is down while those that it should be like are up.
+    """An RDMA port is down, although similar ports are up.
 
-    Finds: A port that is down, where at most a quarter of four or more of its model on the node, or of its name on all
-        nodes, is; or all of its model on a node, while other nodes have them up; or that NCCL_IB_HCA names. An error
-        where NCCL_IB_HCA names no port that is up, or the node has none left of the kind that others use. Silent,
-        unless an error, where the NIC's firmware failed (DD336). Information in a run of one node. Second ports of
-        cards, virtual functions and EFA are left alone.
-    Why: NCCL leaves the port out without a word. Its GPU reaches other nodes through a neighbour's port, and the ranks
-        that share one set the pace for all.
-    Remedy: The cable, the transceiver or the switch port. Until then NCCL does with the others.
+    Finds: Reports a port that is down if at most a quarter of four or more similar ports (of its model on the node, or
+        with its name on all nodes) are down, if all ports of its model on a node are down while other nodes have them
+        up, or if NCCL_IB_HCA names it. Severity is error if NCCL_IB_HCA names no port that is up, or if the node has no
+        other port of the kind that other nodes use. Unless it is an error, it is not reported if the NIC's firmware
+        failed (DD336). On a single node, severity is info. Second ports of cards, virtual functions and EFA are
+        skipped.
+    Why: NCCL skips the port without a message. Its GPU reaches other nodes through another GPU's port, and the ranks
+        that share a port slow down all others.
+    Remedy: Check the cable, the transceiver and the switch port. Until then, NCCL uses the other ports.
     See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
     odd = {identity(port.hit): port for port in odd_by_state(recording)}
@@ -80,13 +81,14 @@ def rdma_port_down(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD561", "no-subnet-manager", Consequence.FAILS, RdmaFact)
 def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
-    """InfiniBand ports with a link that no subnet manager has brought up.
+    """InfiniBand ports have a link, but no subnet manager activated them.
 
-    Finds: Ports in state INIT or ARMED whose link is up. An error for NCCL on several nodes where the node has no other
-        port, or none but Ethernet beside nodes with InfiniBand; a warning where other ports do; else information.
-    Why: Such a port carries no traffic. NCCL takes other ports, or TCP, without a word, and cannot connect to nodes
+    Finds: Reports ports in state INIT or ARMED whose link is up. Severity is error for NCCL on several nodes if the
+        node has no other port, or only Ethernet ports while other nodes have InfiniBand. It is warning if other ports
+        work, and info otherwise.
+    Why: Such a port carries no traffic. NCCL uses other ports, or TCP, without a message, and cannot connect to nodes
         that have InfiniBand.
-    Remedy: A subnet manager in the fabric, or the port let into its partition.
+    Remedy: Start a subnet manager in the fabric, or allow the port in its partition.
     See: https://docs.nvidia.com/networking/display/mlnxofedv24010331/opensm
     """
     grades: dict[Severity, list[tuple[Hit, str]]] = {}
@@ -121,13 +123,14 @@ def _waits_for_a_manager(hca: Hca, port: Port) -> bool:
 
 @rule("DD562", "rdma-port-slower-than-peers", Consequence.SLOWER, RdmaFact)
 def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
-    """An RDMA link that came up slower than those that it should be like.
+    """An RDMA link is slower than similar links.
 
-    Finds: An active port with a lower rate than three quarters of four or more of its model on the node, or of its name
-        on all nodes; an InfiniBand link of a ConnectX-4 or newer at SDR speed. Information in a run of one node.
-    Why: A bad cable or transceiver leaves a link with fewer lanes or a slower speed. NCCL's rings go at the pace of
-        their slowest link.
-    Remedy: Reseat or replace the cable; look for a speed that the switch port forces.
+    Finds: Reports active ports with a lower rate than three quarters of four or more similar ports (of its model on the
+        node, or with its name on all nodes). Also reports InfiniBand links of a ConnectX-4 or newer at SDR speed. On a
+        single node, severity is info.
+    Why: A bad cable or transceiver gives a link fewer lanes or a lower speed. NCCL's rings run at the speed of their
+        slowest link.
+    Remedy: Reseat or replace the cable. Check whether the switch port forces a speed.
     See: https://www.infinibandta.org/infiniband-roadmap/
     """
     odd = {identity(port.hit): port for port in odd_by_rate(recording)}
@@ -176,15 +179,15 @@ class _Bond:
 
 @rule("DD576", "rdma-bond-lost-a-link", Consequence.COST, RdmaFact)
 def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
-    """A bond that carries RDMA works with fewer links than it was made of.
+    """A bond that carries RDMA has lost some of its links.
 
-    Finds: A slave that the bonding driver holds for down, beside one that is up, in the bond over an active RoCE port:
-        a warning where that slave had its link since the machine started, or where bonds of other nodes or cards are
-        whole. Else information, as in a run of one node: some sites make bonds of two ports and lay one cable. A bond
-        of one slave, and one whose links nobody watches (miimon=0), is not judged.
-    Why: The RDMA port stays active and shows its usual rate, with half the cables behind it: half the rate, or in mode
-        active-backup the last link. NCCL's rings go at the pace of their slowest port.
-    Remedy: The cable, the transceiver or the switch port of the slave that is down.
+    Finds: Reports a slave that the bonding driver considers down while another slave is up, in the bond of an active
+        RoCE port. Severity is warning if the slave had a link since the machine started, or if bonds of other nodes or
+        cards are complete. Otherwise, and on a single node, it is info, because some sites create bonds of two ports
+        and connect one cable. Bonds with one slave, and bonds without link monitoring (miimon=0), are skipped.
+    Why: The RDMA port stays active and shows its usual rate, although half of its cables are missing. The rate is
+        halved or, in mode active-backup, no spare link is left. NCCL's rings run at the speed of their slowest port.
+    Remedy: Check the cable, the transceiver and the switch port of the slave that is down.
     See: https://docs.kernel.org/networking/bonding.html
         drivers/net/bonding/bond_sysfs_slave.c of the kernel: mii_status
     """
@@ -228,13 +231,13 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD570", "roce-mtu-smaller-than-peers", Consequence.COST, RdmaFact)
 def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
-    """A RoCE port that sends smaller packets than its peers.
+    """A RoCE port sends smaller packets than its peers.
 
-    Finds: For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller packets
-        (1024 bytes of 1500, 4096 of 4200 and more) than three quarters of its peers have.
-    Why: Both ends of a connection take the smaller size: four times as many packets, and all links that meet this port
-        are as slow as it is. Where the switch has the small MTU, large packets vanish.
-    Remedy: The peers' MTU on the interface, its bond and the switch port.
+    Finds: For NCCL on several nodes, reports an active RoCE port if the MTU of its interface gives RDMA smaller packets
+        than three quarters of its peers have. An MTU of 1500 gives packets of 1024 bytes, 4200 and more gives 4096.
+    Why: Both ends of a connection use the smaller size. This means four times as many packets, and every link to this
+        port becomes as slow as the port. If the switch has the small MTU, large packets are lost.
+    Remedy: Set the peers' MTU on the interface, its bond and the switch port.
     See: include/rdma/ib_addr.h of the kernel, iboe_get_mtu
         NCCL src/transport/net_ib/connect.cc
     """
@@ -272,15 +275,15 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD575", "rdma-rails-differ-between-nodes", Consequence.SLOWER, RdmaFact)
 def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """Nodes whose RDMA ports differ in number, kind or rate.
+    """The number, kind or rate of RDMA ports differs between nodes.
 
-    Finds: For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
-        other rates. An error if one node has a third of the rate of another or less, or if ports cannot connect to each
-        other, else a warning. Ports that are down, slow or closed to the job are findings of their own, and nodes with
-        such ports are not compared.
-    Why: NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand port cannot
-        connect to an Ethernet one at all.
-    Remedy: Nodes of one kind; or NCCL_IB_HCA with what all have.
+    Finds: For NCCL on several nodes that all have RDMA, reports different numbers of ports that NCCL uses, different
+        link layers, or different rates. Severity is error if one node has a third of another node's rate or less, or if
+        ports cannot connect to each other. Otherwise, it is warning. Ports that are down, slow or not accessible to the
+        job have separate findings, and nodes with such ports are not compared.
+    Why: NCCL builds its rings from the ports of each node, and all rings run at the speed of the slowest node. An
+        InfiniBand port cannot connect to an Ethernet port.
+    Remedy: Use nodes of one kind, or set NCCL_IB_HCA to ports that all nodes have.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
@@ -324,11 +327,12 @@ def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
 
 @rule("DD564", "rdma-firmware-differs", Consequence.KNOWN, RdmaFact)
 def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
-    """Devices of one model with different firmware, on one node or between nodes.
+    """Devices of one model have different firmware, on one node or between nodes.
 
-    Finds: Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
-    Why: Where one rail is slower or drops out, this is a difference to look at first.
-    Remedy: One firmware for all devices of a model.
+    Finds: Reports devices with the same board ID (PSID) and different firmware versions. Severity is info, because most
+        combinations work.
+    Why: If one rail is slower or drops out, this is the first difference to check.
+    Remedy: Install the same firmware on all devices of a model.
     See: https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
     """
     boards: dict[str, dict[str, list[Hit]]] = {}
@@ -370,13 +374,13 @@ def _whose(recording: Recording, hits: list[Hit]) -> str:
 
 @rule("DD565", "rdma-link-flaps", Consequence.RISK, RdmaFact)
 def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
-    """An RDMA link that has gone down far more often than its peers.
+    """An RDMA link goes down far more often than its peers.
 
-    Finds: An active port whose link went down ten times more than its peers' on the node usually did, and at least once
-        a day since the node started. Information in a run of one node.
+    Finds: Reports active ports whose link went down at least ten more times than is usual for its peers on the node,
+        and at least once per day since the node started. On a single node, severity is info.
     Why: A link that goes down for a second ends NCCL's connection after its retries: the job fails with "Got completion
-        … status 12", often hours into the training.
-    Remedy: The cable, the transceiver or the switch port.
+        … status 12", often after hours of training.
+    Remedy: Check the cable, the transceiver and the switch port.
     See: https://docs.kernel.org/admin-guide/abi-stable.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
