@@ -39,12 +39,12 @@ from ddp_doctor.wording.nodes import by_cause, of_nodes
 def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     """Shared memory is missing, full, or too small for NCCL or for data loaders.
 
-    Finds: There is no /dev/shm, it is mounted read-only, or this user may not write there (an error). It has less free
-        space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of these ranks,
-        or no more than Docker's 64 MiB (warnings).
-    Why: NCCL fails to initialize, and the worker processes of data loaders die of a bus error.
-    Remedy: Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere: delete
-        leftover segments, or remount it with a larger size.
+    Finds: Reports an error if /dev/shm does not exist, is mounted read-only, or is not writable for this user, or if
+        several NCCL ranks run on the node and the free space is below one NCCL segment. Reports a warning if the free
+        space is below the segments of all these ranks, or at most Docker's 64 MiB.
+    Why: NCCL fails to initialize, and worker processes of data loaders die of a bus error.
+    Remedy: Docker: use --shm-size or --ipc=host. Kubernetes: mount an emptyDir with medium: Memory at /dev/shm.
+        Elsewhere: delete leftover segments, or remount it with a larger size.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     yield from _without_shared_memory(recording)

@@ -68,12 +68,12 @@ def shortage_draft(
 
 @rule("DD224", "too-few-cpus-for-ranks", Consequence.COST, Host)
 def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
-    """Fewer CPUs than ranks on the node, by affinity or by the control group's quota.
+    """The node has fewer CPUs than ranks, because of affinity or the control group's quota.
 
-    Finds: Several ranks that may use less than one CPU each. Information where they do not use NCCL.
-    Why: A GPU is fed by its rank's main thread and served by NCCL's proxy threads. Ranks that take turns on a CPU, or
-        that a quota stops for up to 100 ms, make all others wait at every all-reduce.
-    Remedy: Ask for more CPUs, or start fewer ranks.
+    Finds: Reports several ranks that have less than one CPU each. Severity is info if they do not use NCCL.
+    Why: Each GPU needs its rank's main thread and NCCL's proxy threads. Ranks that share a CPU, or that a quota stops
+        for up to 100 ms, make all others wait at every all-reduce.
+    Remedy: Request more CPUs, or start fewer ranks.
     See: https://docs.kernel.org/scheduler/sched-bwc.html
     """
     for short in shortages(recording, _cpus, lambda fact: fact.usable_cpus):
@@ -108,12 +108,12 @@ def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
 
 @rule("DD226", "omp-threads-oversubscribe-cpus", Consequence.COST, Host)
 def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
-    """OMP_NUM_THREADS times the ranks is more than the CPUs.
+    """OMP_NUM_THREADS gives the ranks of a node more threads than it has CPUs.
 
-    Finds: OMP_NUM_THREADS is set, and gives several ranks more threads than CPUs; information up to twice as many.
-        Where it is not set, torchrun gives each of several ranks one thread.
-    Why: OpenMP's threads spin while they wait for each other, so each rank's work on the CPU slows down.
-    Remedy: Set it to the CPUs that each rank has.
+    Finds: Reports if OMP_NUM_THREADS is set and several ranks together get more threads than CPUs. Severity is info up
+        to twice as many. If it is not set, torchrun gives each of several ranks one thread.
+    Why: OpenMP threads spin while they wait for each other, so each rank's work on the CPU slows down.
+    Remedy: Set it to the number of CPUs that each rank has.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for short in shortages(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
@@ -148,12 +148,12 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
 
 @rule("DD222", "locked-memory-too-low-for-rdma", Consequence.FAILS, Host)
 def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
-    """RDMA devices are there, and too little memory may be locked to use them.
+    """The node has RDMA devices, but the limit of locked memory is too low to use them.
 
-    Finds: RLIMIT_MEMLOCK under 64 MiB for NCCL ranks on a node with an active RDMA port that NCCL is not kept from. A
-        warning where the job has one node only, and so may never use it.
+    Finds: Reports RLIMIT_MEMLOCK below 64 MiB for NCCL ranks on a node with an active RDMA port that NCCL can use.
+        Severity is warning if the job has only one node, because it may never use the port.
     Why: NCCL's connections fail: "ibv_reg_mr failed with error Cannot allocate memory".
-    Remedy: Make it unlimited where the process has it from: --ulimit memlock=-1, slurmd, or limits.d.
+    Remedy: Set the limit to unlimited where the process gets it from: --ulimit memlock=-1, slurmd, or limits.d.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for short in shortages(recording, _memlock, lambda fact: fact.memlock_bytes):
@@ -179,12 +179,13 @@ def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
 
 @rule("DD225", "too-little-memory-for-ranks", Consequence.FAILS, Host)
 def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
-    """Less free memory than bare ranks take.
+    """Free memory is too low even for ranks without a model.
 
-    Finds: MemAvailable, or what is free under the control group's limit, below 206 MiB for each rank. A warning if
-        ranks have run, and in a prolog, because the memory may belong to another job that ends.
-    Why: The kernel kills a rank (exit code -9), and the others wait for it until their time-out.
-    Remedy: End what fills the memory, ask for more, or start fewer ranks.
+    Finds: Reports if MemAvailable, or the free memory under the control group's limit, is below 206 MiB per rank.
+        Severity is warning if ranks have run, and in a prolog, because the memory may belong to another job that is
+        ending.
+    Why: The kernel kills a rank (exit code -9), and the others wait for it until their timeout.
+    Remedy: Stop the processes that use the memory, request more memory, or start fewer ranks.
     See: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
     unlikely = recording.command.is_of_root or recording.first(AllReduceFact) is not None
@@ -219,12 +220,13 @@ def _memory(severity: Severity, fact: Host, ranks: int, _world: World) -> Severi
 
 @rule("DD223", "too-few-open-files", Consequence.RISK, Host)
 def too_few_open_files(recording: Recording) -> Iterator[Draft]:
-    """The limit of open files is too low for a world of this size.
+    """The limit of open files is too low for this world size.
 
-    Finds: RLIMIT_NOFILE under 128 and two for each rank of the world. An error under 8 and one for each rank, which
-        every rank needs, or if something in this run failed with "Too many open files".
-    Why: Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
-    Remedy: ulimit -n in the script that starts the job.
+    Finds: Reports RLIMIT_NOFILE below 128 plus two per rank of the world. Severity is error below 8 plus one per rank,
+        which every rank needs, or if something in this run failed with "Too many open files".
+    Why: Every connection, and every tensor that a data loader passes, uses a file. At the limit, a rank fails with "Too
+        many open files".
+    Remedy: Raise the limit with ulimit -n in the script that starts the job.
     See: https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
     ran_out = out_of_files(recording)
@@ -273,13 +275,13 @@ def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
 
 @rule("DD240", "loopback-interface-down", Consequence.FAILS, Host)
 def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
-    """The processes of one host cannot reach each other over the loopback interface.
+    """The processes of a host cannot reach each other over the loopback interface.
 
-    Finds: The interface lo is down, or has no address 127.0.0.1. The latter is a warning with several nodes, whose
-        ranks meet at another address.
-    Why: torchrun and its ranks meet at 127.0.0.1, and what a host sends to any of its own addresses goes over lo.
-        Nobody answers there, so the job waits until its time-out.
-    Remedy: ip link set lo up
+    Finds: Reports if the interface lo is down, or has no address 127.0.0.1. For a missing address, severity is warning
+        with several nodes, because their ranks connect at another address.
+    Why: torchrun and its ranks connect at 127.0.0.1, and traffic from a host to any of its own addresses uses lo.
+        Without it, the job waits until its timeout.
+    Remedy: Run ip link set lo up.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for problem, group in by_cause(recording.facts(Host), lambda fact: fact.loopback_problem).items():
@@ -302,14 +304,15 @@ def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD227", "slow-clock-or-busy-host", Consequence.KNOWN, Host)
 def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
-    """Something slows the whole host: a slow clock source, or a high load.
+    """A slow clock source or a high load slows down the entire host.
 
-    Finds: hpet, acpi_pm or a timer tick as the clock source; a load of more than two for each CPU, with the two
-        processes that took most of them, by name and pid. On a screen a load is told beside a time that was judged,
-        else with -v.
-    Why: Measurements are off. A slow clock takes microseconds to read instead of some 20 ns, and the kernel turns to it
-        when it finds the processor's counter unstable.
-    Remedy: See in the kernel log why tsc was given up ("Marking clocksource unstable"); end what keeps the CPUs busy.
+    Finds: Reports hpet, acpi_pm or a timer tick as the clock source. Also reports a load of more than two per CPU, with
+        the name and pid of the two processes that used most of the CPUs. On a terminal, a load is shown if a measured
+        time was evaluated, and otherwise only with -v.
+    Why: Measurements are unreliable. A slow clock takes microseconds to read instead of about 20 ns. The kernel
+        switches to it if it considers the processor's counter unstable.
+    Remedy: Check in the kernel log why tsc was rejected ("Marking clocksource unstable"). Stop the processes that keep
+        the CPUs busy.
     See: https://docs.kernel.org/timers/timekeeping.html
     """
     detail = "The job may be faster than these measurements."

@@ -46,13 +46,13 @@ Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 
 @rule("DD420", "acs-redirects-peer-traffic", Consequence.COST, PcieFact)
 def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
-    """PCIe switches send traffic between their own GPUs and NICs up to the CPU.
+    """PCIe switches route traffic between their own GPUs and NICs through the CPU.
 
-    Finds: ACS redirection in force on ports between two GPUs without NVLink, or a GPU and an RDMA device, that hang on
-        one PCIe switch of a machine that is not virtual. Information for a NIC in a run on one node.
-    Why: What could stay within the switch goes through the root complex: slower, shared by all, and on some machines it
-        never arrives: the first all-reduce hangs (DD401).
-    Remedy: Turn ACS off on these bridges, in the BIOS or with setpci at each boot.
+    Finds: Reports active ACS redirection on ports between two GPUs without NVLink, or between a GPU and an RDMA device,
+        below one PCIe switch. Virtual machines are skipped. On a single node, severity is info for a NIC.
+    Why: Traffic that could stay within the switch goes through the root complex, which is slower and shared. On some
+        machines it never arrives, and the first all-reduce hangs (DD401).
+    Remedy: Disable ACS on these bridges, in the BIOS or with setpci at each boot.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         Linux drivers/pci/p2pdma.c, pci_bridge_has_acs_redir
     """
@@ -112,13 +112,14 @@ def _nvlinked_bus_ids(recording: Recording, node: int) -> set[frozenset[str]]:
 
 @rule("DD421", "iommu-translates-gpus", Consequence.KNOWN, PcieFact)
 def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
-    """The IOMMU translates addresses between GPUs that talk over PCIe.
+    """The IOMMU translates addresses between GPUs that communicate over PCIe.
 
-    Finds: Several of the job's GPUs, not all joined by NVLink, in IOMMU groups of type DMA or DMA-FQ on a machine that
-        is not virtual. Information: many such machines work.
-    Why: CUDA does not support direct copies over PCIe under a translating IOMMU on bare metal: on some machines they
-        hang (DD401) or arrive wrong.
-    Remedy: None unless copies hang or are wrong. Then iommu=pt, or the IOMMU off in the BIOS.
+    Finds: Reports several GPUs of the job, not all connected by NVLink, in IOMMU groups of type DMA or DMA-FQ. Virtual
+        machines are skipped. Severity is info, because many such machines work.
+    Why: On bare metal, CUDA does not support direct copies over PCIe if the IOMMU translates addresses. On some
+        machines they hang (DD401) or return wrong data.
+    Remedy: No action is needed unless copies hang or are wrong. In that case, set iommu=pt, or disable the IOMMU in the
+        BIOS.
     See: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
     translating = []
@@ -140,12 +141,12 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD423", "acs-not-readable", Consequence.KNOWN, PcieFact)
 def acs_not_readable(recording: Recording) -> Iterator[Draft]:
-    """Access control of PCIe switches cannot be read here, so nothing is known of it.
+    """Access control (ACS) of PCIe switches cannot be read here, so its state is unknown.
 
-    Finds: GPUs or RDMA devices below one PCIe switch of a machine that is not virtual, whose configuration the kernel
-        does not show to this user.
-    Why: ACS redirection slows direct copies down, and on some machines they hang.
-    Remedy: Run ddp-doctor prolog as root on the node, or look with lspci.
+    Finds: Reports GPUs or RDMA devices below one PCIe switch whose configuration the kernel does not show to this user.
+        Virtual machines are skipped.
+    Why: ACS redirection slows down direct copies, and on some machines they hang.
+    Remedy: Run ddp-doctor prolog as root on the node, or check with lspci.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     nodes = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs_over_pcie(recording, node)]
@@ -196,14 +197,15 @@ class _Link:
 
 @rule("DD422", "pcie-link-below-its-ends", Consequence.COST, PcieFact)
 def pcie_link_below_its_ends(recording: Recording) -> Iterator[Draft]:
-    """A PCIe link came up with fewer lanes than both of its ends have, or a NIC's at a lower speed.
+    """A PCIe link has fewer lanes than both of its ends support, or a NIC's link has a lower speed.
 
-    Finds: The link of a GPU, an RDMA device or a bridge above them, while most devices of the same model run at full
-        width: a warning. A device without a peer to compare with is information, since a slot may have fewer lanes than
-        its port claims. Where all of a model are alike, that is how the machine is built.
-    Why: Half the lanes are half the bandwidth to host memory, to NICs and to GPUs without NVLink; in DDP all ranks wait
-        for the slowest.
-    Remedy: Reseat the device, its riser or cable; look at the slot's bifurcation in the BIOS.
+    Finds: Reports links of GPUs, RDMA devices and bridges above them. Severity is warning if most devices of the same
+        model run at full width. A device without a peer to compare with is info, because a slot may have fewer lanes
+        than its port claims. Not reported if all devices of a model have the same link, because the machine is built
+        that way.
+    Why: Half of the lanes give half of the bandwidth to host memory, to NICs and to GPUs without NVLink. In DDP, all
+        ranks wait for the slowest.
+    Remedy: Reseat the device, its riser or its cable. Check the bifurcation of the slot in the BIOS.
     See: https://docs.kernel.org/PCI/sysfs-pci.html
         Linux Documentation/ABI/testing/sysfs-bus-pci, current_link_width and max_link_width
     """
