@@ -48,12 +48,12 @@ _LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the drive
 def nvls_fails(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to set up NVLink SHARP (NVLS).
 
-    Finds: A trial that failed, in which NCCL says that it could not bind multicast memory, or that a CUDA call of its
+    Finds: Reports failed trials in which NCCL logs that it could not bind multicast memory, or that a CUDA call of its
         NVLS transport failed.
-    Why: The job does not start, though NVLink itself may be well. Mostly the fabric manager was started anew while GPUs
-        were in use, runs in another release than the driver, or gives a virtual machine or container no multicast.
-    Remedy: NCCL_NVLS_ENABLE=0: ordinary NVLink carries the all-reduce. Then the fabric manager, and a reset of the
-        GPUs.
+    Why: The job does not start, although NVLink itself may work. Usually, the fabric manager was restarted while GPUs
+        were in use, has another release than the driver, or gives a virtual machine or container no multicast.
+    Remedy: Set NCCL_NVLS_ENABLE=0, so ordinary NVLink carries the all-reduce. Then check the fabric manager and reset
+        the GPUs.
     See: NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
         NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
     """
@@ -69,13 +69,13 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD445", "nvlink-between-nodes-cannot-start", Consequence.FAILS)
 def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
-    """NVLink joins GPUs of several nodes (MNNVL), and NCCL cannot use it.
+    """NVLink connects GPUs of several nodes (MNNVL), but NCCL cannot use it.
 
-    Finds: A trial that failed, in which NCCL says that MNNVL is available but not working.
-    Why: The job does not start. Memory is shared between nodes by NVIDIA's IMEX daemon, which must run on all nodes of
-        the domain, and whose channel devices the job, and its container, must have.
-    Remedy: See what nvidia-imex-ctl says, and /dev/nvidia-caps-imex-channels. Until then NCCL_MNNVL_ENABLE=0 leaves
-        NVLink to the GPUs within each node.
+    Finds: Reports failed trials in which NCCL logs that MNNVL is available but not working.
+    Why: The job does not start. NVIDIA's IMEX daemon shares memory between nodes. It must run on all nodes of the
+        domain, and the job and its container need its channel devices.
+    Remedy: Check the output of nvidia-imex-ctl, and /dev/nvidia-caps-imex-channels. Until then, NCCL_MNNVL_ENABLE=0
+        limits NVLink to the GPUs within each node.
     See: NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
     """
     return complained(
@@ -90,14 +90,15 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD446", "nccl-cannot-share-gpu-memory", Consequence.FAILS)
 def sharing_fails(recording: Recording) -> Iterator[Draft]:
-    """A CUDA call failed in which NCCL shares memory between the ranks of a node.
+    """A CUDA call failed while NCCL shared memory between the ranks of a node.
 
-    Finds: A trial that failed, in which NCCL's P2P or shared memory transport reports a CUDA error ("Cuda failure
+    Finds: Reports failed trials in which NCCL's P2P or shared memory transport reports a CUDA error ("Cuda failure
         217").
-    Why: The job does not start. In shared memory it is mostly NCCL 2.24 or newer in a container or virtual machine
-        without NUMA calls; in P2P two GPUs whose path CUDA does not share, or a container that hides one of them.
-    Remedy: Shared memory: --cap-add SYS_NICE, or NCCL_CUMEM_HOST_ENABLE=0. P2P: NCCL_CUMEM_ENABLE=0, which shares
-        memory the older way; NCCL_P2P_DISABLE=1 if that does not help.
+    Why: The job does not start. With shared memory, the usual cause is NCCL 2.24 or newer in a container or virtual
+        machine without NUMA calls. With P2P, it is a pair of GPUs whose path CUDA does not share, or a container that
+        hides one of them.
+    Remedy: Shared memory: use --cap-add SYS_NICE, or NCCL_CUMEM_HOST_ENABLE=0. P2P: set NCCL_CUMEM_ENABLE=0, which
+        shares memory in the older way, or NCCL_P2P_DISABLE=1 if that does not help.
     See: NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
         NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
     """

@@ -44,13 +44,13 @@ class Difference:
 
 @rule("DD430", "p2p-allowed-and-not-used", Consequence.SLOWER, TopologyFact)
 def p2p_allowed_and_not_used(recording: Recording) -> Iterator[Draft]:
-    """Two GPUs could copy directly, and NCCL goes another way.
+    """Two GPUs could copy directly, but NCCL uses another path.
 
-    Finds: A pair of GPUs without NVLink within NCCL's limit for P2P, for which NVML reports reading and writing as OK
-        and no setting forbids it, and whose ranks NCCL's log joins by shared memory or the network. Silent where the
-        driver offers no P2P, as with consumer GPUs, and where it was not asked.
-    Why: Each byte crosses host memory twice, and the ranks share the CPU's memory with everything else.
-    Remedy: Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+    Finds: Reports pairs of GPUs without NVLink, within NCCL's limit for P2P, whose ranks NCCL's log connects by shared
+        memory or the network, although NVML reports reading and writing as OK and no setting forbids P2P. Not reported
+        if the driver offers no P2P, as with consumer GPUs, or was not queried.
+    Why: Each byte crosses host memory twice, and the ranks share the CPU's memory bandwidth with everything else.
+    Remedy: If NCCL treats the ranks as several hosts, give them one host identity. Otherwise, make NCCL log the reason.
     See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
     """
     yield from _drafts(recording, "near enough to copy directly", "P2P", lambda found: not _nvlink(found))
@@ -58,13 +58,13 @@ def p2p_allowed_and_not_used(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD431", "nvlink-not-used", Consequence.SLOWER, TopologyFact)
 def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
-    """Two GPUs are joined by NVLink, and NCCL does not use it.
+    """NVLink connects two GPUs, but NCCL does not use it.
 
-    Finds: A pair of GPUs with an NV code whose ranks NCCL's log joins by shared memory or the network, though no
-        setting forbids P2P.
-    Why: NVLink carries five to fifty times what goes through host memory, and every step of an all-reduce waits for the
-        slowest pair.
-    Remedy: Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+    Finds: Reports pairs of GPUs with an NV code whose ranks NCCL's log connects by shared memory or the network,
+        although no setting forbids P2P.
+    Why: NVLink is five to fifty times faster than host memory, and every step of an all-reduce waits for the slowest
+        pair.
+    Remedy: If NCCL treats the ranks as several hosts, give them one host identity. Otherwise, make NCCL log the reason.
     See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
     """
     yield from _drafts(recording, "joined by NVLink", "P2P", _nvlink)
@@ -72,13 +72,13 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD432", "network-used-within-one-host", Consequence.SLOWER, TopologyFact)
 def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
-    """Two ranks of one host exchange their data over the network.
+    """Two ranks on one host exchange their data over the network.
 
-    Finds: A pair of GPUs of one host for which shared memory is what is left, and whose ranks NCCL's log joins by NET.
-        Silent where NCCL may hold the network for faster: GPUs of two sockets, each with a NIC near.
-    Why: The data leaves the machine, or goes through its TCP stack, to come back to the same memory.
-    Remedy: NCCL goes by host name, boot id, NCCL_HOSTID and the device of /dev/shm: let all ranks of a machine have the
-        same.
+    Finds: Reports pairs of GPUs on one host whose ranks NCCL's log connects by NET, if shared memory is the expected
+        path. Not reported if NCCL may consider the network faster: GPUs of two sockets, each with a NIC nearby.
+    Why: The data leaves the machine, or goes through its TCP stack, and returns to the same memory.
+    Remedy: NCCL identifies a host by its host name, boot id, NCCL_HOSTID and the device of /dev/shm. Give all ranks of
+        a machine the same values.
     See: NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
     yield from _drafts(recording, "of the same host", "SHM", lambda found: found.kind == "NET")
@@ -86,12 +86,12 @@ def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD433", "p2p-beyond-the-default-limit", Consequence.KNOWN, TopologyFact)
 def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
-    """NCCL copies directly farther than it would by itself.
+    """NCCL uses P2P beyond its default limit.
 
-    Finds: A pair of GPUs that NCCL's log joins by P2P only because NCCL_P2P_LEVEL allows it.
-    Why: It is often faster, and it works here. On other machines of the same kind the CPU may carry such traffic badly,
-        or not at all; then the job hangs without a word.
-    Remedy: None while it works. Unset NCCL_P2P_LEVEL if a node hangs in its first all-reduce.
+    Finds: Reports pairs of GPUs that NCCL's log connects by P2P only because NCCL_P2P_LEVEL allows it.
+    Why: It is often faster, and it works here. On other machines of the same kind, the CPU may carry such traffic
+        slowly or not at all; the job then hangs without a message.
+    Remedy: No action is needed while it works. Unset NCCL_P2P_LEVEL if a node hangs in its first all-reduce.
     See: NCCL user guide, environment variable NCCL_P2P_LEVEL
     """
     found: dict[str, list[tuple[Place, Used, str]]] = {}
@@ -201,14 +201,14 @@ def _evidence(difference: Difference) -> Evidence:
 
 @rule("DD434", "setting-forbids-a-faster-way", Consequence.SLOWER, TopologyFact)
 def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
-    """A setting that keeps NCCL from the way that the hardware has.
+    """A setting prevents NCCL from using a faster path that the hardware has.
 
-    Finds: NCCL_P2P_DISABLE=1, or an NCCL_P2P_LEVEL below NCCL's own limit, where GPUs are joined by NVLink, or are in
-        reach of P2P and NVML reports it as OK; NCCL_SHM_DISABLE=1 where shared memory is what is left. Information only
-        where NCCL's own constants do not show the way to be slower.
-    Why: Such settings are set once against a hang, and stay in scripts for years, on machines without fault. All GPUs
-        of the node then talk through host memory, or even through the network.
-    Remedy: Unset it and measure again. Where the job then hangs, ACS and the IOMMU are what to repair.
+    Finds: Reports NCCL_P2P_DISABLE=1, or an NCCL_P2P_LEVEL below NCCL's own limit, if NVLink connects GPUs, or if they
+        are in reach of P2P and NVML reports it as OK. Also reports NCCL_SHM_DISABLE=1 if shared memory is the path that
+        remains. Severity is info if NCCL's own constants do not show that the path is slower.
+    Why: Such settings are added once because of a hang and stay in scripts for years, on machines without a fault. All
+        GPUs of the node then communicate through host memory, or even over the network.
+    Remedy: Unset it and measure again. If the job then hangs, fix ACS and the IOMMU.
     See: NCCL user guide, environment variables NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE
         NCCL src/graph/topo.h: the rates of links
     """
@@ -245,13 +245,13 @@ _NETWORK = re.compile(r" via NET/")
 
 @rule("DD438", "containers-of-one-machine-use-the-network", Consequence.COST, InterfacesFact)
 def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[Draft]:
-    """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
+    """Two nodes of the run are containers on one machine, and NCCL connects their GPUs over the network.
 
-    Finds: Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose ranks
-        NCCL's log joins by NET.
-    Why: NCCL copies directly, over NVLink too, or through shared memory within what it takes for one host alone. Here
-        GPUs of one machine talk as if they were in different buildings.
-    Remedy: One container for all ranks of the machine; or one host name and one /dev/shm for all its containers.
+    Finds: Reports nodes that run on one booted kernel, have different host names or separate /dev/shm, and whose ranks
+        NCCL's log connects by NET.
+    Why: NCCL copies directly (including over NVLink) or through shared memory only within one host, as it identifies
+        hosts. Here, GPUs of one machine communicate like GPUs of different machines.
+    Remedy: Use one container for all ranks of the machine, or give all its containers one host name and one /dev/shm.
     See: NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
         NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers

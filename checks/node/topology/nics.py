@@ -30,14 +30,14 @@ from ddp_doctor.wording.pcie import what_bends_the_path
 
 @rule("DD437", "gpudirect-rdma-not-used", Consequence.COST, TopologyFact)
 def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
-    """A NIC is near a GPU, and NCCL receives through host memory all the same.
+    """A NIC is near a GPU, but NCCL receives through host memory.
 
-    Finds: A connection between nodes that NCCL's log shows as NET/IB without GDRDMA at its receiving end, over a NIC
-        within PXB of the GPU, which is NCCL's own limit. Silent for GeForce and TITAN, which have no GPUDirect RDMA,
-        and where the kernel cannot do it (DD339).
-    Why: The data crosses host memory twice: between nodes often half the bandwidth, and the CPU's memory is loaded with
-        it.
-    Remedy: A setting that forbids it: unset it. Else have NCCL say why; it tests each GPU and each NIC.
+    Finds: Reports connections between nodes that NCCL's log shows as NET/IB without GDRDMA at the receiving end, over a
+        NIC within PXB of the GPU, which is NCCL's own limit. Not reported for GeForce and TITAN, which have no
+        GPUDirect RDMA, or if the kernel does not support it (DD339).
+    Why: The data crosses host memory twice. Between nodes, this often halves the bandwidth, and it loads the CPU's
+        memory.
+    Remedy: Unset a setting that forbids it. Otherwise, make NCCL log the reason: it tests each GPU and each NIC.
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
         NCCL user guide, environment variable NCCL_NET_GDR_LEVEL
     """
@@ -81,16 +81,17 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Consequence.KNOWN, TopologyFact)
 def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
-    """GPUDirect RDMA is possible, and NCCL's own limit is nearer than the nearest NIC.
+    """GPUDirect RDMA is possible, but NCCL's own distance limit excludes the nearest NIC.
 
-    Finds: For NCCL on several nodes: GPUs whose nearest NIC that NCCL takes is behind the CPU's host bridge (PHB or
-        NODE), where module or dma-buf for GPUDirect RDMA are there and NCCL_NET_GDR_LEVEL is not set. Silent where NCCL
-        goes through the NIC of another GPU (PXN), where access control or the IOMMU bend the path, in virtual machines
-        that hide the PCIe tree, across sockets, and where NCCL's log shows GPUDirect RDMA all the same. Of Grace with a
-        Hopper or Blackwell GPU, with NCCL before 2.27 only.
-    Why: By default NCCL goes up to PXB, so all data between the nodes cross host memory. That is often right: many CPUs
-        forward between PCIe devices slowly. Some sites set PHB for all their jobs.
-    Remedy: NCCL_NET_GDR_LEVEL=PHB is worth a measurement, no more: keep what is faster.
+    Finds: For NCCL on several nodes, reports GPUs whose nearest NIC that NCCL uses is behind the CPU's host bridge (PHB
+        or NODE), if the module or dma-buf for GPUDirect RDMA exists and NCCL_NET_GDR_LEVEL is not set. Not reported if
+        NCCL uses the NIC of another GPU (PXN), if access control or the IOMMU redirects the path, in virtual machines
+        that hide the PCIe tree, if the NIC is on another socket, or if NCCL's log shows GPUDirect RDMA anyway. For
+        Grace with a Hopper or Blackwell GPU, it is reported only with NCCL before 2.27.
+    Why: By default, NCCL uses GPUDirect RDMA up to PXB, so all data between the nodes crosses host memory. This is
+        often the right choice, because many CPUs forward slowly between PCIe devices. Some sites set PHB for all their
+        jobs.
+    Remedy: Measure with NCCL_NET_GDR_LEVEL=PHB, and keep whichever is faster.
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; NVIDIA/nccl issues 465 and 1151 (CPUs are bad switches)
         and 1579 (SYS on GH200: 20 % faster); NERSC/podman-hpc issue 136 (PHB for all jobs, AMD EPYC)
     """
@@ -148,13 +149,13 @@ def _gpus_gained(recording: Recording, place: Place, level: str) -> Iterator[ToN
 
 @rule("DD408", "gpus-far-from-every-nic", Consequence.KNOWN, TopologyFact)
 def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
-    """GPUs that no RDMA NIC of their host is near to.
+    """GPUs are not near any RDMA NIC of their host.
 
-    Finds: GPUs that reach every RDMA NIC across the sockets alone (SYS), while other GPUs of the host have one nearer.
-        Silent in a run on one node, which sends nothing over a NIC.
-    Why: Between nodes their data crosses the link between the sockets, and GPUDirect RDMA, which NCCL uses up to PXB,
-        is not for them. Behind NVLink NCCL may go through the NIC of another GPU instead (PXN).
-    Remedy: None by a setting. Where a job takes fewer GPUs than the host has, take those near a NIC.
+    Finds: Reports GPUs that reach every RDMA NIC only across the sockets (SYS), while other GPUs of the host have a
+        nearer one. Not reported for a run on one node, which sends nothing over a NIC.
+    Why: Between nodes, their data crosses the link between the sockets, without GPUDirect RDMA, which NCCL uses only up
+        to PXB. With NVLink, NCCL may use the NIC of another GPU instead (PXN).
+    Remedy: No setting helps. If a job uses only some GPUs of the host, choose GPUs near a NIC.
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; NCCL_NET_GDR_LEVEL and NCCL_PXN_DISABLE in the user guide
     """
     if recording.world is not None and recording.world.nnodes == 1:
@@ -181,15 +182,15 @@ def _gpus_far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
 
 @rule("DD409", "job-pinned-away-from-its-gpus", Consequence.COST, TopologyFact)
 def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
-    """The job may run on no CPU near its GPUs.
+    """The job cannot run on any CPU near its GPUs.
 
-    Finds: The CPUs that the scheduler, a container or taskset left to the doctor, and so to the job, all stand at other
-        NUMA nodes than a GPU of the job. A warning where that is so for all its GPUs, an info for some. Not looked for
-        in a prolog, whose CPUs are the daemon's.
-    Why: Every kernel launch, every copy between host and GPU and all of NCCL's own threads then work across the link
-        between the sockets, and the host buffers lie in the memory of the other socket.
-    Remedy: Let the scheduler choose CPUs that fit the GPUs, as SLURM does with --gres-flags=enforce-binding; a job that
-        pins itself (numactl, taskset) is to be pinned to the GPU's own CPUs.
+    Finds: Reports if all CPUs that the scheduler, a container or taskset gave to ddp-doctor, and so to the job, belong
+        to other NUMA nodes than a GPU of the job. Severity is warning if this applies to all its GPUs, and info for
+        some. Not checked in a prolog, which has the CPUs of the daemon.
+    Why: Every kernel launch, every copy between host and GPU, and all of NCCL's own threads then use the link between
+        the sockets, and the host buffers are in the memory of the other socket.
+    Remedy: Let the scheduler choose CPUs that match the GPUs, as SLURM does with --gres-flags=enforce-binding. If the
+        job pins itself (numactl, taskset), pin it to the GPU's own CPUs.
     See: sysfs, local_cpulist of the GPU's PCI device; Cpus_allowed_list in proc(5)
         NCCL src/graph/topo.cc, ncclTopoGetCpuAffinity
     """

@@ -143,14 +143,14 @@ def links_down(nvlinks: Iterable[GpuNvlinks]) -> tuple[Down, ...]:
 def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     """NVLinks of a GPU behind NVSwitch are down.
 
-    Finds: A GPU whose links lead to NVSwitch and are inactive in part, or all of them, where other GPUs of the same
-        model have them up. With fewer than three such peers it is an info. The driver's state of each link says so
-        (NVML or ``nvidia-smi nvlink -s``), not the matrix. GPUs with bridges, which leave links unused by design, and
-        GPUs in MIG mode are not checked.
-    Why: NVSwitch spreads all traffic over all links, and an all-reduce goes at the pace of the slowest GPU: with 16 of
-        18 links every GPU of the node loses a ninth. Without any link NCCL goes over PCIe, or fails.
-    Remedy: Look at the links' errors and at Xid 74 in the kernel log, and at the fabric manager's log; reset all GPUs
-        of the board together; a link that stays down is a case for service.
+    Finds: Reports GPUs with inactive links to NVSwitch, some or all, while other GPUs of the same model have them up.
+        Severity is info with fewer than three such peers. The state of each link comes from the driver (NVML or
+        ``nvidia-smi nvlink -s``), not from the matrix. GPUs with bridges, which leave links unused by design, and GPUs
+        in MIG mode are skipped.
+    Why: NVSwitch spreads all traffic over all links, and an all-reduce runs at the speed of the slowest GPU: with 16 of
+        18 links, every GPU of the node loses a ninth. Without any link, NCCL uses PCIe, or fails.
+    Remedy: Check the links' errors, Xid 74 in the kernel log, and the fabric manager's log. Reset all GPUs of the board
+        together. If a link stays down, contact service.
     See: NVML API reference, nvmlDeviceGetNvLinkState
         NVIDIA Fabric Manager User Guide, NVLink failures
     """
@@ -193,12 +193,12 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
 def nvlink_errors(recording: Recording) -> Iterator[Draft]:
     """An NVLink loses data.
 
-    Finds: A link whose replay or recovery counter grew, or which counted 100 CRC errors a second, while the doctor
-        looked twice, half a second apart. A link that counted replays or recoveries at any time since the driver was
-        loaded is an info. CRC errors that do not grow so fast are in order.
-    Why: Each replay delays every GPU that waits for the data, and a link that is trained again carries nothing
-        meanwhile. Such links go down later.
-    Remedy: Look at the kernel log for Xid 74, reset the GPU, and reseat or replace the bridge or board.
+    Finds: Reports links whose replay or recovery counter grew, or which counted 100 CRC errors per second, between two
+        readings half a second apart. If a link counted replays or recoveries at any time since the driver was loaded,
+        severity is info. Slower CRC errors are normal.
+    Why: Each replay delays every GPU that waits for the data. A link that is being retrained carries no data. Such
+        links go down later.
+    Remedy: Check the kernel log for Xid 74, reset the GPU, and reseat or replace the bridge or board.
     See: NVIDIA DCGM, dcgm_gpu_hardware_limits.h and DcgmHealthWatch.cpp: limits of NVLink errors
         nvidia-smi nvlink -e
     """
@@ -254,14 +254,14 @@ def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
 def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
     """A GPU has fewer NVLinks than its peers.
 
-    Finds: Among GPUs that are wired alike (all behind NVSwitch, or bridged in pairs), one that the matrix gives a
-        smaller NV number than the others. A GPU with none at all is an info if it may be a display card: it is of
-        another model, or the model is unknown and the others have fewer than 6 links or are not on a board of 4, 8 or
-        16 GPUs.
-    Why: Every step of an all-reduce waits for the slowest link, so all GPUs lose what one of them lacks. A link that is
-        down is often the first sign of a failing one.
-    Remedy: Look at the links' state and errors, and at Xid 74 in the kernel log; reset the GPU, reseat the bridge, or
-        hand the board to service.
+    Finds: Among GPUs with the same wiring (all behind NVSwitch, or bridged in pairs), reports a GPU for which the
+        matrix shows a smaller NV number than for the others. A GPU without any link is info if it may be a display
+        card: it is of another model, or the model is unknown and the others have fewer than 6 links or are not on a
+        board of 4, 8 or 16 GPUs.
+    Why: Every step of an all-reduce waits for the slowest link, so all GPUs lose the bandwidth that one of them lacks.
+        A link that is down is often the first sign of a failing one.
+    Remedy: Check the links' state and errors, and Xid 74 in the kernel log. Reset the GPU, reseat the bridge, or send
+        the board to service.
     See: NVIDIA Xid catalog, 74 and 144 to 150
         nvidia-smi nvlink -s and -e
     """

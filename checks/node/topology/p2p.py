@@ -35,14 +35,14 @@ from ddp_doctor.wording.ranks import rank_list
 def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     """Direct copies between two GPUs never end.
 
-    Finds: All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the GPUs of two
-        of them talk directly (``via P2P/…``) over PCIe or the link between the sockets.
-    Why: The job hangs in its first all-reduce, at 100 % GPU utilization and without a message. The machine announces
-        peer access that it does not carry: mostly PCIe access control (ACS) or an IOMMU sends the traffic astray.
-    Remedy: Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
-        NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the BIOS
-        or on the kernel's command line. Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory: slower,
-        but it ends, and it is the proof that P2P was to blame.
+    Finds: Reports if all ranks of a node entered an all-reduce or a send and none left it, and NCCL's log shows that
+        the GPUs of two of them communicate directly (``via P2P/…``) over PCIe or the link between the sockets.
+    Why: The job hangs in its first all-reduce, at 100% GPU utilization and without a message. The machine announces
+        peer access that does not work: usually, PCIe access control (ACS) or an IOMMU redirects the traffic.
+    Remedy: If NCCL_P2P_LEVEL raised NCCL's own limit, unset it. If NCCL before 2.23 uses P2P that far on an AMD CPU,
+        NCCL_P2P_LEVEL=PXB limits P2P to near GPUs. Otherwise, disable ACS on the PCIe bridges, or the IOMMU, in the
+        BIOS or on the kernel's command line. Until then, NCCL_P2P_DISABLE=1 sends the traffic through host memory:
+        slower, but it completes, which proves that P2P is the cause.
     See: NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
         NCCL src/graph/paths.cc, ncclTopoCheckP2p: how far P2P goes
     """
@@ -124,13 +124,13 @@ def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Rem
 def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
     """NCCL may copy directly between GPUs of different sockets.
 
-    Finds: Two GPUs without NVLink whose path is SYS (SOC in old drivers), where NCCL allows P2P that far:
-        NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent where NCCL ran
-        over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver refuses P2P between them.
-    Why: NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on some machines the
-        first all-reduce hangs at 100 % utilization. Most such machines work.
-    Remedy: None unless it hangs. Then NCCL_P2P_DISABLE=1 tells whether P2P is to blame, and ACS and IOMMU are what to
-        repair. For several nodes, the bonded or nearest HCA is the one to try.
+    Finds: Reports two GPUs without NVLink whose path is SYS (SOC in old drivers), if NCCL allows P2P that far: because
+        of NCCL_P2P_LEVEL, or because there are at most two GPUs and the CPU is, or may be, from AMD. Not reported if
+        NCCL ran over these GPUs and ended, if NCCL_P2P_DISABLE=1 is set, or if the driver refuses P2P between them.
+    Why: NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly. On some machines, the
+        first all-reduce hangs at 100% utilization. Most such machines work.
+    Remedy: No action is needed unless it hangs. In that case, NCCL_P2P_DISABLE=1 shows whether P2P is the cause; then
+        fix ACS and the IOMMU. For several nodes, try the bonded or nearest HCA.
     See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, PATH_SYS
         NCCL user guide, environment variables NCCL_P2P_LEVEL and NCCL_IB_HCA
     """
@@ -249,16 +249,17 @@ _Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 @rule("DD412", "p2p-over-pcie-unproved", Consequence.KNOWN, TopologyFact)
 def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
-    """NCCL may copy directly between GPUs over PCIe, which some machines announce and do not carry.
+    """NCCL may copy directly between GPUs over PCIe, which some machines announce but do not support.
 
-    Finds: A topology that someone asks about, with GPUs that NVLink does not join, not even through others, where NCCL
-        allows P2P: behind common PCIe bridges (PIX, PXB) always; through a host bridge or between them (PHB, NODE, SYS)
-        where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run, which tries these paths itself,
-        and never where the driver says that there is no P2P.
-    Why: Most such machines work. Where a job hangs in its first all-reduce or while the communicator is made, at 100 %
-        GPU utilization and without a message, this is the first thing to rule out.
-    Remedy: Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P is to blame;
-        then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
+    Finds: Reports topologies given to ddp-doctor with GPUs that are not connected by NVLink, not even through others,
+        if NCCL allows P2P between them. Behind common PCIe bridges (PIX, PXB), they are always reported. Through a host
+        bridge or between host bridges (PHB, NODE, SYS), they are reported if there are two GPUs, or on AMD CPUs with
+        NCCL before 2.23. Not reported in a run, which tries these paths itself, or if the driver reports that P2P is
+        not available.
+    Why: Most such machines work. If a job hangs in its first all-reduce or while it creates the communicator, at 100%
+        GPU utilization and without a message, rule this out first.
+    Remedy: No action is needed as long as jobs run. If a job hangs in this way, one trial with NCCL_P2P_DISABLE=1 shows
+        whether P2P is the cause. Then fix the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
     See: NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
         issue 15 (two GPUs, Intel): such hangs and what fixed them
         NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
@@ -324,15 +325,15 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 @rule("DD413", "pcie-tree-hidden", Consequence.KNOWN, TopologyFact)
 def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
-    """A virtual machine, probably, that shows all GPUs below one host bridge.
+    """All GPUs appear below one host bridge, probably because of a virtual machine.
 
-    Finds: Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where NCCL_TOPO_FILE
-        is set.
-    Why: NCCL builds its rings from this tree. Where the machine hides which GPUs share a switch or a socket, rings
-        cross the sockets at random; a user's training went from seven hours to four and a half with the provider's
-        topology file.
-    Remedy: Point NCCL_TOPO_FILE at the file that the provider ships for this kind of machine. It must fit the machine
-        exactly; a wrong one is worse than none.
+    Finds: Reports four or more GPUs that are all connected by PHB and have the same CPUs. Not reported if
+        NCCL_TOPO_FILE is set.
+    Why: NCCL builds its rings from this tree. If the machine hides which GPUs share a switch or a socket, rings cross
+        the sockets at random. With the provider's topology file, one user's training went from seven hours to four and
+        a half.
+    Remedy: Set NCCL_TOPO_FILE to the file that the provider supplies for this type of machine. It must match the
+        machine exactly: a wrong file is worse than none.
     See: NVIDIA/nccl issue 1298; aws/aws-ofi-nccl and Azure/azhpc-images, folders topology
         NCCL user guide, environment variable NCCL_TOPO_FILE
     """

@@ -120,15 +120,15 @@ _PAIRS_IN_A_TITLE = 3
 
 @rule("DD410", "nvlink-without-p2p", Consequence.MUCH_SLOWER)
 def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
-    """GPUs that NVLink joins, between which the driver allows no P2P.
+    """NVLink connects GPUs, but the driver allows no P2P between them.
 
-    Finds: A pair that the matrix gives NVLinks, and for which the driver does not say OK when it is asked for reads or
-        writes between them. Silent where NCCL ran over these GPUs and ended, and where NCCL_P2P_DISABLE=1 or
+    Finds: Reports pairs for which the matrix shows NVLinks but the driver does not report OK for reads or writes
+        between them. Not reported if NCCL ran over these GPUs and ended, or if NCCL_P2P_DISABLE=1 or
         NCCL_IGNORE_DISABLED_P2P is set.
-    Why: NCCL takes this for broken hardware and fails in its first call, on every rank ("P2P is disabled between NVLINK
-        connected GPUs"). The matrix, nvidia-smi and the NVLinks' states may all look well.
-    Remedy: See whether the fabric manager runs and has finished, whether a link is down, and whether MIG is on; reset
-        the GPUs. Until then NCCL_IGNORE_DISABLED_P2P=1 lets NCCL start, without that path.
+    Why: NCCL treats this as broken hardware and fails in its first call, on every rank ("P2P is disabled between NVLINK
+        connected GPUs"). The matrix, nvidia-smi and the states of the NVLinks may all look healthy.
+    Remedy: Check whether the fabric manager runs and has finished, whether a link is down, and whether MIG is on. Reset
+        the GPUs. Until then, NCCL_IGNORE_DISABLED_P2P=1 lets NCCL start without that path.
     See: NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; nvidia-smi topo -p2p r and w
         NVIDIA fabric manager user guide
     """
@@ -164,17 +164,17 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD411", "p2p-not-available", Consequence.COST)
 def p2p_not_available(recording: Recording) -> Iterator[Draft]:
-    """GPUs without NVLink between which the driver allows no P2P.
+    """The driver allows no P2P between GPUs without NVLink.
 
-    Finds: Pairs for which the driver does not say OK: CNS (not on this chipset), GNS (not with these GPUs), TNS (not
-        over this path), DR (turned off by a setting), NS, U. A warning only where GPUs of one model behind PCIe
-        switches are not all alike, or where a setting turns P2P off that NCCL would use; else an info: GeForce cards
-        are sold without it, and many boards do not carry it. Silent where only those pairs lack it over which NCCL
-        would not use it anyway.
-    Why: NCCL copies through host memory between such GPUs, at about half the rate of PCIe, and nothing hangs or fails.
-        Where some pairs have P2P and others of the same kind do not, all wait for those.
-    Remedy: None where it is the same for all: no setting gives P2P to GPUs that have none. Where pairs differ, compare
-        their slots, the BIOS and the IOMMU.
+    Finds: Reports pairs for which the driver does not report OK: CNS (not on this chipset), GNS (not with these GPUs),
+        TNS (not over this path), DR (disabled by a setting), NS, U. Severity is warning if GPUs of one model behind
+        PCIe switches differ, or if a setting disables P2P that NCCL would use. Otherwise, it is info, because GeForce
+        cards and many boards do not support P2P. Not reported if only pairs are affected over which NCCL would not use
+        P2P anyway.
+    Why: NCCL copies between such GPUs through host memory, at about half the rate of PCIe. Nothing hangs or fails. If
+        some pairs have P2P and others of the same kind do not, all wait for the slower pairs.
+    Remedy: No action is needed if all pairs are the same: no setting enables P2P on GPUs without it. If pairs differ,
+        compare their slots, the BIOS and the IOMMU.
     See: NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; NVIDIA/nccl issue 1127 (GeForce)
         nvidia-smi topo -p2p r and w; nvml.h, nvmlGpuP2PStatus_t
     """

@@ -34,14 +34,14 @@ from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culp
     explained_by=("DD624",),
 )
 def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
-    """An all-reduce on one node reaches less than a third of what its slowest link should carry.
+    """An all-reduce on one node reaches less than a third of its slowest link's expected rate.
 
-    Finds: The bus bandwidth of all-reduces of 64 MiB and more, beside the rate that NCCL's own constants give for the
-        slowest pair of GPUs that its log joins. One node whose GPUs all copy directly (P2P): what goes through host
-        memory depends on more than a link. Silent where messages were smaller, where GPUs are busy, shared, in MIG mode
-        or not known, or where the rate of a pair is not known.
+    Finds: Compares the bus bandwidth of all-reduces of 64 MiB and more with the rate that NCCL's own constants give for
+        the slowest pair of GPUs in its log. Applies to one node whose GPUs all copy directly (P2P), because a path
+        through host memory depends on more than a link. Not reported if messages were smaller, if GPUs are busy,
+        shared, in MIG mode or unknown, or if the rate of a pair is unknown.
     Why: A ring is as fast as its slowest link, and every training step waits for it.
-    Remedy: Settings that bound channels, buffers, threads, algorithms or protocols are unset first. Else compare PCIe
+    Remedy: First unset settings that limit channels, buffers, threads, algorithms or protocols. Otherwise, check PCIe
         width and generation under load, NVLink errors, clocks, and ACS on the bridges.
     See: NCCL src/graph/topo.h: the constants; nccl-tests, doc/PERFORMANCE.md: bus bandwidth
     """
@@ -115,13 +115,13 @@ _SOCKET = re.compile(r" via NET/Socket/")
 
 @rule("DD435", "sockets-used-beside-rdma", Consequence.SLOWER, RdmaFact)
 def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
-    """NCCL talks between nodes over TCP, though both ends have RDMA ports it could use.
+    """NCCL uses TCP between nodes, although both ends have usable RDMA ports.
 
-    Finds: Ranks of different nodes that NCCL's log joins by NET/Socket, where each of the nodes has an active port that
-        NCCL_IB_HCA allows, a device file that can be opened, and libibverbs. Silent where a setting chose TCP, and
-        where one of these is missing, which other rules tell.
-    Why: TCP reaches a fraction of what the adapter carries, and takes the CPU's time for it.
-    Remedy: What NCCL's log says of NET/IB is the reason; have it say more.
+    Finds: Reports ranks of different nodes that NCCL's log connects by NET/Socket, if each of the nodes has an active
+        port that NCCL_IB_HCA allows, a device file that can be opened, and libibverbs. Not reported if a setting
+        selected TCP, or if one of these is missing, which other rules report.
+    Why: TCP reaches a fraction of the adapter's rate and uses CPU time.
+    Remedy: NCCL's log about NET/IB contains the reason. Make it log more.
     See: NCCL src/transport/net_ib/init.cc, ncclIbInitDevices: which devices it takes, and why none
         NCCL user guide, environment variables NCCL_NET and NCCL_IB_DISABLE
     """
@@ -159,13 +159,13 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD436", "setting-forbids-rdma", Consequence.SLOWER, RdmaFact)
 def setting_forbids_rdma(recording: Recording) -> Iterator[Draft]:
-    """A setting sends what goes between nodes over TCP, though InfiniBand is there.
+    """A setting sends traffic between nodes over TCP, although InfiniBand is available.
 
-    Finds: NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
-        InfiniBand ports. An error where other nodes will use theirs: the two do not meet. Information only where the
-        ports of all are RoCE: those are often left unused on purpose.
-    Why: TCP reaches a fraction of what the adapter carries. The setting is a common test for a fault of the network,
-        and is forgotten in scripts.
+    Finds: Reports NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run with NCCL on several nodes that have active InfiniBand
+        ports. Severity is error if other nodes will use theirs, because the two cannot connect. It is info if all ports
+        are RoCE, which is often left unused on purpose.
+    Why: TCP reaches a fraction of the adapter's rate. The setting is a common test for a network fault, and is then
+        forgotten in scripts.
     Remedy: Unset it and measure again.
     See: NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
     """
@@ -216,14 +216,14 @@ def _printed_rates(ports: Sequence[tuple[Hca, Port]]) -> str:
 
 @rule("DD447", "one-socket-on-a-fast-network", Consequence.COST, InterfacesFact, AllReduceFact)
 def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
-    """NCCL sends between nodes over one TCP connection, and the interface carries far more.
+    """NCCL uses one TCP connection between nodes, although the interface is much faster.
 
-    Finds: Nodes without RDMA that NCCL's log joins by NET/Socket with no further threads and sockets, over an interface
-        of 25 Gbit/s or more, where the all-reduce of 64 MiB and more stays below half of it. Silent where
-        NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD is set, and on AWS and Google Cloud, where NCCL takes several by
-        itself.
-    Why: One connection is bound by what one core moves.
-    Remedy: NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4 are worth a measurement: keep what is faster.
+    Finds: Reports nodes without RDMA that NCCL's log connects by NET/Socket without additional threads and sockets,
+        over an interface of 25 Gbit/s or more, if the all-reduce of 64 MiB and more stays below half of its rate. Not
+        reported if NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD is set, or on AWS and Google Cloud, where NCCL uses
+        several by default.
+    Why: One core limits the rate of one connection.
+    Remedy: Measure with NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4, and keep whichever is faster.
     See: NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread: 2 x 8 on AWS, 4 x 1 on Google Cloud, else one
         NCCL user guide, NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: 4 for generic networks of 100 Gbit/s
     """

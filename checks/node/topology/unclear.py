@@ -21,15 +21,15 @@ from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, of_no
 
 @rule("DD404", "topology-partly-unclear", Consequence.KNOWN, TopologyFact)
 def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
-    """Part of the matrix contradicts itself or was not taken over.
+    """Part of the matrix contradicts itself or was not used.
 
-    Finds: Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no device name,
-        rows that are cut, appear twice or not at all, affinity cells that cannot be told apart, CPU lists that no
-        machine has. Where links are not known for it, the verdict is unsure.
-    Why: Advice rests on this matrix. A pair whose rows disagree, or whose link no row gives, gets none, and a NIC
-        without a proper name is never put into a setting.
-    Remedy: Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own legend with 40
-        NICs and more. For anything else, paste the output again, whole.
+    Finds: Reports two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or not a
+        device name, rows that are cut, duplicated or missing, affinity cells that cannot be separated, and CPU lists
+        that no machine has. If links are therefore unknown, the verdict is unsure.
+    Why: Advice depends on this matrix. There is none for a pair whose rows disagree or whose link no row gives. A NIC
+        without a valid name is never used in a setting.
+    Remedy: If one GPU has MIG enabled, rows disagree, which is normal. With 40 or more NICs, nvidia-smi garbles its own
+        legend. In all other cases, paste the complete output again.
     See: nvidia-smi topo -m; nvidia-smi --query-gpu=index,mig.mode.current --format=csv
     """
     for warnings, group in by_cause(recording.facts(TopologyFact), lambda fact: fact.warnings or None).items():
@@ -46,10 +46,10 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
 def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     """The pasted text, or a part of it, cannot be read with certainty.
 
-    Finds: Text that holds no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or their like, or one that
-        is interrupted, garbled, or of a format that is not known, so that a link may be misread. The reason and the
-        line are named; what is whole beside it is read. Of a matrix that is cut off the links that are there are read
-        (DD404).
+    Finds: Reports text that contains no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or similar
+        commands, and output that is interrupted, garbled or in an unknown format, so that a link may be misread. The
+        finding gives the reason and the line. Complete parts are still read, and also the available links of a matrix
+        that is cut off (DD404).
     Why: Advice from a misread matrix would be worse than none, so nothing is guessed.
     Remedy: Save the output with ``nvidia-smi topo -m > topo.txt`` instead of copying it from a window.
     See: nvidia-smi topo --help
@@ -69,12 +69,12 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD414", "amd-gpus-not-supported", Consequence.KNOWN)
 def amd_gpus_not_supported(recording: Recording) -> Iterator[Draft]:
-    """The topology of AMD GPUs, from which nothing is concluded yet.
+    """The topology of AMD GPUs is not evaluated yet.
 
-    Finds: The output of ``rocm-smi --showtopo`` or of its parts, or a topology file of RCCL.
-    Why: RCCL chooses its paths by rules of its own. The verdict is unsure: that nothing was found says nothing about
+    Finds: Reports output of ``rocm-smi --showtopo`` or parts of it, or a topology file of RCCL.
+    Why: RCCL has its own rules for choosing paths. The verdict is unsure: the absence of findings means nothing for
         this machine.
-    Remedy: Measure with rccl-tests; ``rocm-smi --showtopoaccess`` tells which GPUs reach each other directly.
+    Remedy: Measure with rccl-tests. ``rocm-smi --showtopoaccess`` shows which GPUs reach each other directly.
     See: ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py; ROCm/rccl-tests
     """
     for node in recording.facts(RocmTopologyFact):
@@ -101,12 +101,12 @@ _PAIRS_IN_A_TITLE = 4
 def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
     """The driver and /sys place two GPUs differently.
 
-    Finds: Two GPUs that share a PCIe switch by the driver's word (PIX or PXB) and not by the tree in /sys, or the other
-        way round. Whether a way leads through one host bridge or several is not compared: the driver and the kernel
-        count those differently on many machines in order.
-    Why: NCCL goes by /sys, people by nvidia-smi. It happens on virtual machines, whose bus is made up; NCCL then takes
-        ways for long that are short, or lets P2P go where it is slow.
-    Remedy: Providers of such machines ship a file for NCCL_TOPO_FILE that says how the GPUs stand in truth.
+    Finds: Reports two GPUs that share a PCIe switch according to the driver (PIX or PXB) but not according to the tree
+        in /sys, or the opposite. Whether a path crosses one host bridge or several is not compared, because the driver
+        and the kernel count them differently on many healthy machines.
+    Why: NCCL uses /sys, people use nvidia-smi. This occurs on virtual machines, whose bus is artificial. NCCL then
+        considers short paths long, or allows P2P where it is slow.
+    Remedy: Providers of such machines supply a file for NCCL_TOPO_FILE that describes the real topology.
     See: NCCL src/graph/xml.cc, ncclTopoGetXmlFromSys
         NVML API reference, nvmlDeviceGetTopologyCommonAncestor
     """
@@ -147,12 +147,12 @@ def _disagreements(fact: TopologyFact) -> tuple[tuple[str, str, str, str], ...] 
 
 @rule("DD416", "topology-never-answered", Consequence.HANGS, TopologyHangFact)
 def topology_never_answered(recording: Recording) -> Iterator[Draft]:
-    """The NVIDIA driver does not answer when it is asked for the topology.
+    """The NVIDIA driver does not answer a query of the topology.
 
-    Finds: A call of NVML about the ways between GPUs, or ``nvidia-smi topo -m`` where NVML could not be asked, that had
-        not come back after 10 s and 5 s more per GPU. Silent where the driver hangs altogether, which DD302 says.
-    Why: NCCL asks the same when a job starts, and hangs in the same call.
-    Remedy: Look for Xids and processes in state D, then reboot the node.
+    Finds: Reports an NVML call about the paths between GPUs, or ``nvidia-smi topo -m`` if NVML was not available, that
+        did not return within 10 s plus 5 s per GPU. Not reported if the driver hangs entirely (DD302).
+    Why: NCCL makes the same query when a job starts, and hangs in the same call.
+    Remedy: Check for Xids and processes in state D, then reboot the node.
     See: NCCL src/misc/nvmlwrap.cc, ncclNvmlEnsureInitialized: it asks for the P2P status of all pairs
         NVIDIA Xid catalog (79, 119, 120)
     """
