@@ -182,9 +182,10 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     """A bond that carries RDMA has lost some of its links.
 
     Finds: Reports a slave that the bonding driver considers down while another slave is up, in the bond of an active
-        RoCE port. Severity is warning if the slave had a link since the machine started, or if bonds of other nodes or
-        cards are complete. Otherwise, and on a single node, it is info, because some sites create bonds of two ports
-        and connect one cable. Bonds with one slave, and bonds without link monitoring (miimon=0), are skipped.
+        RoCE port. Severity is warning if the slave had a link at some time since the machine started, or if bonds of
+        other nodes or cards are complete. Otherwise, and on a single node, it is info, because some sites create bonds
+        of two ports and connect one cable. Bonds with one slave, and bonds without link monitoring (miimon=0), are
+        skipped.
     Why: The RDMA port stays active and shows its usual rate, although half of its cables are missing. The rate is
         halved or, in mode active-backup, no spare link is left. NCCL's rings run at the speed of their slowest port.
     Remedy: Check the cable, the transceiver and the switch port of the slave that is down.
