@@ -320,7 +320,7 @@ def bucket_sizes(
 ) -> Buckets | None:
     """Predict all sizes; measure the best one and the default where the predicted gain is large enough.
 
-    Where the batch can be chosen, computing is made to last as long as communication, at most
+    Where the batch can be chosen, computing takes ``_BALANCED`` times as long as communication, at most
     ``plan.bucket_aim_s``: far from that, no bucket size matters.
     """
     if ctx.world_size == 1:
