@@ -26,7 +26,7 @@ _KINDS = (
 )
 #: What ``lint`` reads by the rules about launches: by the file's name, or by a line of it.
 _LAUNCH_NAMES = (".sh", ".bash", ".sbatch", ".slurm", ".job", ".yaml", ".yml", ".env")
-_LAUNCH_LINES = re.compile(r"^(?:#SBATCH\b|apiVersion:|num_machines:|FROM \S)", re.MULTILINE)
+_LAUNCH_LINES = re.compile(r"^(?:#SBATCH\b|apiVersion:|num_machines:|FROM \S|[\w.-]+[ \t]+slots=\d)", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"(?:train_batch_size|train_micro_batch_size_per_gpu|zero_optimization)"\s*:')
 _LINE_END = re.compile(r"[\r\n]")
 _PYTHON = re.compile(r"#!.*\bpython")

@@ -216,6 +216,8 @@ WITH_FILES = {
     "accelerate's file": f"DD131 E {FOUR}srun accelerate launch --config_file accelerate.yaml x.py",
     "fewer hosts": "DD133 E deepspeed --hostfile two --num_nodes 3 x.py",
     "fewer slots": "DD133 W deepspeed --hostfile=two --num_gpus=8 x.py",
+    "a slot too many": "DD133 E deepspeed --hostfile two --include=n1:0,1@n2:2,4 x.py",
+    "another host": "DD133 E deepspeed --hostfile two --include n3:0 x.py",
     "a host without slots": "DD133 E deepspeed --hostfile no-slots x.py",
     "a host twice": "DD133 E deepspeed --hostfile twice x.py",
     "no host": "DD133 E deepspeed --hostfile empty x.py",
@@ -234,6 +236,8 @@ def test_a_launch_that_is_broken_in_another_file_is_found(row: str):
 RIGHT_WITH_FILES = {
     "the head of the job": f"{FOUR}{HEAD}srun bash run.sh x.py",
     "a number that each node expands": f"{FOUR}{HEAD}srun bash -c './static.sh $SLURM_NODEID'",
+    "hosts and slots of the file": "deepspeed --hostfile two --include=n1@n2:0,3 x.py",
+    "hosts of a variable": "deepspeed --hostfile two --include=$HOSTS x.py",
     "as many hosts": "deepspeed --hostfile two --num_nodes 2 --num_gpus 4 x.py",
     "hosts that the script adds": "for h in $H; do echo $h slots=8 >> two; done\n"
     "deepspeed --hostfile two --num_nodes 4 x.py",

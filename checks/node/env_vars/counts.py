@@ -1,5 +1,6 @@
 """DD128, DD133: the numbers in a job script or configuration contradict each other."""
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -239,9 +240,9 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
     Finds: Errors: fewer num_processes than num_machines, or more processes on a machine than gpu_ids;
         a main_process_ip that is not an address; fp16 and bf16 both enabled in DeepSpeed's configuration; a
         train_batch_size not divisible by train_micro_batch_size_per_gpu times gradient_accumulation_steps; a host
-        file that DeepSpeed refuses or that has fewer hosts than --num_nodes. Warnings: num_processes not divisible
-        by num_machines; a host file with fewer slots than --num_gpus; an accelerate file with a machine_rank,
-        which only that machine can use.
+        file that DeepSpeed refuses, or without the hosts that --num_nodes and --include need. Warnings:
+        num_processes not divisible by num_machines; a host file with fewer slots than --num_gpus; an accelerate
+        file with a machine_rank, which only that machine can use.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; omit one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
@@ -319,10 +320,29 @@ def _of_host_file(launch: Launch, file: HostFile, given: dict[str, str]) -> Iter
         found = counted(len(file.hosts), "host")
         title = f"--num_nodes={nodes}, but the host file {path} has {found}: DeepSpeed starts on no other"
         yield _of_configuration(launch, title, ", ".join(file.hosts[:8]), f"Add the missing hosts to {path}")
-    elif file.fewest_slots and gpus > file.fewest_slots:
-        title = f"--num_gpus={gpus}, but the host file {path} has slots={file.fewest_slots}"
+    elif missing := _not_in_host_file(given.get("--include", ""), file):
+        title = f"--include={given['--include']} names {missing}, which the host file {path} does not have"
+        fix = "Name hosts of the file, and slots from 0 to slots-1: --include=HOST:0,1@HOST:0,1"
+        yield _of_configuration(launch, title, "DeepSpeed refuses other hosts and slots", fix)
+    elif file.slots and gpus > min(file.slots):
+        title = f"--num_gpus={gpus}, but the host file {path} has slots={min(file.slots)}"
         fix = "Give --num_gpus the number of GPUs per host"
         yield _of_configuration(launch, title, "--num_gpus replaces the slots", fix, Severity.WARNING)
+
+
+def _not_in_host_file(include: str, file: HostFile) -> str:
+    """The first host or slot of ``work1:0,1@work2`` that a host file does not have (deepspeed/launcher/runner.py)."""
+    slots = dict(zip(file.hosts, file.slots, strict=True))
+    for part in filter(None, include.split("@")):
+        host, _, given = part.partition(":")
+        if not re.fullmatch(r"[\w.-]+", host):
+            return ""  # a variable
+        if host not in slots:
+            return f"host {host}"
+        for slot in given.split(","):
+            if slot.isdecimal() and int(slot) >= slots[host]:
+                return f"slot {slot} of {host}"
+    return ""
 
 
 def _of_configuration(launch: Launch, title: str, why: str, fix: str, severity: Severity | None = None) -> Draft:

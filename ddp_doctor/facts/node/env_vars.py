@@ -69,7 +69,7 @@ class HostFile(Frozen):
     """The hosts that DeepSpeed's launcher reads from its host file."""
 
     hosts: tuple[str, ...] = ()
-    fewest_slots: int | None = None
+    slots: tuple[int, ...] = ()  # of each host
     refused: str = ""  # why the launcher refuses the file
 
 

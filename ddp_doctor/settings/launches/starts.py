@@ -79,7 +79,7 @@ ACCELERATE = _fields("""
     --main-process-port --master-port --rdzv-backend --rdzv-backend --config-file --config-file
 """)
 #: deepspeed/launcher/runner.py.
-DEEPSPEED = _names("--hostfile --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
+DEEPSPEED = _names("--hostfile --include --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
 #: Programs that srun starts and that start no ranks: they set nodes up, show them or measure.
 HARMLESS = _names("""
     hostname echo printf true false sleep date ls rm mkdir cp mv cat ln chmod tar rsync find du df free ps id which wait
@@ -206,7 +206,7 @@ def host_file_of(text: str) -> HostFile:
         slots[found[1]] = int(found[2])
     if not slots:
         return HostFile(refused="it has no host")
-    return HostFile(hosts=tuple(slots), fewest_slots=min(slots.values()))
+    return HostFile(hosts=tuple(slots), slots=tuple(slots.values()))
 
 
 def _value(field: str, text: str) -> Any:
