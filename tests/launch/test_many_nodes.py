@@ -137,12 +137,10 @@ def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("whose", "helper", "number"),
     [
-        (0, "ddp-doctor:post", signal.SIGKILL),
         (1, "ddp-doctor:post", signal.SIGSTOP),
         (0, "ddp-doctor:ctl", signal.SIGKILL),
         (0, "ddp-doctor:ctl", signal.SIGSTOP),
         (0, "ddp-doctor:fork", signal.SIGSTOP),
-        (1, "ddp-doctor:fork", signal.SIGKILL),
     ],
 )
 def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_healthy(
