@@ -119,7 +119,9 @@ def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
     """Judge an answer by the known fault: it names rank 1, blames no other rank, and calls no healthy job stuck."""
     named = set(_BLAMED.findall(text))
     is_sure = "Stuck: " in text or "Failed: " in text
-    if fault in ("runs", "ends"):
+    if fault == "runs" and command == "logs" and "stopped from outside" in text:
+        verdict = "right"  # the table ends the job
+    elif fault in ("runs", "ends"):
         verdict = "wrong" if is_sure else "unsure" if code == 3 else "right"
     elif named - {str(RANK_AT_FAULT)} or "No failure" in text or "Running: " in text:
         verdict = "wrong"
