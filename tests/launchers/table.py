@@ -34,6 +34,10 @@ STUCK_AFTER_S = 12
 RANK_AT_FAULT = 1
 #: The rank that a verdict names first.
 _BLAMED = re.compile(r"(?:Stuck|Failed): (?:local )?rank (\d)", re.IGNORECASE)
+#: Of a rank that has fewer batches than the others.
+_OTHER_CALL = f"rank {RANK_AT_FAULT} called "
+#: ``watch`` prints its explanation some seconds after it notices a hang.
+_EXPLAINED = re.compile(r"ddp-doctor: (?:Stuck|Cannot tell|.* waits for)")
 #: What a rank prints in the step of the fault.
 BEGINS = "the fault begins"
 #: Of a job, from its start to its end, and of one that hangs until its launcher is ended.
@@ -117,7 +121,7 @@ class Answer:
 
 def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
     """Judge an answer by the known fault: it names rank 1, blames no other rank, and calls no healthy job stuck."""
-    named = set(_BLAMED.findall(text))
+    named = set(_BLAMED.findall(text)) | ({str(RANK_AT_FAULT)} if _OTHER_CALL in text else set())
     is_sure = "Stuck: " in text or "Failed: " in text
     if fault == "runs" and command == "logs" and "stopped from outside" in text:
         verdict = "right"  # the table ends the job
@@ -196,7 +200,7 @@ def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path
     if command == "watch":
         watch = [sys.executable, "-m", "ddp_doctor", "watch", "--stuck-after", str(STUCK_AFTER_S), "--", *words]
         with running(watch, output, port, folder) as process:
-            _settle(process, output, fault, 5 * SETTLED_S, until=": a rank has" if fault in HANGS else None)
+            _settle(process, output, fault, 5 * SETTLED_S, until=_EXPLAINED if fault in HANGS else None)
             text = output.read_text(errors="replace")
         said = [line for line in text.splitlines() if line.startswith("ddp-doctor: ")]
         return judged(command, fault, process.poll() or 0, said[-1] if said else "", text)
@@ -210,13 +214,13 @@ def answer(launcher: Launcher, fault: str, command: str, port: int, folder: Path
 
 
 def _settle(
-    process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float, until: str | None = None
+    process: subprocess.Popen[bytes], output: Path, fault: str, hang_s: float, until: re.Pattern[str] | None = None
 ) -> None:
     """Wait until a job has ended, or until a hanging job has hung for a while."""
     began, deadline = None, time.monotonic() + (LONGEST_S if fault in ENDS else 3 * SETTLED_S + hang_s)
     while process.poll() is None and time.monotonic() < deadline:
         text = output.read_text(errors="replace")
-        if until and (until in text or "ddp-doctor: no rank has" in text):
+        if until and (until.search(text) or "ddp-doctor: no rank has" in text):
             return
         if began is None and (fault == "node missing" or BEGINS in text):
             began = time.monotonic()
