@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Meeting, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Command

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.job_log import FileSeen, RecordingFact
+from ddp_doctor.facts.job_log import FileSeen
+from ddp_doctor.facts.recordings import RecordingFact
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Reading

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RecordingFact
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
+from ddp_doctor.facts.recordings import RecordingFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import as_usage_error
 from ddp_doctor.model.error_text import quoted

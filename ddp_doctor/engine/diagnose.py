@@ -109,7 +109,7 @@ def _diagnose_job(recording: Recording) -> Diagnosis:
     from ddp_doctor.engine.causes import fallbacks, noticed  # no other command has to wait for these tables
     from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import causes
-    from ddp_doctor.facts.job_log import RecordingFact
+    from ddp_doctor.facts.recordings import RecordingFact
 
     options = recording.options
     beside = tuple(at.fact.recording.ignoring(options.ignore) for at in recording.facts(RecordingFact))

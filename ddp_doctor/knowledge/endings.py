@@ -129,3 +129,8 @@ def _of_exit(code: int) -> list[tuple[str, Ending]]:
         return [(f"exit code {code} is 128 + {code - 128}: {name}", ending)]
     own = "The program's own: what it means is said where it is documented. Its output ends with the reason."
     return [(f"exit code {code}", Ending(own))] if code < 256 else []
+
+
+def signal_name(number: int) -> str | None:
+    """SIGKILL for 9; None for a number without a name."""
+    return signal.Signals(number).name if number in {*signal.Signals} else None

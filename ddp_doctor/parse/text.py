@@ -16,6 +16,9 @@ _ESCAPES = re.compile(
 _BACKSPACE = re.compile(r"[^\x08\n]\x08")
 _TAGS = re.compile(r"</?(?:br|pre|code|div|span|p|tt)\b[^<>\n]{0,200}>", re.IGNORECASE)
 _LINE_END = re.compile(r"\r{0,3}\n|\r")
+_ANSI = re.compile(r"\x1b\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]")
+#: Controls but the tab, and the marks that turn the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
 
 
 def plain_lines(text: str) -> list[str]:
@@ -35,3 +38,10 @@ def as_utf8(text: str) -> str:
     ``"eth\udcff"``, and a script may write ``"\ud800"``. No encoder takes them.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def plain(text: str) -> str:
+    """Text without colors, controls and marks that turn its direction."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _CONTROLS.sub("", _ANSI.sub("", text))

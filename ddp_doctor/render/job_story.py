@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
 
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact, RankSeen
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, LogsReport, Report

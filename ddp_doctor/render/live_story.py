@@ -17,12 +17,10 @@ from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.live_ranks import gpu_use, names, says
 from ddp_doctor.wording.nodes import name_list
-from ddp_doctor.wording.ranks import capital, rank_list
+from ddp_doctor.wording.ranks import STATES, capital, rank_list
 
 _MOST_ROWS = 12
 _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "progress", "activity")
-#: Of a process, by its letter in /proc/PID/stat.
-STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 
 
 def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) -> Iterator[str]:

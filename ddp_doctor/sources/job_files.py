@@ -18,8 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from ddp_doctor.parse.job_log.prefix import plain
-from ddp_doctor.parse.text import as_utf8
+from ddp_doctor.parse.text import as_utf8, plain
 from ddp_doctor.sources.unpacking import DAMAGED, ZIP, Bounded, CannotUnpack, Counted, unpacked
 
 #: More are left out: a folder of a whole cluster's jobs, or an archive made to be one.

@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import NumberedBy
+from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.model.base import grouped
-from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_meetings import is_launcher, of_launcher, starter
 from ddp_doctor.sources.live_process import (

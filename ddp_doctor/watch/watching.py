@@ -205,7 +205,7 @@ def _named(argv: Sequence[str]) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
-    from ddp_doctor.parse.job_log.endings import signal_name
+    from ddp_doctor.knowledge.endings import signal_name
 
     return f"was killed by {signal_name(-code) or f'signal {-code}'}"
 

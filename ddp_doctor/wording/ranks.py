@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Fact)
 _MOST_FRAMES = 8
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
+#: Of a process, by its letter in /proc/PID/stat.
+STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 _LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
 

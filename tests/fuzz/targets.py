@@ -58,7 +58,7 @@ from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import pieces, search_for
 from ddp_doctor.parse.nccl_log import digest
-from ddp_doctor.parse.text import as_utf8, plain_lines
+from ddp_doctor.parse.text import as_utf8, plain, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
 from ddp_doctor.settings.launches import launches
 from ddp_doctor.settings.nccl_conf import conf_lines
@@ -414,7 +414,7 @@ TARGETS: tuple[Target, ...] = (
     direct(plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
     direct(nccl_log.parse_nccl_log, _NCCL_LOG),
     direct(redact.masked, "etcd://user:secret@host HF_TOKEN=abcdefgh --password hunter22"),
-    direct(prefix.plain, "\x1b[36m(A pid=1)\x1b[0m a\u202eb\x07"),
+    direct(plain, "\x1b[36m(A pid=1)\x1b[0m a\u202eb\x07"),
     direct(prefix.of_path, "/l/none_x/attempt_0/3/stderr.log", "rank_3.log"),
     direct(prefix.attempt_of_path, "/l/none_x/attempt_1/3/stderr.log"),
     Target(
@@ -609,7 +609,6 @@ _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
     "flight_recorder.still_open": "takes facts",
-    "endings.signal_name": "takes a number",
     "file_kinds.is_recording": "looks for words in bytes",
     "kernel_files.port_range": "reads two numbers of /proc/sys",
     "file_kinds.is_error_file": "looks for words in bytes",

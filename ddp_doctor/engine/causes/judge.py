@@ -28,7 +28,8 @@ from ddp_doctor.engine.causes import live, networks, starting, time_outs, unprov
 from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.diagnose import Diagnosis, is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Command, Severity, Verdict

@@ -9,7 +9,8 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, LogLine
+from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddp_doctor.knowledge.endings import signal_name
+
 #: More ranks than any job has: what a line lists beyond is not read.
 _MOST_RANKS = 100_000
 
@@ -65,11 +67,6 @@ ENDING_WORDS = (
 #: These begin texts of several lines.
 EXIT_WORD = b"Process name: ["
 SUMMARY_WORD = b"  time      : "
-
-
-def signal_name(number: int) -> str | None:
-    """SIGKILL for 9; None for a number without a name."""
-    return signal.Signals(number).name if number in {*signal.Signals} else None
 
 
 def _ended(code: int) -> tuple[int | None, str | None]:

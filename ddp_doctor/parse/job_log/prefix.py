@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ddp_doctor.parse.json_value import json_object
+from ddp_doctor.parse.text import plain
 
 #: A line's beginning holds all prefixes; what is behind is looked at without them.
 LONGEST_PREFIX = 600
@@ -100,9 +101,6 @@ _ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (("rank", "rank"), ("local", "local_rank"), ("task", "task"), ("pid", "pid"), ("gpu", "gpu"))
 _LAUNCHERS = frozenset(("torchrun", "srun", "mpirun", "kubernetes", "ray"))
 
-_ANSI = re.compile(r"\x1b\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]")
-#: Controls but the tab, and the marks that turn the direction of text.
-_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
 #: The start of another process's text in the middle of a line, where writes of several were mixed.
 _INNER = re.compile(rf"\[rank\d{{1,7}}\]:|[A-Za-z0-9][\w.-]{{0,100}}:\d+:\d+ \[-?\d{{1,3}}\] {_NCCL_NEXT}")
 
@@ -126,13 +124,6 @@ class Origin(NamedTuple):
 def clean(raw: bytes) -> str:
     """Bytes of a line as text without colors, controls and marks that turn its direction."""
     return plain(raw.decode("utf-8", "replace"))
-
-
-def plain(text: str) -> str:
-    """Text without colors, controls and marks that turn its direction."""
-    if text.isascii() and text.isprintable():
-        return text
-    return _CONTROLS.sub("", _ANSI.sub("", text))
 
 
 class Prefixes:

@@ -5,16 +5,15 @@ Each node counts the seconds of a trial for itself, so times of two nodes may be
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.frames import of_the_job
-from ddp_doctor.parse.job_log.endings import signal_name
-from ddp_doctor.render.live_story import STATES
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import hosts
-from ddp_doctor.wording.ranks import cause, rank_list, short
+from ddp_doctor.wording.ranks import STATES, cause, rank_list, short
 
 #: Up to so many ranks have a row each.
 _EACH = 16
