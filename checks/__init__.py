@@ -104,14 +104,14 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    if (feature := recorded_by(command)) is not None:
+    if (feature := recorded_by(command)) is not None and feature.has_all_reduces:
+        from ddp_doctor.checks.collectives import allreduce
+
+        return (*feature.checks, allreduce.CHECK)
+    if feature is not None:
         return feature.checks
     if command is Command.FIT:
         return _of_fit()
-    if command.judges_jobs:  # what nccl-tests and NCCL Inspector measured
-        from ddp_doctor.checks.collectives import allreduce
-
-        return (allreduce.CHECK,)
     return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
 
 

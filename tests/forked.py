@@ -51,7 +51,10 @@ from pathlib import Path; from ddp_doctor.app import attach_nodes, job_reading, 
 from ddp_doctor.cli import commands, main, run, usage_errors; from ddp_doctor import __main__
 from ddp_doctor.features.fleet import use_case
 from ddp_doctor.features.lint import use_case
-from ddp_doctor.render import job_story, settings_table, terminal, topology
+from ddp_doctor.features.jobs.attach import cli, evaluation, story
+from ddp_doctor.features.jobs.logs import cli, report, story
+from ddp_doctor.features.jobs.watch import cli
+from ddp_doctor.render import settings_table, terminal, topology
 recordings.replay(Path({str(_RECORDING)!r}))
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(main.app)""",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_doctor.features import recorded_by
+from ddp_doctor.features import indent_of
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Recording
@@ -37,7 +37,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
             path.parent.mkdir(mode=0o700, exist_ok=True)
             if copy_of is not None and path.exists():
                 path = path.with_name(f"recording-{re.sub(r'[^A-Za-z0-9_.-]', '_', copy_of)}.json")
-            write(str(path), recording.as_json(None if recorded_by(recording.command) else 1))
+            write(str(path), recording.as_json(indent_of(recording.command)))
         except (OSError, CannotWrite):
             continue
         with suppress(OSError):  # the newest runs of a folder that is ours alone are kept; a name begins with the time

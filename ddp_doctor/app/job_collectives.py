@@ -30,7 +30,7 @@ def load_job_collectives(path: str) -> JobCollectives:
     """The collectives of the job that a path tells of: a file, a folder, an archive. Raises UsageError."""
     dumps = list[FlightDumpFact]()
     calls = dict[str, tuple[RecordedCall, ...]]()
-    recordings, feature = list[Recording](), None
+    recordings, collectives = list[Recording](), None
     other = ""
     for file in job_files([path]):
         if not file.head or not (is_dump(file.head, file.name) or is_recording(file.head)):
@@ -39,28 +39,28 @@ def load_job_collectives(path: str) -> JobCollectives:
         data = file.all(_LARGEST_FILE_BYTES) or b""
         if is_recording(file.head):
             recording = recording_in(Path(file.name), data)
-            if found := features_in(recording):
-                feature = found[0]
+            if found := [of for each in features_in(recording) if (of := each.collectives) is not None]:
+                collectives = found[0]
                 recordings.append(recording)
             continue
         dumps.append(read_dump(data, file.name, file.modified_s))
         other = other or dumps[-1].problem or ""
         if dumps[-1].problem is None:
             calls[file.name] = recorded_calls(data, file.modified_s)
-    if not any(calls.values()) and feature is None:
+    if not any(calls.values()) and collectives is None:
         if dumps and not other:
             raise UsageError(f"{quoted(path)} has no collective to replay: no rank's flight recorder contains one")
         raise UsageError(f"{quoted(path)} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
     if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
         dumps = [dumps[0].model_copy(update={"rank": 0})]
     jobs = sets_of(dumps, None)
-    if not jobs and feature is None:
+    if not jobs and collectives is None:
         raise UsageError(
             f"the file names in {quoted(path)} do not show the rank; name the files rank0.json, rank1.json, ..."
         )
-    if (count := len(jobs) + (feature is not None)) > 1:
+    if (count := len(jobs) + (collectives is not None)) > 1:
         raise UsageError(f"{quoted(path)} has ranks of {count} jobs; give the files of only one job")
-    return _of_dumps(path, jobs[0], calls) if feature is None else feature.collectives(path, recordings)
+    return _of_dumps(path, jobs[0], calls) if collectives is None else collectives(path, recordings)
 
 
 def replayable(

@@ -39,12 +39,8 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     """Diagnose a recording, fresh or old; ``checks`` are those that its command has, if it was not given others."""
     diagnosis = diagnose(recording)
     report = make_report(recording, diagnosis, checks or checks_for(recording))
-    if recording.command.judges_jobs:
-        from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
-
-        report = with_causes(report, recording, diagnosis.causes)
-    elif (feature := recorded_by(recording.command)) is not None:
-        report = feature.complete(report, recording)
+    if (feature := recorded_by(recording.command)) is not None:
+        report = feature.complete(report, recording, diagnosis)
     elif recording.command is Command.FIT:
         from ddp_doctor.engine.fit_report import with_estimates
 

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.facts.recordings import RecordingFact
+from ddp_doctor.features import features_in
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import as_usage_error
 from ddp_doctor.model.error_text import quoted
@@ -67,7 +66,7 @@ def _require_facts(recording: Recording) -> None:
     """Read all its facts, also those of recordings within it. Raises ValidationError."""
     from ddp_doctor.checks import every_check  # they are made when they are asked for
 
-    kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
+    kinds: list[type[Fact]] = [FlightDumpFact, *(kind for found in features_in(recording) for kind in found.facts)]
     for kind in kinds + [kind for check in every_check(recording) for kind in check.facts]:
         recording.facts(kind)
     for within in recording.facts(RecordingFact):

@@ -3,7 +3,6 @@ it is called: a prolog starts with every job."""
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
-from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, as_usage_error
+from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import JSON, SHELL
@@ -89,63 +88,6 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
         error = f"Error: {with_matrices.summary.removeprefix('Unsure: ')}"
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value, "summary": error})
     return report(replace(outcome, report=with_matrices), outputs)
-
-
-def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None) -> int:
-    """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
-    from ddp_doctor.app.job_reading import logs
-    from ddp_doctor.render.progress import bytes_read
-    from ddp_doctor.sources.slurm import files_of_job
-
-    with as_usage_error():
-        found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []
-    if job is not None and not found:
-        raise UsageError(f"found no files of job {quoted(job)}; name its output files instead")
-    if not paths and not found:
-        raise UsageError("no input given; name the job's output files, or give the job ID with --job")
-    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
-        outcome = logs((*paths, *found), ignore, tell)
-    return report(outcome, outputs)
-
-
-#: Of attach; its agents on other hosts hold a connection for so long.
-_LONGEST_WATCH_S = 3600.0
-
-
-def attach(
-    pid: int | None,
-    slurm_job: str | None,
-    hosts: Sequence[str],
-    outputs: Outputs,
-    ignore: tuple[str, ...] = (),
-    seconds: float | None = None,
-) -> int:
-    """``ddp-doctor attach``: what jobs do now, on this host or on several; the recording is kept. Raises UsageError."""
-    from ddp_doctor.app.attach import SECONDS, Watching, attach
-    from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
-    from ddp_doctor.render.progress import progress
-    from ddp_doctor.starters import starter_channel
-
-    if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
-        raise UsageError("--pid, --slurm-job, --hosts and --hostfile are mutually exclusive; give one of them")
-    seconds = SECONDS if seconds is None else seconds
-    if not SECONDS <= seconds <= _LONGEST_WATCH_S:
-        raise UsageError(
-            f"invalid --seconds {seconds:g}: expected {SECONDS:g} (the default) to {_LONGEST_WATCH_S:g} seconds;"
-            " a shorter time cannot show whether a job hangs"
-        )
-    env = dict(os.environ)
-    if pipe := starter_channel.take(env):
-        return be_agent(pipe, pid, slurm_job, Watching(env=env, seconds=seconds))
-    with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
-        how = Watching(ignore, tell, env, seconds)
-        if hosts:
-            outcome = attach_to_hosts(hosts, how)
-        elif slurm_job is not None:
-            outcome = attach_to_slurm_job(slurm_job, how)
-        else:
-            outcome = attach([pid] if pid is not None else None, None, how, from_start=True)
-    return save_and_report(outcome, outputs, env)
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR) -> int:

@@ -101,8 +101,8 @@ def _codes() -> list[str]:
     from ddp_doctor.engine.diagnose import all_rules
     from ddp_doctor.features import loadable
 
-    of_features = (rule for feature in loadable().values() for rule in feature.rules)
-    return [rule.code for rule in (*all_rules(), *of_features)]
+    of_features = (rule for feature in loadable().values() for rule in feature.rules())
+    return [*dict.fromkeys(rule.code for rule in (*all_rules(), *of_features))]
 
 
 def _after_comma(incomplete: str, words: Iterable[str]) -> list[str]:

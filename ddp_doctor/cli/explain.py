@@ -9,7 +9,6 @@ from itertools import chain, islice
 
 from ddp_doctor.checks import every_check
 from ddp_doctor.cli.search import Entry, search
-from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.features import loadable
@@ -87,11 +86,7 @@ def _every_rule() -> str:
     ]
     listed += [
         ("any rank check  Rank failures during any of these checks", TRIAL_RULES),
-        (
-            "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`",
-            JOB_RULES,
-        ),
-        *((f"{name:<15} {each.about_rules}", each.rules) for name, each in loadable().items() if each.rules),
+        *((each.about_rules, rules) for each in loadable().values() if (rules := each.rules())),
     ]
     lines = [line for head, rules in listed for line in (head, *map(_rule_line, rules))]
     return "\n".join([*lines, "", "Run `ddp-doctor explain CODE` to print the page of a rule."])
@@ -124,7 +119,7 @@ def _rule_line(rule: Described) -> str:
 
 
 def _rules() -> list[Described]:
-    return [*all_rules(), *(rule for feature in loadable().values() for rule in feature.rules)]
+    return [*dict.fromkeys((*all_rules(), *(rule for feature in loadable().values() for rule in feature.rules())))]
 
 
 def _ending(text: str) -> str:

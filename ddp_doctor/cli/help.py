@@ -28,10 +28,11 @@ _HEADINGS = (
     *(VERDICT, OUTPUTS, "Options"),
 )
 
-#: The commands of the core, grouped and ordered as in the help. A feature states its group.
+#: The commands of the core, grouped and ordered as in the help. A feature states its group, and is its last unless it
+#: is named here.
 _COMMANDS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env"),
-    "While a job runs": ("attach", "watch"),
+    "While a job runs": (),
     "After a job": ("logs", "replay"),
     "Clusters": ("compare",),
     "Reference": ("explain", "schema", "template", "completion"),
@@ -62,8 +63,6 @@ COMMON = {
     "fit": ("--memory", "--ranks", "--precision", "--strategy", "--batch", "--seq", "--measure", *_OF_REPORTS),
     "prolog": ("--require-gpus", "--unsure", "--skip", "--prometheus", *_OF_REPORTS),
     "env": ("--from", "--settings", "--fail-on", *_OF_REPORTS),
-    "attach": ("--pid", "--slurm-job", "--hosts", "--seconds", *_OF_REPORTS),
-    "logs": ("--job", *_OF_REPORTS),
     "replay": ("--last", "--settings", "--markdown", "--redact", *_OF_REPORTS),
 } | {name: (*row.common, *_OF_REPORTS) for name, row in FEATURES.items() if row.common}
 _ALL = "ddp_doctor.help_all"
@@ -185,7 +184,8 @@ class Commands(_WithEpilog, TyperGroup):
 
 
 def _names(heading: str) -> list[str]:
-    return [*_COMMANDS[heading], *(name for name, row in FEATURES.items() if row.heading == heading)]
+    of_features = (name for name, row in FEATURES.items() if row.heading == heading)
+    return [*dict.fromkeys((*_COMMANDS[heading], *of_features))]
 
 
 def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:

@@ -1,6 +1,6 @@
 """The command line and the options that several commands share.
 
-before_a_job, jobs, clusters and reference add their commands to it. help.py loads the commands of features.
+before_a_job, clusters, reference and replay add their commands to it. help.py loads the commands of features.
 """
 
 import inspect

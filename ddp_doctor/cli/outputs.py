@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from ddp_doctor.features import FEATURES, recorded_by
-from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
+from ddp_doctor.features import FEATURES, indent_of, recorded_by
+from ddp_doctor.model.choices import Detail, OutputFormat, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _by(module: str, function: str = "render") -> Callable[[Results], str]:
 
 _WITH_SETTINGS = ("run", "replay", "topology", "env")
 #: The commands of the core that can give names other names.
-_REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "attach")
+_REDACTABLE = ("run", "fit", "prolog", "replay")
 
 
 def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
@@ -92,14 +92,14 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "compare"),
+        (*_WITH_SETTINGS, "fit", "prolog", "compare"),
         lambda results: results.report.as_json(),
     ),
     Output("markdown", "Write the report as Markdown for a ticket.", _REDACTABLE, _by("markdown")),
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector to a .prom file.",
-        ("run", "prolog", "logs"),
+        ("run", "prolog"),
         _by("prometheus"),
         mode=0o644,  # root writes it, and who serves it is another user
         suffix=".prom",
@@ -107,7 +107,7 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as a self-contained HTML page.",
-        (*_WITH_SETTINGS, "fit", "prolog", "logs", "attach", "compare"),
+        (*_WITH_SETTINGS, "fit", "prolog", "compare"),
         _by("html.page"),
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", (), None),
@@ -138,8 +138,8 @@ OUTPUTS = (
     Output(
         "record",
         "Also write the recording to this path.",
-        ("run", "fit", "prolog", "replay", "topology", "env", "logs", "attach"),
-        lambda results: results.recording.as_json(None if recorded_by(results.recording.command) else 1),
+        ("run", "fit", "prolog", "replay", "topology", "env"),
+        lambda results: results.recording.as_json(indent_of(results.recording.command)),
     ),
 )
 FORMS = tuple(output for output in OUTPUTS if output.is_form)
@@ -252,9 +252,11 @@ def is_redactable(command: str) -> bool:
 
 
 def _mode(output: Output, results: Results | OwnResults) -> int | None:
-    """A recording of attach shows what a user's processes do, so that it is for this user alone."""
-    is_live = isinstance(results, Results) and results.recording.command is Command.ATTACH
-    return 0o600 if output.name == "record" and is_live else output.mode
+    """Return the mode of a file, or None for the usual one."""
+    if output.name != "record" or not isinstance(results, Results):
+        return output.mode
+    feature = recorded_by(results.recording.command)
+    return 0o600 if feature is not None and feature.is_private else output.mode
 
 
 def _require_suffix(output: Output, path: str | None) -> None:

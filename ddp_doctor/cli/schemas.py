@@ -15,21 +15,26 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ddp_doctor.features import loadable
+from ddp_doctor.features import FEATURES, loadable
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report
+from ddp_doctor.model.report import EnvReport, FitReport, Report
 from ddp_doctor.model.run_plan import RunPlan
+
+
+def _of_features(*commands: str) -> dict[str, tuple[type[BaseModel], str]]:
+    found = ((name, each.report) for name, each in loadable().items() if name in commands)
+    return {f"{name}-report": (report, f"report of {name} (--json)") for name, report in found}
+
 
 #: Each schema by name: the model, and what writes such a document.
 SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "report": (Report, "report of run, prolog, topology and compare (--json)"),
     "env-report": (EnvReport, "report of env (--json)"),
-    "logs-report": (LogsReport, "report of logs (--json)"),
-    "attach-report": (AttachReport, "report of attach (--json)"),
+    **_of_features(*list(FEATURES)[:2]),
     "fit-report": (FitReport, "report of fit (--json)"),
-    **{f"{name}-report": (each.report, f"report of {name} (--json)") for name, each in loadable().items()},
+    **_of_features(*FEATURES),
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),
     "baseline": (Baseline, "baseline of healthy runs (fleet --write-baseline)"),
     "recording": (Recording, "recording of a run (--record)"),

@@ -5,45 +5,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING
 
 from ddp_doctor.checks import checks_of, every_check
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
+from ddp_doctor.features import features_in, recorded_by
 from ddp_doctor.model.check import ENV_VARS, GPUS, NCCL, SOFTWARE, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
-from ddp_doctor.model.rule import Described, Rule, rules_in
+from ddp_doctor.model.rule import Described, Rule
 from ddp_doctor.remedies.kinds import completed
-
-if TYPE_CHECKING:
-    from ddp_doctor.engine.causes.judged import Judged
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """The findings, worst first, and the rules that failed themselves (code and traceback).
 
-    ``ignored`` are the codes of rules that the user left out and that would have found something. ``causes`` are
-    those of a job in the order of time; their findings come first, in the same order. ``beside`` are recordings that
-    were given with its output, each judged as its own command does.
+    ``ignored`` are the codes of rules that the user left out and that would have found something.
     """
 
     findings: tuple[Finding, ...]
     failures: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
-    causes: tuple["Judged", ...] = ()
-    beside: tuple[Recording, ...] = ()
 
 
 def all_rules() -> list[Described]:
     """Every rule of the doctor, by code."""
-    from ddp_doctor.engine.causes.findings import JOB_RULES  # a tenth of what a prolog takes
-
     of_checks = {rule for check in every_check() for rule in check.rules}
-    return sorted([*of_checks.union(_rules_for(Command.RUN)), *JOB_RULES], key=lambda rule: rule.code)
+    of_features = (rule for feature in features_in(None) for rule in feature.rules())
+    return sorted([*of_checks.union(_rules_for(Command.RUN)), *of_features], key=lambda rule: rule.code)
 
 
 @cache
@@ -74,16 +66,19 @@ def is_judged(command: Command, check_id: str) -> bool:
 
 
 def checks_for(recording: Recording) -> tuple[Check, ...]:
-    """The checks that may have something to judge or to measure in it; of a job, of what others measured."""
-    if recording.command.judges_jobs and not recording.of_kind(AllReduceFact.KIND):
-        return ()
+    """The checks that may have something to judge or to measure in it."""
+    feature = recorded_by(recording.command)
+    if feature is not None and feature.has_all_reduces and not recording.of_kind(AllReduceFact.KIND):
+        return feature.checks
     return checks_of(recording.command)
 
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
     """Apply all rules that the recording's command calls for (or those given), causes before what they explain."""
-    if rules is None and recording.command.judges_jobs:
-        return _diagnose_job(recording)
+    feature = recorded_by(recording.command) if rules is None else None
+    if feature is not None and feature.diagnose is not None:
+        diagnosis: Diagnosis = feature.diagnose(recording)
+        return diagnosis
     had_ranks = recording.command.has_ranks and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
@@ -102,33 +97,6 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
     return Diagnosis(worst_first(with_proofs(findings, recording.experiments)), tuple(failures), tuple(ignored))
-
-
-def _diagnose_job(recording: Recording) -> Diagnosis:
-    """The causes that the judge names, then what NCCL fell back to, then what recordings beside the output show."""
-    from ddp_doctor.engine.causes import fallbacks, noticed  # no other command has to wait for these tables
-    from ddp_doctor.engine.causes.findings import finding_of
-    from ddp_doctor.engine.causes.judge import causes
-    from ddp_doctor.facts.recordings import RecordingFact
-
-    options = recording.options
-    beside = tuple(at.fact.recording.ignoring(options.ignore) for at in recording.facts(RecordingFact))
-    with no_garbage_collection():
-        named = causes(recording)
-        kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
-        found = [finding_of(judged, options.command) for judged in kept]
-    others = [diagnose(recording, (*rules_in(fallbacks), *rules_in(noticed))), *map(diagnose, beside)]
-    left_out = sorted({judged.cause.code for judged in named if judged not in kept})
-    return Diagnosis(
-        (
-            *(completed(finding, had_ranks=False) for finding in found),
-            *(finding for other in others for finding in other.findings),
-        ),
-        tuple(failure for other in others for failure in other.failures),
-        tuple(dict.fromkeys([*left_out, *(code for other in others for code in other.ignored)])),
-        kept,
-        beside,
-    )
 
 
 def is_of_cause(code: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import shorten
 
 from ddp_doctor.engine.asked import NotAsAsked, had_ranks, listed, not_run
-from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
+from ddp_doctor.engine.diagnose import Diagnosis, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact, TracesFact
@@ -44,9 +44,6 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
     verdict = _verdict(recording, diagnosis, results, unmet)
     is_misused = verdict is Verdict.UNSURE and _misuse(recording, diagnosis)
     code = ExitCode.USAGE if is_misused else exit_code(verdict, recording.options.fail_on)
-    measured = measurements(recording, checks)
-    for beside in diagnosis.beside:
-        measured += measurements(beside, checks_for(beside))
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -61,7 +58,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
         summary=summary(recording, verdict, results, diagnosis, unmet),
         checks=tuple(results),
         findings=diagnosis.findings,
-        measurements=tuple(measured),
+        measurements=tuple(measurements(recording, checks)),
     )
 
 
@@ -288,10 +285,8 @@ def summary(
     unmet: Sequence[NotAsAsked],
 ) -> str:
     """Return the verdict and its reason, or the worst finding, in one or a few sentences."""
-    if recording.command.judges_jobs:
-        from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
-
-        return _in_sentences(causes_report.summary(recording, verdict, diagnosis), *_ignored(diagnosis))
+    if (feature := recorded_by(recording.command)) is not None and feature.summary is not None:
+        return _in_sentences(feature.summary(recording, verdict, diagnosis), *_ignored(diagnosis))
     if recording.interrupted:
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
         during = f"{cut[0].id} was {cut[0].reason}. " if cut else ""

@@ -1,9 +1,9 @@
-"""Features: products with their own command, one package each, from the facts to the command.
+"""Features: products with their own commands, one package each, from the facts to the commands.
 
 The core loads a feature by name if its command runs or a recording has its facts. It imports none.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ddp_doctor.facts.cluster import TracedSide
     from ddp_doctor.model.check import Check
+    from ddp_doctor.model.choices import Verdict
+    from ddp_doctor.model.fact import Fact
     from ddp_doctor.model.finding import Finding
     from ddp_doctor.model.job_collectives import JobCollectives
     from ddp_doctor.model.recording import Recording
@@ -24,19 +26,41 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """The data of a feature that the help and the options of its command need before it is loaded."""
+    """The data of a command that its help and its options need before its feature is loaded."""
 
     heading: str  # of the commands in the help
     summary: str  # of its command in the help
-    outputs: Collection[str]  # that its command offers, by their names in cli/outputs.py
+    outputs: Collection[str]  # that it offers, by their names in cli/outputs.py; none: it has no report
     common: Collection[str] = ()  # options in --help, if the full help does not fit on a screen
     is_redactable: bool = False
     kinds: Collection[str] = ()  # of facts that only this feature records
     signs: Collection[bytes] = ()  # in the heads of files that ``compare`` leaves to this feature
+    package: str = ""  # if its name is not that of the command
 
 
-#: By the name of the package, which is also the command.
+#: By command.
 FEATURES = {
+    "logs": Row(
+        "After a job",
+        "Find out why a job failed, from its output and dumps.",
+        ("json", "markdown", "prometheus", "html", "record"),
+        common=("--job",),
+        is_redactable=True,
+        kinds=("job-log/1",),
+        package="jobs.logs",
+    ),
+    "attach": Row(
+        "While a job runs",
+        "Show whether running jobs make progress, and which rank holds them up. Read-only.",
+        ("json", "markdown", "html", "record"),
+        common=("--pid", "--slurm-job", "--hosts", "--seconds"),
+        is_redactable=True,
+        kinds=("live-job/1", "live-rank/1"),
+        package="jobs.attach",
+    ),
+    "watch": Row(
+        "While a job runs", "Run a job and report why it hangs, slows down or fails.", (), package="jobs.watch"
+    ),
     "fleet": Row(
         "Clusters",
         "Compare many runs and list unhealthy, differing and slow nodes.",
@@ -63,15 +87,23 @@ class CannotLoad(Exception):
     """A feature cannot be imported, and the message is the sentence for the user."""
 
 
+def _none(*_given: Any) -> Any:
+    """Raise TypeError: the hook of a feature that has no such function."""
+    raise TypeError("the feature does not offer this")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """A loaded feature, as the core uses it."""
 
     report: "type[BaseModel]"  #: The class of its report.
-    about_rules: str = ""  #: Stands above its rules in ``ddp-doctor explain``.
-    rules: "Sequence[Described]" = ()  #: The rules that no check has.
-    #: Yield the tables of a report (render/layout.py); ``each``: with all rows. None: the feature shows its own report.
+    about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
+    rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
+    #: Yield the tables of a report and its recording (render/layout.py); ``each``: with all rows. None: the feature
+    #: shows its own report.
     tables: "Callable[..., Iterator[Any]] | None" = None
+    #: Yield the lines of each part on the screen if these are not its tables, by report, recording, width and ``each``.
+    story: "Callable[..., Iterator[Iterable[str]]] | None" = None
     #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
     page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None
     is_of_runs: bool = False  #: Its report is on many runs, and its tables list their findings.
@@ -79,23 +111,33 @@ class Feature:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Feature):
-    """A feature whose recordings the core evaluates. Its reports list no checks; its recordings are not indented."""
+    """A feature whose recordings the core evaluates. Its reports list no checks."""
 
     report: "type[Report]"
-    checks: "tuple[Check, ...]"  #: Evaluate its recordings. They are in no run.
-    complete: "Callable[[Report, Recording], Report]"  #: Return the report with the feature's own part.
-    scope: "Callable[[Recording], str]"  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
+    checks: "tuple[Check, ...]" = ()  #: Evaluate its recordings. They are in no run.
+    facts: "tuple[type[Fact], ...]" = ()  #: Those of no check.
+    has_all_reduces: bool = False  #: Its recordings may have all-reduces that another program measured.
+    #: Return the diagnosis of a recording (engine/diagnose.py), if it does not follow from the rules of checks.
+    diagnose: "Callable[[Recording], Any] | None" = None
+    #: Return the report with the feature's own part; the last argument is the diagnosis.
+    complete: "Callable[[Report, Recording, Any], Report]"
+    #: Return the verdict in one sentence by the recording, the verdict and the diagnosis. None: by the next three.
+    summary: "Callable[[Recording, Verdict, Any], str] | None" = None
+    scope: "Callable[[Recording], str]" = _none  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
     #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
-    healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]]"
-    label: str  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
+    healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]]" = _none
+    label: str = ""  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
     tables: Callable[..., Iterator[Any]]
+    in_markdown: str = ""  #: The title of its story in Markdown, which otherwise has only tables.
     #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
-    bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]"
-    files: Collection[str]  #: The fields of readings and facts that are names of files, which --redact replaces.
+    bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]" = lambda _report, _recording: iter(())
+    files: Collection[str] = ()  #: The fields of readings and facts that are names of files, which --redact replaces.
+    indent: int | None = 1  #: Of its recordings.
+    is_private: bool = False  #: Only the user who writes its recordings may read them.
     #: Read one side of ``compare``, and report the progress in bytes. Raises UsageError.
-    side: "Callable[[str, Callable[[int, int], None] | None], TracedSide]"
+    side: "Callable[[str, Callable[[int, int], None] | None], TracedSide]" = _none
     #: Return the collectives in recordings, for ``run --collectives-of PATH``. Raises UsageError.
-    collectives: "Callable[[str, Sequence[Recording]], JobCollectives]"
+    collectives: "Callable[[str, Sequence[Recording]], JobCollectives] | None" = None
 
 
 def feature_of(command: Command) -> Feature | None:
@@ -106,6 +148,12 @@ def feature_of(command: Command) -> Feature | None:
 def recorded_by(command: Command) -> Recorded | None:
     """Return the feature of a command if the core evaluates its recordings. Raises CannotLoad."""
     return recorded(command.value) if command.value in FEATURES and FEATURES[command.value].kinds else None
+
+
+def indent_of(command: Command) -> int | None:
+    """Return the indentation of the recordings of a command. Raises CannotLoad."""
+    feature = recorded_by(command)
+    return 1 if feature is None else feature.indent
 
 
 def features_in(recording: "Recording | None") -> list[Recorded]:
@@ -126,24 +174,24 @@ def recorded(name: str) -> Recorded:
 
 
 def loadable() -> dict[str, Feature]:
-    """Import all features except broken ones, by name."""
+    """Import all features that have reports, except broken ones, by command."""
     found = {}
-    for name in FEATURES:
+    for name in (name for name, row in FEATURES.items() if row.outputs):
         with suppress(CannotLoad):
             found[name] = load(name)
     return found
 
 
 def load(name: str) -> Feature:
-    """Import a feature by its name in FEATURES. Raises CannotLoad."""
+    """Import the feature of a command in FEATURES. Raises CannotLoad."""
     feature: Feature = load_module(name).FEATURE
     return feature
 
 
 def load_module(name: str, part: str = "") -> Any:
-    """Import the package of a feature or a module of it, for example ``.cli``. Raises CannotLoad."""
+    """Import the package of a command or a module of it, for example ``.cli``. Raises CannotLoad."""
     try:
-        return import_module(f"{__name__}.{name}{part}")
+        return import_module(f"{__name__}.{FEATURES[name].package or name}{part}")
     except Exception as error:
         where = f", line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else ""
         reason = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
@@ -152,4 +200,4 @@ def load_module(name: str, part: str = "") -> Any:
 
 def later(module: str, function: str) -> Callable[..., Any]:
     """Return a function whose module is imported when it is called."""
-    return lambda *given: vars(import_module(module))[function](*given)  # noqa: PLW0108 - imports when it is called
+    return lambda *given, **named: vars(import_module(module))[function](*given, **named)  # noqa: PLW0108 - imports late

@@ -47,11 +47,6 @@ class Command(str, Enum):
         return self is Command.PROLOG
 
     @property
-    def judges_jobs(self) -> bool:
-        """Whether it says why a job failed, or does not get on."""
-        return self in (Command.LOGS, Command.ATTACH)
-
-    @property
     def has_one_subject(self) -> bool:
         """Return True if the command checks a single thing, which its verdict names."""
         return self in (Command.TOPOLOGY, Command.ENV, Command.COMPARE)

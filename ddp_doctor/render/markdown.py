@@ -15,9 +15,9 @@ from ddp_doctor.features import recorded_by
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import FitReport, LogsReport, Report
+from ddp_doctor.model.report import FitReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import about, findings, fit_table, job_story, tables
+from ddp_doctor.render import about, findings, fit_table, tables
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -34,16 +34,17 @@ def render(report: Report, recording: Recording) -> str:
     blocks = [f"### ddp-doctor: {_text(report.summary)}"]
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
     blocks += [_table(("", ""), about.lines(report, recording))]
-    if story := "\n".join(job_story.lines(report, recording)):
-        blocks += [_folded("Ranks", [_fence(story)])]
-    if (feature := recorded_by(recording.command)) is not None:
-        blocks += [_fence("\n".join(table.lines(None))) for table in feature.tables(report, each=True)]
+    if (feature := recorded_by(recording.command)) is not None and feature.story is None:
+        blocks += [_fence("\n".join(table.lines(None))) for table in feature.tables(report, recording, each=True)]
+    elif feature is not None and feature.story is not None and feature.in_markdown:
+        lines = (line for part in feature.story(report, recording, None, each=False) for line in part)
+        blocks += [_folded(feature.in_markdown, [_fence(story)])] if (story := "\n".join(lines)) else []
     if isinstance(report, FitReport):
         blocks += [_fence("\n".join(table.lines(None))) for table in fit_table.tables(report, recording)]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
-    if selected and feature is None and not isinstance(report, LogsReport):
+    if selected and feature is None:
         rows = [(check.id, check.status.value.replace("_", " "), check.reason or "") for check in selected]
         counts = Counter(check.status for check in selected)
         words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status]).replace(

@@ -11,7 +11,7 @@ from ddp_doctor.features import feature_of
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, JobCauseReport, LogsReport, Report
+from ddp_doctor.model.report import EnvReport, FitReport, JobCauseReport, Report
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE, Console
@@ -112,7 +112,7 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
     for lines in _stories(report, recording, parts.width, each=each):
         parts.show(lines)
     is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
-    has_own_table = isinstance(report, LogsReport | FitReport) or feature_of(recording.command) is not None
+    has_own_table = isinstance(report, FitReport) or feature_of(recording.command) is not None
     if not has_own_table and (each or not (is_pasted or recording.command is Command.COMPARE)):
         for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
             if not number:
@@ -122,23 +122,14 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
 
 def _stories(report: Report, recording: Recording, width: int | None, *, each: bool) -> Iterator[Iterable[str]]:
     """Yield the parts of a command that has its own tables."""
-    if isinstance(report, AttachReport):
-        from ddp_doctor.render import live_story
-        from ddp_doctor.views.live_jobs import live_jobs, unreached
-
-        yield from (live_story.lines(job, report, width, each=each) for job in live_jobs(recording))
-        unread = unreached(recording).items()
-        yield [folded(f"{host} could not be read: {one_line(why)}", width, hang=2) for host, why in unread]
-    elif (feature := feature_of(recording.command)) is not None and feature.tables is not None:
-        yield from (table.lines(width) for table in feature.tables(report, each=each))
+    if (feature := feature_of(recording.command)) is not None and feature.story is not None:
+        yield from feature.story(report, recording, width, each=each)
+    elif feature is not None and feature.tables is not None:
+        yield from (table.lines(width) for table in feature.tables(report, recording, each=each))
     elif isinstance(report, FitReport):
         from ddp_doctor.render import fit_table
 
         yield from (table.lines(width) for table in fit_table.tables(report, recording))
-    elif isinstance(report, LogsReport):
-        from ddp_doctor.render import job_story
-
-        yield job_story.lines(report, recording, width, each=each)
 
 
 def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.app import UsageError, attach
+from ddp_doctor.features.jobs.attach.report import AttachReport
 from ddp_doctor.knowledge.live_frames import GLOO_WORKER
-from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_jobs, live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below

@@ -8,11 +8,11 @@ import pytest
 
 from ddp_doctor.app import recordings
 from ddp_doctor.checks.collectives import p2p
-from ddp_doctor.engine.causes.report import summary as job_summary
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.collectives import P2pFact, PairResult
+from ddp_doctor.features.jobs.attach.evaluation import summary as job_summary
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, CheckStatus, Command, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading

@@ -18,12 +18,12 @@ from ddp_doctor.app.job_reading import logs
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.logs import story as job_story
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.parse.job_log import words
 from ddp_doctor.parse.job_log.prefix import Origin, Prefixes
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.parse.text import plain
-from ddp_doctor.render import job_story
 from ddp_doctor.sources import job_files, unpacking
 from ddp_doctor.sources.slurm import files_of_job
 from tests.recordings import path_of

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app.attach import attach
-from ddp_doctor.model.report import AttachReport
+from ddp_doctor.features.jobs.attach.report import AttachReport
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_jobs import ended
 from ddp_doctor.sources.live_stacks import stacks

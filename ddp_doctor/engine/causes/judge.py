@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from ddp_doctor.engine.causes import live, networks, starting, time_outs, unproven, wait_graph
+from ddp_doctor.engine.causes import networks, starting, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
@@ -34,7 +34,7 @@ from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Command, Confidence
+from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.wording.findings import in_units
@@ -44,8 +44,6 @@ from ddp_doctor.wording.ranks import capital, rank_list, short
 
 def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
-    if recording.command is Command.ATTACH:
-        return tuple(live.judged(recording))
     fact = recording.first(JobLogFact) or JobLogFact(files=())
     last = _last_attempt(fact)
     *earlier, output = (Output(fact, attempt) for attempt in range(last + 1))

@@ -17,7 +17,7 @@ from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import and_more, name_list
 
 
-def tables(report: FleetReport, *, each: bool) -> Iterator[Table]:
+def tables(report: FleetReport, _recording: object, *, each: bool) -> Iterator[Table]:
     """Yield the tables for a screen, of each the first rows only unless ``each``."""
     for part in parts(report, each=each):
         left = max(len(part.rows), len(part.notes)) - SHOWN

@@ -10,5 +10,7 @@ from ddp_doctor.features.lint.report import LintReport
 from ddp_doctor.features.lint.rules import RULES
 
 FEATURE = Feature(
-    report=LintReport, about_rules="Mistakes in training scripts, reported by `ddp-doctor lint`", rules=RULES
+    report=LintReport,
+    about_rules=f"{'lint':<15} Mistakes in training scripts, reported by `ddp-doctor lint`",
+    rules=lambda: RULES,
 )

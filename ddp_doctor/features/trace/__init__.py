@@ -48,6 +48,7 @@ FEATURE = Recorded(
     tables=tables,
     bars=later(f"{__name__}.bars", "steps"),
     files=("part", "file"),
+    indent=None,
     side=later(f"{__name__}.shared", "read_side"),
     collectives=later(f"{__name__}.shared", "job_collectives"),
 )

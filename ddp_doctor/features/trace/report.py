@@ -72,7 +72,7 @@ class TraceReport(Report):
     unread: dict[str, str] = Field(default_factory=dict)
 
 
-def with_steps(report: Report, recording: Recording) -> TraceReport:
+def with_steps(report: Report, recording: Recording, _diagnosis: object) -> TraceReport:
     """The report with the table of ranks and steps."""
     traced = tuple(_window(recording, window) for window in windows(recording))
     return TraceReport(

@@ -39,7 +39,7 @@ MOST_ROWS = 16
 _MOST_FILES = 3
 
 
-def tables(report: TraceReport, *, each: bool) -> Iterator[Table]:
+def tables(report: TraceReport, _recording: object, *, each: bool) -> Iterator[Table]:
     """Yield one table per window; the last one notes what could not be read."""
     unread = [f"not read: {one_line(f'{name}: {why}' if name else why)}" for name, why in report.unread.items()]
     if not each and len(unread) > _MOST_FILES:

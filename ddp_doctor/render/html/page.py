@@ -18,20 +18,9 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Command, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import AttachReport, CheckResult, FitReport, LogsReport, NodeVerdict, Report
+from ddp_doctor.model.report import CheckResult, FitReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
-from ddp_doctor.render import (
-    about,
-    checks,
-    compared,
-    findings,
-    fit_table,
-    heat_map,
-    job_story,
-    live_story,
-    settings_table,
-    tables,
-)
+from ddp_doctor.render import about, checks, compared, findings, fit_table, heat_map, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.html import bars, timeline
@@ -41,7 +30,6 @@ from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.report import pictures
 from ddp_doctor.render.used_transports import slowest_p2p, used_transports
 from ddp_doctor.settings.in_force import with_settings
-from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.wording.nodes import name_list, shortened
 from ddp_doctor.wording.ranks import capital
 
@@ -104,7 +92,7 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    has_checks = recorded_by(recording.command) is None and not isinstance(report, LogsReport)
+    has_checks = recorded_by(recording.command) is None
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
@@ -222,18 +210,10 @@ def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
 
 
 def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
-    if isinstance(report, AttachReport):
-        for job in live_jobs(recording):
-            first, *further = live_story.words(job)
-            yield replace(live_story.table(job, report), caption=first, notes=tuple(further))
-        for host, why in unreached(recording).items():
-            yield Table(caption=f"{host} could not be read: {why}")
-    elif (feature := recorded_by(recording.command)) is not None:
-        yield from feature.tables(report, each=True)
+    if (feature := recorded_by(recording.command)) is not None:
+        yield from feature.tables(report, recording, each=True)
     elif isinstance(report, FitReport):
         yield from fit_table.tables(report, recording)
-    elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):
-        yield replace(job_story.table(report, recording), caption=words[0], notes=tuple(words[1:]))
 
 
 def _topology(report: Report, recording: Recording) -> dict[str, object]:

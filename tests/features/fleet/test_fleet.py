@@ -89,7 +89,7 @@ def test_unhealthy_node_has_its_reason_even_if_a_setting_is_at_fault(tmp_path, c
     found = fleet(tmp_path, made("a", 1), report)
 
     assert [(each.code, each.nodes) for each in found.common] == [("DD304", ("c",))]
-    shown = "\n".join(line for part in tables(found, each=False) for line in part.lines(120))
+    shown = "\n".join(line for part in tables(found, None, each=False) for line in part.lines(120))
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(" c ")] == ["DD304"]
 
 
@@ -197,7 +197,7 @@ def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
 
     report = fleet(tmp_path, made("well", 1))
 
-    shown = "\n".join(line for part in tables(report, each=True) for line in part.lines(80))
+    shown = "\n".join(line for part in tables(report, None, each=True) for line in part.lines(80))
     assert "\n Files that need attention\n   " in shown
     assert "broken.json" in shown
 

@@ -63,7 +63,7 @@ def judged(*facts: TraceFact, window: str = "latest", unread: Sequence[tuple[str
 
 def tables(outcome: Outcome, *, each: bool = False) -> list[str]:
     assert isinstance(outcome.report, TraceReport)
-    return ["\n".join(table.lines(80)) for table in trace_table.tables(outcome.report, each=each)]
+    return ["\n".join(table.lines(80)) for table in trace_table.tables(outcome.report, outcome.recording, each=each)]
 
 
 def test_waiting_stands_with_the_rank_that_waits_and_the_longest_step_with_what_made_it_so():

@@ -7,13 +7,15 @@
     ranks 0-2   -     -    running   no        in all-reduce at train.py:91
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from ddp_doctor.features.jobs.attach.report import AttachReport
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.report import AttachReport
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.live_jobs import LiveJob
+from ddp_doctor.views.live_jobs import LiveJob, live_jobs, unreached
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.live_ranks import gpu_use, names, says
 from ddp_doctor.wording.nodes import name_list
@@ -21,6 +23,22 @@ from ddp_doctor.wording.ranks import STATES, capital, rank_list
 
 _MOST_ROWS = 12
 _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "progress", "activity")
+
+
+def story(report: AttachReport, recording: Recording, width: int | None, *, each: bool) -> Iterator[Iterable[str]]:
+    """Yield the lines of each job, and of the hosts that could not be read."""
+    yield from (lines(job, report, width, each=each) for job in live_jobs(recording))
+    unread = unreached(recording).items()
+    yield [folded(f"{host} could not be read: {one_line(why)}", width, hang=2) for host, why in unread]
+
+
+def tables(report: AttachReport, recording: Recording, **_: object) -> Iterator[Table]:
+    """Yield the table of each job with what it is, and an empty one for each host that could not be read."""
+    for job in live_jobs(recording):
+        first, *further = words(job)
+        yield replace(table(job, report), caption=first, notes=tuple(further))
+    for host, why in unreached(recording).items():
+        yield Table(caption=f"{host} could not be read: {why}")
 
 
 def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) -> Iterator[str]:

@@ -8,7 +8,8 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from textwrap import shorten
 
 from ddp_doctor.facts.flight_dump import FlightDumpFact
@@ -26,6 +27,17 @@ _MOST_ROWS = 12
 _MOST_FILES = 3
 _LONGEST_LINE = 100
 _TITLES = ("", "host", "pid", "GPU", "ended", "was in", "last line")
+
+
+def story(report: Report, recording: Recording, width: int | None, *, each: bool) -> Iterator[Iterable[str]]:
+    """Yield the lines of the only part."""
+    yield lines(report, recording, width, each=each)
+
+
+def tables(report: Report, recording: Recording, **_: object) -> Iterator[Table]:
+    """Yield the table of the ranks with what the job was, if its output was read."""
+    if told := list(words(report, recording)):
+        yield replace(table(report, recording), caption=told[0], notes=tuple(told[1:]))
 
 
 def lines(report: Report, recording: Recording, width: int | None = None, *, each: bool = False) -> Iterator[str]:

@@ -1,0 +1,21 @@
+"""logs: why a job failed, from its output and the dumps of its flight recorder."""
+
+from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features import Recorded, later
+from ddp_doctor.model.report import LogsReport
+
+FEATURE = Recorded(
+    report=LogsReport,
+    about_rules=(
+        "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`"
+    ),
+    rules=later(f"{__name__}.report", "rules"),
+    facts=(JobLogFact,),
+    has_all_reduces=True,
+    diagnose=later(f"{__name__}.report", "diagnose"),
+    complete=later(f"{__name__}.report", "complete"),
+    summary=later(f"{__name__}.report", "summary"),
+    tables=later(f"{__name__}.story", "tables"),
+    story=later(f"{__name__}.story", "story"),
+    in_markdown="Ranks",
+)
