@@ -47,12 +47,12 @@ for line in sys.stdin:
 _RECORDING = Path(__file__).with_name("recordings") / "gpus/one-lost.json"
 _DOCTOR = (
     f"""import ahocorasick_rs, functools, rich.console, rich.table, typer
-from pathlib import Path; from ddp_doctor.app import attach_nodes, job_reading, recordings
+from pathlib import Path; from ddp_doctor.app import recordings
 from ddp_doctor.cli import commands, main, run, usage_errors; from ddp_doctor import __main__
 from ddp_doctor.features.fleet import use_case
 from ddp_doctor.features.lint import use_case
-from ddp_doctor.features.jobs.attach import cli, evaluation, story
-from ddp_doctor.features.jobs.logs import cli, report, story
+from ddp_doctor.features.jobs.attach import cli, evaluation, nodes, story
+from ddp_doctor.features.jobs.logs import cli, report, story, use_case
 from ddp_doctor.features.jobs.watch import cli
 from ddp_doctor.render import settings_table, terminal, topology
 recordings.replay(Path({str(_RECORDING)!r}))

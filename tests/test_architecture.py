@@ -250,7 +250,8 @@ def test_the_command_line_starts_without_torch():
 def test_what_judges_the_output_of_a_job_loads_no_check(tmp_path: Path):
     (tmp_path / "job.out").write_text("RuntimeError: CUDA error: no kernel image is available for execution\n")
     loaded = "[name for name in sys.modules if name.startswith('ddp_doctor.checks.')]"
-    code = f"import sys; from ddp_doctor.app.job_reading import logs; logs(['{tmp_path}/job.out']); print({loaded})"
+    imports = "import sys; from ddp_doctor.features.jobs.logs.use_case import logs"
+    code = f"{imports}; logs(['{tmp_path}/job.out']); print({loaded})"
 
     done = _run(sys.executable, "-c", code)
 

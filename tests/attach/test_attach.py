@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app import UsageError, attach
+from ddp_doctor.app import UsageError
+from ddp_doctor.features.jobs.attach import use_case as attach
 from ddp_doctor.features.jobs.attach.report import AttachReport
-from ddp_doctor.knowledge.live_frames import GLOO_WORKER
-from ddp_doctor.sources import live_jobs, live_stacks, proc
-from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
-from ddp_doctor.sources.live_process import Candidate, below
+from ddp_doctor.features.jobs.live_frames import GLOO_WORKER
+from ddp_doctor.features.jobs.sources import live_jobs, live_stacks
+from ddp_doctor.features.jobs.sources.live_jobs import Host, JobOnHost, of_slurm
+from ddp_doctor.features.jobs.sources.live_process import Candidate, below
+from ddp_doctor.sources import proc
 from tests.attach import RANKS
 from tests.attach.stillness import wait_until_still
 from tests.waiting import LIMIT_S, wait_until

@@ -16,7 +16,7 @@ from tests.bench import job_logs
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
 MEGABYTES = 200
-READ = "import sys; from ddp_doctor.app.job_reading import read_job; read_job(sys.argv[1:])"
+READ = "import sys; from ddp_doctor.features.jobs.logs.use_case import read_job; read_job(sys.argv[1:])"
 
 
 def _measured(*argv: str) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from ddp_doctor.checks.node.topology.formats import (
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
+from ddp_doctor.features.jobs.reading import steps_said
 from ddp_doctor.features.lint.linting import lint_bytes
 from ddp_doctor.features.trace.reading import rank
 from ddp_doctor.knowledge.collectives import TABLE
@@ -49,7 +50,6 @@ from ddp_doctor.parse import (
     redact,
     slurm_topology,
     software,
-    steps_said,
     visible_devices,
     yaml_text,
 )

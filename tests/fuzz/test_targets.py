@@ -111,6 +111,7 @@ def _read_or_refused(target: Target, text: str) -> None:
 _SETTINGS_TEXT = ("setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
+    "ddp_doctor/features/jobs/reading/steps_said.py",
     "ddp_doctor/parse/job_log/endings.py",
     "ddp_doctor/parse/job_log/measured.py",
     "ddp_doctor/parse/job_log/prefix.py",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.report import Report
 
 CLOSED = "[rank{}]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9445\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
+from ddp_doctor.features.jobs.logs.use_case import logs
 
 XID = "[81234.1] NVRM: Xid (PCI:0000:2b:00): {}, pid=811, RLW_RXPIPE {} XC0 i0 Link 12 (0x00000004)"
 SXID = "[81235.1] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.live_job import Launched
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.parse.job_log.ras import stand_still
 
 HEAD = """

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app import job_reading, recordings
-from ddp_doctor.app.job_reading import logs
+from ddp_doctor.app import recordings
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.features.jobs.logs import story as job_story
+from ddp_doctor.features.jobs.logs import use_case as job_reading
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.parse.job_log import words
 from ddp_doctor.parse.job_log.prefix import Origin, Prefixes

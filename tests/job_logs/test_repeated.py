@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app import job_reading
-from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features.jobs.logs import use_case as job_reading
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.report import LogsReport
 from ddp_doctor.parse.job_log import words
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan

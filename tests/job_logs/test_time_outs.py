@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.report import LogsReport
 
 DEFAULT = "PG ID 0 PG GUID 0(default_pg)"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
+from ddp_doctor.features.jobs.logs.use_case import logs
 
 WARNINGS = {
     "a missing library": "libcusparse.so.11: cannot open shared object file: No such file or directory",

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.attach import attach
 from ddp_doctor.features.jobs.attach.report import AttachReport
+from ddp_doctor.features.jobs.attach.use_case import attach
+from ddp_doctor.features.jobs.sources.live_jobs import ended
+from ddp_doctor.features.jobs.sources.live_stacks import stacks
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_jobs import ended
-from ddp_doctor.sources.live_stacks import stacks
 from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.sshd import environment, know_hosts

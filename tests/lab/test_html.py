@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.app.job_reading import logs
 from ddp_doctor.app.recordings import replay
 from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
+from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
 from tests.features.fleet.test_fleet import made

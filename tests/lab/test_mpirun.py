@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.attach import attach
-from ddp_doctor.sources import live_jobs, proc
+from ddp_doctor.features.jobs.attach.use_case import attach
+from ddp_doctor.features.jobs.sources import live_jobs
+from ddp_doctor.sources import proc
 from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
 from tests.waiting import wait_until

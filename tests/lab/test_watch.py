@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.watch.pace import Look
-from ddp_doctor.watch.step_counts import Gloo
+from ddp_doctor.features.jobs.watch.pace import Look
+from ddp_doctor.features.jobs.watch.step_counts import Gloo
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.lab

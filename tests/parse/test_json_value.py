@@ -13,14 +13,15 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app import UsageError, recordings
 from ddp_doctor.app.baselines import compare, load_baseline
-from ddp_doctor.app.job_reading import read_job
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.report import FleetReport
 from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
+from ddp_doctor.features.jobs.logs.use_case import read_job
+from ddp_doctor.features.jobs.sources import live_gpus, live_stacks
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.parse.json_value import NotJson, json_object, json_value
-from ddp_doctor.sources import live_gpus, live_stacks, sockets
+from ddp_doctor.sources import sockets
 from ddp_doctor.sources.machine import LiveContext
 from tests.features.fleet.test_fleet import made
 from tests.fuzz.target import Target
@@ -227,8 +228,8 @@ def test_every_value_in_every_place_of_the_doctors_own_files_is_read_or_refused(
 _OWN = (
     *("agents", "ranks", "starters", "templates"),
     *("probing/user_model", "probing/module_manifest.py", "probing/checkpoints.py"),
-    *("checks/ddp", "app/attach_nodes.py", "cli/run.py"),
-    "watch/judging.py",
+    *("checks/ddp", "features/jobs/attach/nodes.py", "cli/run.py"),
+    "features/jobs/watch/judging.py",
 )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_doctor.sources.live_doors import ras_port
-from ddp_doctor.sources.live_process import Candidate
+from ddp_doctor.features.jobs.sources.live_doors import ras_port
+from ddp_doctor.features.jobs.sources.live_process import Candidate
 
 
 @pytest.fixture

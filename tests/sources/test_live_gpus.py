@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from ddp_doctor.features.jobs.sources import live_gpus
+from ddp_doctor.features.jobs.sources.live_gpus import GpuUse, gpu_of, gpu_use
+from ddp_doctor.features.jobs.sources.live_process import Candidate
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.sources import live_gpus, proc
-from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use
-from ddp_doctor.sources.live_process import Candidate
+from ddp_doctor.sources import proc
 from ddp_doctor.sources.machine import LiveContext
 from tests.nvml_stand_in import answer
 

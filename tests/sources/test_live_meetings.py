@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.facts.live_job import Meeting
-from ddp_doctor.sources.live_meetings import is_launcher, is_meeting, of_launcher, of_rank, with_answer
-from ddp_doctor.sources.live_process import Candidate
+from ddp_doctor.features.jobs.sources.live_meetings import is_launcher, is_meeting, of_launcher, of_rank, with_answer
+from ddp_doctor.features.jobs.sources.live_process import Candidate
 from tests.waiting import LIMIT_S
 
 RENDEZVOUS = "/v/torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1171 in X.next_rendezvous"

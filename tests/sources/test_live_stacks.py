@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.sources import live_stacks
+from ddp_doctor.features.jobs.sources import live_stacks
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 LOGGER = C10D.replace("distributed_c10d", "c10d_logger")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.features.jobs.watch import evidence
+from ddp_doctor.features.jobs.watch.evidence import Evidence, Output
 from ddp_doctor.ranks.process import oom_kills
-from ddp_doctor.watch import evidence
-from ddp_doctor.watch.evidence import Evidence, Output
 
 ALL = ["TORCH_FR_DUMP_TEMP_FILE", "TORCHELASTIC_ERROR_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
 

@@ -10,9 +10,9 @@ import pytest
 
 from ddp_doctor.app.outcome import UsageError, blank
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.features.jobs.watch import judging, lookout
+from ddp_doctor.features.jobs.watch.lookout import Lookout, WatchOptions
 from ddp_doctor.model.recording import Options
-from ddp_doctor.watch import judging, lookout
-from ddp_doctor.watch.lookout import Lookout, WatchOptions
 from tests.recordings import judged
 
 MOVES, STUCK, UNSURE, CUT_SHORT, WAITS, SLOW = 0, 1, 3, judging.CUT_SHORT, judging.WAITS, judging.SLOW
@@ -251,7 +251,7 @@ SLOW_JOBS = {
 @pytest.mark.parametrize("situation", SLOW_JOBS)
 def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(situation, monkeypatch):
     expected = SLOW_JOBS[situation]
-    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: judged(situation))
+    monkeypatch.setattr("ddp_doctor.features.jobs.attach.use_case.attach", lambda *_, **__: judged(situation))
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
     said: list[str] = []
     file = os.memfd_create("seen")
@@ -270,7 +270,9 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
 
 
 def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
-    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: judged(next(iter(SLOW_JOBS))))
+    monkeypatch.setattr(
+        "ddp_doctor.features.jobs.attach.use_case.attach", lambda *_, **__: judged(next(iter(SLOW_JOBS)))
+    )
     said: list[str] = []
     file = os.memfd_create("seen")
     for now_s, still_s in ((1_120.0, 120.0), (1_250.0, 120.0), (1_380.0, 120.0)):
@@ -293,8 +295,8 @@ def looked(monkeypatch, tmp_path) -> list[str]:
 
     recording = blank(Options(command="attach"), Plan(()), {})
     outcome = SimpleNamespace(report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording)
-    monkeypatch.setattr("ddp_doctor.app.attach_nodes.attach_to_step", no_step)
-    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome)
+    monkeypatch.setattr("ddp_doctor.features.jobs.attach.nodes.attach_to_step", no_step)
+    monkeypatch.setattr("ddp_doctor.features.jobs.attach.use_case.attach", lambda *_, **__: outcome)
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
     return []
 

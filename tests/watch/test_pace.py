@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_doctor.watch.pace import Fall, LastRank, Look, Pace
+from ddp_doctor.features.jobs.watch.pace import Fall, LastRank, Look, Pace
 
 EVERY_S = 5.0
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from ddp_doctor.features.jobs.watch import progress
+from ddp_doctor.features.jobs.watch.progress import Progress, _Counts, _Rank
 from ddp_doctor.ranks.process import started as started_at
 from ddp_doctor.sources.proc import stat_fields
-from ddp_doctor.watch import progress
-from ddp_doctor.watch.progress import Progress, _Counts, _Rank
 from tests.waiting import wait_until
 
 

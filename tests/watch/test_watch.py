@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features.jobs.logs.use_case import logs
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks

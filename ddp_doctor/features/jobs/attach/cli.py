@@ -40,10 +40,10 @@ def attach(
     outputs: Outputs,
 ) -> int:
     """Observe the jobs, keep the recording and show the report."""
-    from ddp_doctor.app.attach import SECONDS, Watching, attach
-    from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
     from ddp_doctor.cli.given import given_hosts, ignored
     from ddp_doctor.cli.reporting import save_and_report
+    from ddp_doctor.features.jobs.attach.nodes import attach_to_hosts, attach_to_slurm_job, be_agent
+    from ddp_doctor.features.jobs.attach.use_case import SECONDS, Watching, attach
     from ddp_doctor.render import screen
     from ddp_doctor.render.progress import progress
     from ddp_doctor.starters import starter_channel

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.engine.causes import live
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.features.jobs.attach.report import AttachReport, LiveRank
+from ddp_doctor.features.jobs.causes import live
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
+from ddp_doctor.features.jobs.text import call_name, names, says
+from ddp_doctor.features.jobs.views.live_jobs import live_jobs, unreached
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, Report
-from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.wording.findings import counted as in_number
-from ddp_doctor.wording.live_ranks import call_name, names, says
 
 
 def diagnose(recording: Recording) -> JobDiagnosis:

@@ -51,8 +51,8 @@ def watch(
 ) -> int:
     """Run the job and return its exit code."""
     from ddp_doctor.cli.error_handler import print_to_stderr
-    from ddp_doctor.watch.lookout import WatchOptions
-    from ddp_doctor.watch.watching import watch
+    from ddp_doctor.features.jobs.watch.lookout import WatchOptions
+    from ddp_doctor.features.jobs.watch.watching import watch
 
     if not stuck_after <= _LONGEST_STUCK_S:
         raise UsageError(f"invalid --stuck-after {stuck_after:g}: expected 10 to {_LONGEST_STUCK_S:g} seconds (a day)")

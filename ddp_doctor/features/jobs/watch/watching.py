@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from textwrap import shorten
 
+from ddp_doctor.features.jobs.watch.command import CannotStart, Command, become
+from ddp_doctor.features.jobs.watch.evidence import Evidence, Output, regular_outputs
+from ddp_doctor.features.jobs.watch.judging import CUT_SHORT, Judging, judge_the_end
+from ddp_doctor.features.jobs.watch.kept_output import KeptOutput
+from ddp_doctor.features.jobs.watch.lookout import Lookout, WatchOptions
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.starters.detect import OuterWorld, number, outer_world
-from ddp_doctor.watch.command import CannotStart, Command, become
-from ddp_doctor.watch.evidence import Evidence, Output, regular_outputs
-from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_the_end
-from ddp_doctor.watch.kept_output import KeptOutput
-from ddp_doctor.watch.lookout import Lookout, WatchOptions
 
 _NAME = "ddp-watch"
 #: From the command's end to the watcher's there are ten seconds at most.

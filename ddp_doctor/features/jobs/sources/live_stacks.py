@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import Refused
-from ddp_doctor.knowledge.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD, SPAWNED
+from ddp_doctor.features.jobs.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD, SPAWNED
 from ddp_doctor.parse.frames import is_of_the_users_files
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.features.jobs.watch.command import Command
+from ddp_doctor.features.jobs.watch.evidence import Evidence, Output
+from ddp_doctor.features.jobs.watch.judging import CUT_SHORT, ENDED, SLOW, WAITS, Judging, Pictures, judge_what_runs
+from ddp_doctor.features.jobs.watch.progress import Progress
+from ddp_doctor.features.jobs.watch.slowdown import Slowdown
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
-from ddp_doctor.watch.command import Command
-from ddp_doctor.watch.evidence import Evidence, Output
-from ddp_doctor.watch.judging import CUT_SHORT, ENDED, SLOW, WAITS, Judging, Pictures, judge_what_runs
-from ddp_doctor.watch.progress import Progress
-from ddp_doctor.watch.slowdown import Slowdown
 
 #: Between two looks; in the first minutes, from which its pace is to be known, more often, and later more rarely.
 _FIRST_PAUSE_S, _FIRST_S = 2.5, 120.0

@@ -3,12 +3,12 @@
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.facts.live_job import Meeting
+from ddp_doctor.features.jobs.text import names, verb
+from ddp_doctor.features.jobs.views.live_jobs import LiveJob
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.knowledge.job_causes.remedies import remedy
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
-from ddp_doctor.views.live_jobs import LiveJob
-from ddp_doctor.wording.live_ranks import names, verb
 from ddp_doctor.wording.ranks import rank_list
 
 #: Nodes of one job usually start within this time of each other (judgment).

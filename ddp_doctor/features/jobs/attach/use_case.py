@@ -15,7 +15,12 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.flight_dump import FlightDumpFact
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Meeting, Refused
-from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
+from ddp_doctor.features.jobs.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
+from ddp_doctor.features.jobs.sources import live_doors, live_meetings, live_process
+from ddp_doctor.features.jobs.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
+from ddp_doctor.features.jobs.sources.live_jobs import Host, JobOnHost, ended, of_slurm
+from ddp_doctor.features.jobs.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
+from ddp_doctor.features.jobs.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Fact, Reading
@@ -23,11 +28,7 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.job_log.ras import stand_still
-from ddp_doctor.sources import live_doors, live_meetings, live_process, proc
-from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
-from ddp_doctor.sources.live_jobs import Host, JobOnHost, ended, of_slurm
-from ddp_doctor.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
-from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
+from ddp_doctor.sources import proc
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
 _LOOKS, SECONDS = 6, 4.0

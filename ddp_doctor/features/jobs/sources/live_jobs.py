@@ -8,12 +8,8 @@ from itertools import count
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import NumberedBy
-from ddp_doctor.knowledge.endings import signal_name
-from ddp_doctor.knowledge.launchers import launcher_of
-from ddp_doctor.model.base import grouped
-from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_meetings import is_launcher, of_launcher, starter
-from ddp_doctor.sources.live_process import (
+from ddp_doctor.features.jobs.sources.live_meetings import is_launcher, of_launcher, starter
+from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,
     ancestors,
     below,
@@ -23,6 +19,10 @@ from ddp_doctor.sources.live_process import (
     network_of,
     readable,
 )
+from ddp_doctor.knowledge.endings import signal_name
+from ddp_doctor.knowledge.launchers import launcher_of
+from ddp_doctor.model.base import grouped
+from ddp_doctor.sources import proc
 
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}

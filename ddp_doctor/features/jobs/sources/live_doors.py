@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 
+from ddp_doctor.features.jobs.sources.live_process import Candidate, listening, network_of
 from ddp_doctor.parse.frames import listed
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, listening, network_of
 
 _PATIENCE_S = 1.5
 _MOST_AT_ONCE = 8

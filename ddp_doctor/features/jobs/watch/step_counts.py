@@ -18,13 +18,13 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
-from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, NCCL_WATCHDOG
+from ddp_doctor.features.jobs.live_frames import GLOO_NETWORK, GLOO_WORKER, NCCL_WATCHDOG
+from ddp_doctor.features.jobs.reading.steps_said import numbers_of_steps
+from ddp_doctor.features.jobs.watch.evidence import Output
+from ddp_doctor.features.jobs.watch.judging import Judging
+from ddp_doctor.features.jobs.watch.pace import Look
 from ddp_doctor.parse.json_value import json_value
-from ddp_doctor.parse.steps_said import numbers_of_steps
 from ddp_doctor.sources import proc
-from ddp_doctor.watch.evidence import Output
-from ddp_doctor.watch.judging import Judging
-from ddp_doctor.watch.pace import Look
 
 #: futex of x86-64 and of arm64.
 _FUTEX = ("202", "98")
@@ -130,10 +130,10 @@ class Doors:
 
 
 def _ask(pids: Collection[int], file: int) -> int:
+    from ddp_doctor.features.jobs.sources import live_doors
+    from ddp_doctor.features.jobs.sources.live_process import candidate
     from ddp_doctor.parse.flight_recorder import read_dump
     from ddp_doctor.parse.job_log.ras import launches
-    from ddp_doctor.sources import live_doors
-    from ddp_doctor.sources.live_process import candidate
 
     now = time.monotonic()
     end, ranks = now + _DOORS_PATIENCE_S, [rank for pid in pids if (rank := candidate(pid))]

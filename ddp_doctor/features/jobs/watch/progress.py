@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ddp_doctor.features.jobs.sources.live_jobs import Host
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_jobs import Host
 
 #: Processes of a job that are looked at.
 _MOST_PROCESSES = 4_096
@@ -126,7 +126,7 @@ def _thread_that_trains(pid: int) -> int:
     name = (proc.read(f"/proc/{pid}/comm") or "").strip()
     if name.startswith(_OF_PYTHON):
         return pid
-    from ddp_doctor.sources.live_stacks import stacks  # starts py-spy: only for workers such as Ray's
+    from ddp_doctor.features.jobs.sources.live_stacks import stacks  # starts py-spy: only for workers such as Ray's
 
     return stacks([pid], os.environ, time.monotonic() + _STACK_S)[pid].thread or pid
 

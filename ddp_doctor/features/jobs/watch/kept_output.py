@@ -10,8 +10,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.features.jobs.watch.evidence import is_regular
 from ddp_doctor.ranks import process
-from ddp_doctor.watch.evidence import is_regular
 
 #: A file is full then. The first is kept, and the last two.
 _FILE_BYTES = 32 << 20

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Meeting
+from ddp_doctor.features.jobs.views.live_ranks import Doing, doing
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording, World, once_a_recording
-from ddp_doctor.views.live_ranks import Doing, doing
 
 #: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
 _OF_ONE_HOST = re.compile(r"^(?:started by )?process |(?:^|, )(?:127\.|localhost:|\[?::1)")

@@ -14,9 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path, PurePath
 
 from ddp_doctor.facts.live_job import Meeting
-from ddp_doctor.knowledge.live_frames import MEETING_FILES
-from ddp_doctor.sources import network, proc
-from ddp_doctor.sources.live_process import (
+from ddp_doctor.features.jobs.live_frames import MEETING_FILES
+from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,
     below,
     candidate,
@@ -26,6 +25,7 @@ from ddp_doctor.sources.live_process import (
     listening,
     network_of,
 )
+from ddp_doctor.sources import network, proc
 
 _MODULES = {
     "torch.distributed.run": "torchrun",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_doctor.app.attach import SECONDS, Watching, attach
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.features.jobs.attach.use_case import SECONDS, Watching, attach
 from ddp_doctor.model.choices import Command, Status, as_usage_error
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World

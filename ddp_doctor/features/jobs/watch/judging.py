@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from ddp_doctor.features.jobs.watch.evidence import Output
 from ddp_doctor.ranks import process
-from ddp_doctor.watch.evidence import Output
 
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
@@ -120,7 +120,7 @@ def judge_the_end(
 
     2 is wrong use: nothing could be read. ``was_told``: of the stand-still in which it ended.
     """
-    from ddp_doctor.app.job_reading import logs
+    from ddp_doctor.features.jobs.logs.use_case import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.model.report import LogsReport
 
@@ -158,9 +158,9 @@ def judge_what_runs(
     is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
     """
     from ddp_doctor.app import folders
+    from ddp_doctor.features.jobs.text import says
+    from ddp_doctor.features.jobs.views.live_jobs import live_jobs
     from ddp_doctor.model.choices import ExitCode, UsageError
-    from ddp_doctor.views.live_jobs import live_jobs
-    from ddp_doctor.wording.live_ranks import says
 
     ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
@@ -197,10 +197,10 @@ def judge_what_runs(
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
     """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
-    from ddp_doctor.app.attach import Watching, attach
-    from ddp_doctor.app.attach_nodes import attach_to_step
+    from ddp_doctor.features.jobs.attach.nodes import attach_to_step
+    from ddp_doctor.features.jobs.attach.use_case import Watching, attach
+    from ddp_doctor.features.jobs.views.live_jobs import live_jobs, unreached
     from ddp_doctor.model.choices import UsageError
-    from ddp_doctor.views.live_jobs import live_jobs, unreached
 
     alone, how = ", seen only on this node", Watching(env=env)
     if not in_step:

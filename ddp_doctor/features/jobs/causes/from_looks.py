@@ -1,9 +1,9 @@
 """Where ranks of a job that runs stand, by looks at them: those in a collective wait for all that are in none."""
 
 from ddp_doctor.engine.waits.standings import Call, Group, Standing, State, Wait
-from ddp_doctor.knowledge.live_frames import ROOTED
-from ddp_doctor.views.live_jobs import LiveJob
-from ddp_doctor.views.live_ranks import UNABLE, Doing
+from ddp_doctor.features.jobs.live_frames import ROOTED
+from ddp_doctor.features.jobs.views.live_jobs import LiveJob
+from ddp_doctor.features.jobs.views.live_ranks import UNABLE, Doing
 
 #: Words of a rank that ended without an error.
 WELL = "exit 0"

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.live_job import Refused
+from ddp_doctor.features.jobs.sources.live_process import Candidate
 from ddp_doctor.model.base import Json
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate
 from ddp_doctor.sources.machine import LiveContext
 
 #: For NVML; it takes a tenth of a second, and with a sick driver for ever.

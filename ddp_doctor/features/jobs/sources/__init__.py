@@ -1,0 +1,1 @@
+"""What running jobs and their processes do, read from the machine."""
