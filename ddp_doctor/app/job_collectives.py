@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.engine.causes.wait_graph import judged
 from ddp_doctor.engine.waits.from_dumps import DumpSet, groups_of, sets_of
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.features import features_in
+from ddp_doctor.features import features_in, recorded
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.error_text import quoted
@@ -150,7 +149,7 @@ def _agreed(calls: Mapping[int, list[JobCall]]) -> dict[int, list[JobCall]]:
 # --- of dumps -----------------------------------------------------------------------------------------------
 
 
-def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall, ...]]) -> JobCollectives:
+def _of_dumps(path: str, job: DumpSet, kept: Mapping[str, tuple[RecordedCall, ...]]) -> JobCollectives:
     if len(job.dumps) == 1 and not job.world_is_known:
         raise UsageError(f"{quoted(path)} does not show how many ranks the job had; give the dumps of all ranks")
     groups, guessed, left_out = list[JobGroup](), list[int](), Counter[str]()
@@ -163,7 +162,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
         groups.append(JobGroup(words=group.words, ranks=tuple(members)))
     for rank, dump in sorted(job.dumps.items()):
         of_rank = calls[rank] = []
-        for each in recorded[dump.file]:
+        for each in kept[dump.file]:
             (index, place), op = places[rank, each.entry.group], OPERATIONS.get(each.entry.op)
             if op is None or each.is_transfer:
                 left_out[each.entry.op] += each.entry.op != "coalesced"  # what was coalesced has entries of its own
@@ -179,7 +178,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
     facts = (*job.dumps.values(), *job.unread.values())
     readings = tuple(fact.collected("logs") for fact in facts)
     known = dict[str, object]()
-    for cause in judged(Recording(readings=readings)):
+    for cause in recorded("logs").waits(Recording(readings=readings)):
         blamed = [culprit.rank for culprit in cause.culprits if culprit.rank is not None]
         known = {"says": cause.detail, "blamed": blamed, "confidence": cause.confidence}
     return replayable(path, len(job.world), groups, calls, wrapped, +left_out, source="the dumps", **known)

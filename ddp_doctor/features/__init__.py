@@ -138,6 +138,11 @@ class Recorded(Feature):
     side: "Callable[[str, Callable[[int, int], None] | None], TracedSide]" = _none
     #: Return the collectives in recordings, for ``run --collectives-of PATH``. Raises UsageError.
     collectives: "Callable[[str, Sequence[Recording]], JobCollectives] | None" = None
+    #: Yield who ranks wait for, by the dumps in a recording; each has ``culprits``, ``detail`` and ``confidence``.
+    waits: "Callable[[Recording], Iterable[Any]]" = _none
+    #: Return the finding on the cause that a process names, and the line that names it, by the name of its output, the
+    #: text of it, and the check of the finding. None: it names none.
+    named_cause: "Callable[[str, str, str], tuple[Finding, Sequence[str]] | None]" = _none
 
 
 def feature_of(command: Command) -> Feature | None:

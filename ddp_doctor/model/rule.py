@@ -86,9 +86,9 @@ class Rule(Described):
 
     @property
     def check(self) -> str:
-        """The id of its check, from its module: checks/GROUP/CHECK or features/CHECK; empty for trials and jobs."""
-        found = re.search(r"\.(?:checks\.\w+|features)\.(\w+)", self.function.__module__)
-        return found[1] if found else ""
+        """The id of its check, from its module: checks/GROUP/CHECK, features/CHECK/rules; empty for trials and jobs."""
+        found = re.search(r"\.(?:checks\.\w+\.(\w+)|features\.(\w+)\.rules)\b", self.function.__module__)
+        return (found[1] or found[2]) if found else ""
 
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:
         """The findings of this rule, empty where a fact it needs was not recorded.

@@ -18,4 +18,6 @@ FEATURE = Recorded(
     tables=later(f"{__name__}.story", "tables"),
     story=later(f"{__name__}.story", "story"),
     in_markdown="Ranks",
+    waits=later("ddp_doctor.engine.causes.wait_graph", "judged"),
+    named_cause=later(f"{__name__}.shared", "named_cause"),
 )
