@@ -21,10 +21,10 @@ import pytest
 
 import ddp_doctor.checks
 from ddp_doctor.checks import CHECKS, checks_of, every_check
-from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.features import FEATURES, Recorded, features_in, load
+from ddp_doctor.features.jobs.causes.findings import JOB_RULES
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.model import check as model_check
@@ -199,6 +199,7 @@ def test_nothing_below_the_sources_reads_the_environment():
         "ddp_doctor/settings", "ddp_doctor/parse", "ddp_doctor/facts", "ddp_doctor/knowledge",
         "ddp_doctor/model", "ddp_doctor/features/lint", "ddp_doctor/features/trace/reading",
         "ddp_doctor/features/trace/views", "ddp_doctor/features/trace/rules",
+        *(f"ddp_doctor/features/jobs/{room}" for room in ("causes", "reading", "views")),
     )  # fmt: skip
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 

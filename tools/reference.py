@@ -11,9 +11,9 @@ from typing import Any
 from ddp_doctor.checks import CHECKS, every_check
 from ddp_doctor.cli.help import has_short_help
 from ddp_doctor.cli.schemas import SCHEMAS, schema
-from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.features.jobs.causes.findings import JOB_RULES
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.retired import RETIRED

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.parse.job_log.scan import ALL_WORDS
+from ddp_doctor.features.jobs.reading.scan import ALL_WORDS
 from tests.bench import job_logs
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

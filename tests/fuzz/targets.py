@@ -28,7 +28,10 @@ from ddp_doctor.checks.node.topology.formats import (
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
-from ddp_doctor.features.jobs.reading import steps_said
+from ddp_doctor.features.jobs.reading import endings, measured, prefix, ras, steps_said
+from ddp_doctor.features.jobs.reading.assemble import Job
+from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan
+from ddp_doctor.features.jobs.reading.words import pieces, search_for
 from ddp_doctor.features.lint.linting import lint_bytes
 from ddp_doctor.features.trace.reading import rank
 from ddp_doctor.knowledge.collectives import TABLE
@@ -53,10 +56,6 @@ from ddp_doctor.parse import (
     visible_devices,
     yaml_text,
 )
-from ddp_doctor.parse.job_log import endings, measured, prefix, ras
-from ddp_doctor.parse.job_log.assemble import Job
-from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
-from ddp_doctor.parse.job_log.words import pieces, search_for
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins

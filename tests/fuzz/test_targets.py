@@ -112,11 +112,11 @@ _SETTINGS_TEXT = ("setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "ddp_doctor/features/jobs/reading/steps_said.py",
-    "ddp_doctor/parse/job_log/endings.py",
-    "ddp_doctor/parse/job_log/measured.py",
-    "ddp_doctor/parse/job_log/prefix.py",
-    "ddp_doctor/parse/job_log/ras.py",
-    "ddp_doctor/parse/job_log/words.py",
+    "ddp_doctor/features/jobs/reading/endings.py",
+    "ddp_doctor/features/jobs/reading/measured.py",
+    "ddp_doctor/features/jobs/reading/prefix.py",
+    "ddp_doctor/features/jobs/reading/ras.py",
+    "ddp_doctor/features/jobs/reading/words.py",
     "ddp_doctor/features/trace/reading/rank.py",
     "checks/node/gpus/accelerators.py",
     "checks/node/kernel/kernel_log.py",

@@ -7,8 +7,8 @@ import pytest
 
 from ddp_doctor.features.jobs.logs import use_case as job_reading
 from ddp_doctor.features.jobs.logs.use_case import logs
+from ddp_doctor.features.jobs.reading.containers import is_entries, is_utf16
 from ddp_doctor.model.report import LogsReport
-from ddp_doctor.parse.job_log.containers import is_entries, is_utf16
 
 LINES = ("step 1 loss 2.0", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 TEXT = "\r\n".join(LINES) + "\r\n"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.live_job import Launched
+from ddp_doctor.features.jobs.live_facts import Launched
 from ddp_doctor.features.jobs.logs.use_case import logs
-from ddp_doctor.parse.job_log.ras import stand_still
+from ddp_doctor.features.jobs.reading.ras import stand_still
 
 HEAD = """
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors

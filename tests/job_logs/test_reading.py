@@ -15,14 +15,14 @@ import pytest
 
 from ddp_doctor.app import recordings
 from ddp_doctor.app.outcome import UsageError
-from ddp_doctor.facts.job_log import JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen, SignSeen
 from ddp_doctor.features.jobs.logs import story as job_story
 from ddp_doctor.features.jobs.logs import use_case as job_reading
 from ddp_doctor.features.jobs.logs.use_case import logs
+from ddp_doctor.features.jobs.reading import words
+from ddp_doctor.features.jobs.reading.prefix import Origin, Prefixes
 from ddp_doctor.model.choices import Verdict
-from ddp_doctor.parse.job_log import words
-from ddp_doctor.parse.job_log.prefix import Origin, Prefixes
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.parse.text import plain
 from ddp_doctor.sources import job_files, unpacking

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.features.jobs.logs import use_case as job_reading
 from ddp_doctor.features.jobs.logs.use_case import logs
+from ddp_doctor.features.jobs.reading import words
+from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan
 from ddp_doctor.model.report import LogsReport
-from ddp_doctor.parse.job_log import words
-from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 31, in <module>
@@ -76,8 +76,8 @@ def test_a_job_that_fails_each_time_has_failed_however_often(once: str, cause: s
 
 @pytest.mark.parametrize("most", [10, 5_000])
 def test_of_failures_that_all_differ_the_last_ones_count(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ddp_doctor.parse.job_log.scan._MOST_OF_A_SIGN", most)
-    monkeypatch.setattr("ddp_doctor.parse.job_log.assemble._MOST_SIGNS", most)
+    monkeypatch.setattr("ddp_doctor.features.jobs.reading.scan._MOST_OF_A_SIGN", most)
+    monkeypatch.setattr("ddp_doctor.features.jobs.reading.assemble._MOST_SIGNS", most)
     text = "".join(f"run {number}\n{TRACEBACK.format(number)}" for number in range(100))
 
     assert judged(tmp_path, text)[1] == ["rank-exception"]
@@ -227,7 +227,7 @@ def test_what_repeats_in_a_part_of_a_log_changes_nothing_that_is_said_of_the_res
     (tmp_path / "job.out").write_text("".join(parts))
     monkeypatch.setattr("ddp_doctor.sources.job_files.CHUNK_BYTES", size)
     read = [JobLogFact.model_validate(job_reading.read_job([str(tmp_path / "job.out")])[0].fact)]
-    monkeypatch.setattr("ddp_doctor.parse.job_log.repeats._READ_LINES", 10**9)
+    monkeypatch.setattr("ddp_doctor.features.jobs.reading.repeats._READ_LINES", 10**9)
     read.append(JobLogFact.model_validate(job_reading.read_job([str(tmp_path / "job.out")])[0].fact))
 
     assert read[0] == read[1]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_doctor.engine.causes.findings import filled
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact, RankSeen
+from ddp_doctor.features.jobs.causes.findings import filled
+from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen
 from ddp_doctor.parse.flight_recorder import read_dump
 from tests.job_logs.dumps import DUMPS, Dump, as_json, as_pickle, facts, named, verdicts
 from tests.job_logs.make_dumps import SITUATIONS

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.facts.flight_dump import FlightDumpFact, GroupSeen
-from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
+from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.model.choices import Detail
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options, Recording

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddp_doctor.features.jobs.reading.ras import launches
 from ddp_doctor.features.jobs.reading.steps_said import numbers_of_steps
 from ddp_doctor.features.jobs.watch import slowdown, step_counts
 from ddp_doctor.features.jobs.watch.evidence import Output
 from ddp_doctor.features.jobs.watch.pace import Fall, LastRank, Look
 from ddp_doctor.features.jobs.watch.slowdown import Slowdown
 from ddp_doctor.features.jobs.watch.step_counts import Doors, Gloo, Said, Source
-from ddp_doctor.parse.job_log.ras import launches
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.features.jobs.logs.use_case import logs
 from tests.waiting import LIMIT_S, wait_until
 

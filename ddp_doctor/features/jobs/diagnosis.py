@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ddp_doctor.engine.causes import fallbacks, noticed
-from ddp_doctor.engine.causes.findings import finding_of
-from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, diagnose
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.verdict import measurements
 from ddp_doctor.facts.recordings import RecordingFact
+from ddp_doctor.features.jobs.causes import fallbacks, noticed
+from ddp_doctor.features.jobs.causes.findings import finding_of
+from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CauseLine, JobCauseReport, Report
 from ddp_doctor.model.rule import rules_in

@@ -22,7 +22,7 @@ CAUSES = {
         remedies=(in_code("Read the traceback of the first named rank; other tracebacks are consequences"),),
         next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
-        # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
+        # Judged from the sign "exception" (pointers.py): causes/evidence.py.
     ),
     "DDJ100": JobCause(
         name=LIBRARY_EXCEPTION,

@@ -206,7 +206,7 @@ CAUSES = {
         next_check="run with TORCH_FR_BUFFER_SIZE=2000 and"
         " TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the dumps",
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
-        # Judged from the table of time-outs: engine/causes/time_outs.py.
+        # Judged from the table of time-outs: causes/time_outs.py.
     ),
     "DDJ172": code_cause(
         name="timeout-long-rank0-work",
@@ -219,7 +219,7 @@ CAUSES = {
         ),
         next_check="py-spy dump --pid PID of that rank while other ranks wait",
         references=("torch 2.15, distributed/constants.py",),
-        # Judged from the table of time-outs: engine/causes/time_outs.py.
+        # Judged from the table of time-outs: causes/time_outs.py.
     ),
     "DDJ173": JobCause(
         name="peer-died-secondary",

@@ -38,7 +38,7 @@ SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
     "xid-of-victim": kernel.context(_XID, rf"{XID_LINE}(?P<xid>43|45)\b"),
-    # Errors over which NVLink recovered: engine/causes/noticed.py.
+    # Errors over which NVLink recovered: causes/noticed.py.
     "nvlink-not-fatal": kernel.context(
         (*_XID, ": SXid (PCI:"),
         rf"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>{BUS})[^)]{{0,24}}\): (?P<xid>\d{{1,6}}), [^\n]{{0,100}}?Non-?[Ff]atal\b",

@@ -21,7 +21,7 @@ from ddp_doctor.knowledge.job_causes.signs import (
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
-#: without a result: the line is looked at when the output has ended without one (parse/job_log/scan.py).
+#: without a result: the line is looked at when the output has ended without one (reading/scan.py).
 _HANGS = (
     (
         "Watchdog caught collective operation timeout",

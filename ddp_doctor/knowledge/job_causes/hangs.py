@@ -1,7 +1,7 @@
 """Causes of a job that does not get on: who waits for whom, and what the rank does for which the others wait.
 
-DDJ195 to DDJ199 the dumps of torch's flight recorder show (engine/causes/wait_graph.py); those from DDJ301 on, attach
-(features/jobs/causes/live.py).
+DDJ195 to DDJ199 the dumps of torch's flight recorder show (causes/wait_graph.py); those from DDJ301 on, attach
+(causes/live.py).
 """
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, sick_gpu, sick_host, sick_network

@@ -1,6 +1,6 @@
 """Causes in NCCL's settings, and what its own tools show.
 
-Values that it refuses, ranks whose settings or releases do not fit each other; RAS (parse/job_log/ras.py notes whom it
+Values that it refuses, ranks whose settings or releases do not fit each other; RAS (reading/ras.py notes whom it
 names), its diagnostics, nccl-tests.
 """
 

@@ -297,7 +297,7 @@ _VICTIMS = {
         "Waiting in store based barrier to initialize",
         r"Waiting in store based barrier.{0,120}\(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
     ),
-    # Waits of launchers before their ranks exist, and the ends of these waits (engine/causes/starting.py).
+    # Waits of launchers before their ranks exist, and the ends of these waits (causes/starting.py).
     "member-came": context(  # Lightning
         ", MEMBER: ", r"GLOBAL_RANK: (?P<member>\d{1,7}), MEMBER: \d{1,7}/(?P<world>\d{1,7})"
     ),
@@ -377,7 +377,7 @@ _NO_EVIDENCE = {
         r"(?P<counts>(?:\n\s+(?:\d+ ranks have|Rank \d+ has) [^\n]+)*)",
         lines=4,
     ),
-    # Added by parse/job_log/containers.py.
+    # Added by reading/containers.py.
     "stack-of-process": context(STACK_NOTE, rf"^{STACK_NOTE}(?P<place>.+)"),
     # torch prints it when a process exits without destroying its groups.
     "groups-not-destroyed": context("destroy_process_group() was not called before program exit"),
@@ -401,7 +401,7 @@ _NO_EVIDENCE = {
 }
 
 SIGNS = {
-    # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
+    # A block of lines of one process, read by reading/blocks.py: values type, message, where, frames, first_line.
     "exception": pointer("Traceback (most recent call last)"),
     **_TIME_OUTS,
     **_ENDS,

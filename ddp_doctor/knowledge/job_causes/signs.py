@@ -18,9 +18,9 @@ HARMLESS_WARNINGS = "libibverbs|real path|Plugin|Only EFA|falling back|lib wrapp
 NCCL_STATES = "nccl-states-cause"
 #: The cause for exceptions of drivers and libraries.
 LIBRARY_EXCEPTION = "library-exception"
-#: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
+#: Begins the note that reading/ras.py puts behind a line of NCCL's RAS.
 RAS_NOTE = "[RAS: "
-#: Begins the line that parse/job_log/containers.py adds for each process of a py-spy dump.
+#: Begins the line that reading/containers.py adds for each process of a py-spy dump.
 STACK_NOTE = "py-spy dump: "
 #: Commands that watch a job, and are ended with it.
 MONITORS = (

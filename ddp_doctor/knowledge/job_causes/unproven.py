@@ -49,7 +49,7 @@ CAUSES = {
         finds="Ranks died, were ended or timed out, and neither the output nor a dump shows what happened before.",
         why="The ranks that waited print a timeout, and the remaining ranks print a closed connection. Neither"
         " message names the rank, the GPU or the link at fault.",
-        # Which of them fits the output: engine/causes/unproven.py.
+        # Which of them fits the output: causes/unproven.py.
         remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, KEEP_OUTPUT),
         next_check="ddp-doctor logs with the output of all ranks",
         references=(

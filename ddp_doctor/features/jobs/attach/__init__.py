@@ -1,8 +1,8 @@
 """attach: whether running jobs make progress, and which rank holds them up."""
 
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.features import Recorded, later
 from ddp_doctor.features.jobs.attach.report import AttachReport
+from ddp_doctor.features.jobs.live_facts import LiveJobFact, LiveRankFact
 
 FEATURE = Recorded(
     report=AttachReport,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.features.jobs.attach.report import AttachReport, LiveRank
 from ddp_doctor.features.jobs.causes import live
+from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
 from ddp_doctor.features.jobs.text import call_name, names, says
 from ddp_doctor.features.jobs.views.live_jobs import live_jobs, unreached

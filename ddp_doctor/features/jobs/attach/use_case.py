@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Meeting, Refused
+from ddp_doctor.features.jobs.facts import JobLogFact
+from ddp_doctor.features.jobs.live_facts import LiveJobFact, LiveRankFact, Look, Meeting, Refused
 from ddp_doctor.features.jobs.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
+from ddp_doctor.features.jobs.reading.ras import stand_still
 from ddp_doctor.features.jobs.sources import live_doors, live_meetings, live_process
 from ddp_doctor.features.jobs.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.features.jobs.sources.live_jobs import Host, JobOnHost, ended, of_slurm
@@ -27,7 +28,6 @@ from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
-from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import proc
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
@@ -218,8 +218,8 @@ class _Watch:
         ]
         ras_facts = list[tuple[None, JobLogFact]]()
         if any(self._ras_said):  # read last: it takes a moment, and what lives is to be seen right after the stacks
-            from ddp_doctor.parse.job_log.assemble import fact_of_text  # few jobs need its tables
-            from ddp_doctor.parse.job_log.ras import text_of_ras
+            from ddp_doctor.features.jobs.reading.assemble import fact_of_text  # few jobs need its tables
+            from ddp_doctor.features.jobs.reading.ras import text_of_ras
 
             with suppress(ValueError):
                 text = text_of_ras("".join(self._ras_said).encode())

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ddp_doctor.engine.causes import wait_graph
-from ddp_doctor.engine.causes.evidence import Output, lines, suspects
-from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.waits.judge import Ruling, judge
-from ddp_doctor.facts.job_log import JobLogFact, LogLine
-from ddp_doctor.facts.live_job import Unacknowledged
-from ddp_doctor.features.jobs.causes import live_meetings
+from ddp_doctor.features.jobs.causes import live_meetings, wait_graph
+from ddp_doctor.features.jobs.causes.evidence import Output, lines, suspects
 from ddp_doctor.features.jobs.causes.from_looks import WELL, standings_of
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
+from ddp_doctor.features.jobs.live_facts import Unacknowledged
 from ddp_doctor.features.jobs.text import busy_text, called, collective_of, names, place, plural, says, verb, waits_text
+from ddp_doctor.features.jobs.views.job_waits import collective_name
 from ddp_doctor.features.jobs.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.features.jobs.views.live_ranks import UNABLE, Doing, last_to_come
 from ddp_doctor.knowledge.job_causes import cause_named
@@ -27,7 +27,6 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
 #: Ranks that are named with their processes.

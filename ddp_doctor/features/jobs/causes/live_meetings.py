@@ -1,8 +1,8 @@
 """The reason why a job has not begun: its launchers or ranks wait for other nodes at an endpoint. Pure."""
 
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import LogLine
-from ddp_doctor.facts.live_job import Meeting
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.facts import LogLine
+from ddp_doctor.features.jobs.live_facts import Meeting
 from ddp_doctor.features.jobs.text import names, verb
 from ddp_doctor.features.jobs.views.live_jobs import LiveJob
 from ddp_doctor.knowledge.job_causes import cause_named

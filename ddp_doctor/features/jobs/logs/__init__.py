@@ -1,7 +1,7 @@
 """logs: why a job failed, from its output and the dumps of its flight recorder."""
 
-from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.features import Recorded, later
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.model.report import LogsReport
 
 FEATURE = Recorded(
@@ -18,6 +18,6 @@ FEATURE = Recorded(
     tables=later(f"{__name__}.story", "tables"),
     story=later(f"{__name__}.story", "story"),
     in_markdown="Ranks",
-    waits=later("ddp_doctor.engine.causes.wait_graph", "judged"),
+    waits=later("ddp_doctor.features.jobs.causes.wait_graph", "judged"),
     named_cause=later(f"{__name__}.shared", "named_cause"),
 )

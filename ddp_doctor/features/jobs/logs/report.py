@@ -4,14 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from ddp_doctor.engine.causes.findings import JOB_RULES
-from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.diagnose import is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.causes.findings import JOB_RULES
+from ddp_doctor.features.jobs.causes.judge import causes
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.recording import Recording

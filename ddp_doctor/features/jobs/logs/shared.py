@@ -1,9 +1,9 @@
 """What ``run`` uses of ``logs``."""
 
-from ddp_doctor.engine.causes.findings import finding_of
-from ddp_doctor.engine.causes.judge import cause_in
+from ddp_doctor.features.jobs.causes.findings import finding_of
+from ddp_doctor.features.jobs.causes.judge import cause_in
+from ddp_doctor.features.jobs.reading.assemble import fact_of_text
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.parse.job_log.assemble import fact_of_text
 
 #: Some libraries print times without a year; here only their order counts.
 _LEAP_YEAR = 2000

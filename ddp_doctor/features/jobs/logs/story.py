@@ -13,13 +13,13 @@ from dataclasses import replace
 from textwrap import shorten
 
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact, RankSeen
+from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen
+from ddp_doctor.features.jobs.views.job_waits import collective_name, waits
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, LogsReport, Report
 from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.job_waits import collective_name, waits
 from ddp_doctor.wording.ranks import rank_list
 
 #: Rows of the table, and files that could not be read, on a screen.

@@ -16,16 +16,10 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.job_log import FileSeen
 from ddp_doctor.facts.recordings import RecordingFact
-from ddp_doctor.model.choices import Command
-from ddp_doctor.model.error_text import quoted
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Options
-from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
-from ddp_doctor.parse.flight_recorder import is_dump, read_dump
-from ddp_doctor.parse.job_log.assemble import Job
-from ddp_doctor.parse.job_log.containers import (
+from ddp_doctor.features.jobs.facts import FileSeen
+from ddp_doctor.features.jobs.reading.assemble import Job
+from ddp_doctor.features.jobs.reading.containers import (
     chunks_of_entries,
     chunks_of_utf16,
     is_entries,
@@ -35,10 +29,16 @@ from ddp_doctor.parse.job_log.containers import (
     text_of_entries,
     text_of_stacks,
 )
-from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
-from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
-from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
-from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.features.jobs.reading.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
+from ddp_doctor.features.jobs.reading.ras import is_ras, text_of_ras
+from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan
+from ddp_doctor.features.jobs.reading.words import search_for
+from ddp_doctor.model.choices import Command
+from ddp_doctor.model.error_text import quoted
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options
+from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
+from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
 from ddp_doctor.wording.nodes import name_list

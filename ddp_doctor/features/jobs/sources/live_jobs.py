@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from ddp_doctor.facts.live_job import NumberedBy
+from ddp_doctor.features.jobs.live_facts import NumberedBy
 from ddp_doctor.features.jobs.sources.live_meetings import is_launcher, of_launcher, starter
 from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,

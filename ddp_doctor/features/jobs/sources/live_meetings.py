@@ -13,7 +13,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path, PurePath
 
-from ddp_doctor.facts.live_job import Meeting
+from ddp_doctor.features.jobs.live_facts import Meeting
 from ddp_doctor.features.jobs.live_frames import MEETING_FILES
 from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
+from ddp_doctor.features.jobs.live_facts import ChildSeen, Look, Unacknowledged
 from ddp_doctor.features.jobs.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
 from ddp_doctor.features.jobs.sources.live_environment import current_environment
 from ddp_doctor.knowledge.system_calls import CALLS, Call

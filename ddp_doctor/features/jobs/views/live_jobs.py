@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Meeting
+from ddp_doctor.features.jobs.live_facts import LiveJobFact, LiveRankFact, Meeting
 from ddp_doctor.features.jobs.views.live_ranks import Doing, doing
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status

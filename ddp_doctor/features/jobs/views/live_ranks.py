@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_doctor.facts.live_job import ChildSeen, LiveRankFact, Look
 from ddp_doctor.features.jobs import live_frames
+from ddp_doctor.features.jobs.live_facts import ChildSeen, LiveRankFact, Look
 from ddp_doctor.parse.frames import of_the_job
 
 #: Gone and those that cannot run; in a collective (also a backward pass or work that was queued); waiting for the GPU;

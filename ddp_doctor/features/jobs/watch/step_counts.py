@@ -130,10 +130,10 @@ class Doors:
 
 
 def _ask(pids: Collection[int], file: int) -> int:
+    from ddp_doctor.features.jobs.reading.ras import launches
     from ddp_doctor.features.jobs.sources import live_doors
     from ddp_doctor.features.jobs.sources.live_process import candidate
     from ddp_doctor.parse.flight_recorder import read_dump
-    from ddp_doctor.parse.job_log.ras import launches
 
     now = time.monotonic()
     end, ranks = now + _DOORS_PATIENCE_S, [rank for pid in pids if (rank := candidate(pid))]

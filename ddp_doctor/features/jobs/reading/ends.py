@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ddp_doctor.facts.job_log import LogLine
-from ddp_doctor.parse.job_log.conclusion import conclusion
-from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
-from ddp_doctor.parse.job_log.words import AFTER, search_for
+from ddp_doctor.features.jobs.facts import LogLine
+from ddp_doctor.features.jobs.reading.conclusion import conclusion
+from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
+from ddp_doctor.features.jobs.reading.words import AFTER, search_for
 
 #: How the watcher begins its lines, which quote and explain and are no words of the job's.
 OWN = b"ddp-doctor: "

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from ddp_doctor.engine.causes import networks, starting, time_outs, unproven, wait_graph
-from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
-from ddp_doctor.engine.causes.judged import Judged, place_of
-from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.features.jobs.causes import networks, starting, time_outs, unproven, wait_graph
+from ddp_doctor.features.jobs.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
+from ddp_doctor.features.jobs.causes.judged import Judged, place_of
+from ddp_doctor.features.jobs.causes.whose import culprits, places, rank_culprit, who
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier

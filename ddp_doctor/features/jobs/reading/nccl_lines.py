@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, clean
+from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, clean
 from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.parse.text import plain

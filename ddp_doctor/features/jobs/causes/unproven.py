@@ -5,20 +5,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
-from ddp_doctor.engine.causes import starting
-from ddp_doctor.engine.causes.evidence import Output, ends_a_job, lines, ranks_of
-from ddp_doctor.engine.causes.judged import Judged, place_of
-from ddp_doctor.engine.causes.time_outs import waited, worked_before
-from ddp_doctor.engine.causes.whose import local_culprits, local_places, places, rank_culprit
-from ddp_doctor.facts.job_log import ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.causes import starting
+from ddp_doctor.features.jobs.causes.evidence import Output, ends_a_job, lines, ranks_of
+from ddp_doctor.features.jobs.causes.judged import Judged, place_of
+from ddp_doctor.features.jobs.causes.time_outs import waited, worked_before
+from ddp_doctor.features.jobs.causes.whose import local_culprits, local_places, places, rank_culprit
+from ddp_doctor.features.jobs.facts import ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.views.job_waits import waits
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 

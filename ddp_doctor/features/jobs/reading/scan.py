@@ -5,11 +5,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.facts.job_log import LogLine
-from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
-from ddp_doctor.parse.job_log import endings
-from ddp_doctor.parse.job_log.blocks import (
+from ddp_doctor.features.jobs.facts import LogLine
+from ddp_doctor.features.jobs.reading import endings
+from ddp_doctor.features.jobs.reading.blocks import (
     FRAME_WORD,
     RAS_WORD,
     STACK,
@@ -21,14 +19,16 @@ from ddp_doctor.parse.job_log.blocks import (
     Traceback,
     begins_within_a_traceback,
 )
-from ddp_doctor.parse.job_log.endings import Ending, JobFacts
-from ddp_doctor.parse.job_log.ends import OWN, Ends
-from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
-from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
-from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
-from ddp_doctor.parse.job_log.ras import text_of_ras
-from ddp_doctor.parse.job_log.repeats import Repeats, Skip
-from ddp_doctor.parse.job_log.words import AFTER, BEFORE, pieces
+from ddp_doctor.features.jobs.reading.endings import Ending, JobFacts
+from ddp_doctor.features.jobs.reading.ends import OWN, Ends
+from ddp_doctor.features.jobs.reading.measured import TABLE_WORDS, Table
+from ddp_doctor.features.jobs.reading.nccl_lines import NCCL_WORDS, NcclLines
+from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
+from ddp_doctor.features.jobs.reading.ras import text_of_ras
+from ddp_doctor.features.jobs.reading.repeats import Repeats, Skip
+from ddp_doctor.features.jobs.reading.words import AFTER, BEFORE, pieces
+from ddp_doctor.knowledge.job_causes import SIGNS
+from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.parse.redact import masked
 
 #: Characters of a line that are kept.

@@ -7,14 +7,14 @@ from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.reading.endings import OF_TORCHRUN, Ending
+from ddp_doctor.features.jobs.reading.nccl_lines import transport_facts
+from ddp_doctor.features.jobs.reading.prefix import Origin, attempt_of_path, of_path
+from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan, Seen
+from ddp_doctor.features.jobs.reading.words import search_for
 from ddp_doctor.model.base import grouped
-from ddp_doctor.parse.job_log.endings import OF_TORCHRUN, Ending
-from ddp_doctor.parse.job_log.nccl_lines import transport_facts
-from ddp_doctor.parse.job_log.prefix import Origin, attempt_of_path, of_path
-from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan, Seen
-from ddp_doctor.parse.job_log.words import search_for
 
 #: Kept of a job; a log of nothing but errors has more.
 _MOST_SIGNS = 20_000

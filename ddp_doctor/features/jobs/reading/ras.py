@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp_doctor.facts.live_job import Launched
+from ddp_doctor.features.jobs.live_facts import Launched
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 

@@ -5,18 +5,18 @@ Nothing is said where no rank waits.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
 from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.job_log import JobLogFact, LogLine
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
+from ddp_doctor.features.jobs.views.job_waits import collective_name
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import of_the_job
-from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.wording.ranks import capital, rank_list, where_they_wait
 
 _MOST_LINES = 8

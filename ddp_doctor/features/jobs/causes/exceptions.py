@@ -2,7 +2,7 @@
 
 import re
 
-from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.features.jobs.facts import SignSeen
 from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
-from ddp_doctor.engine.causes import fallbacks, noticed
-from ddp_doctor.engine.causes.judged import Judged, place_of
-from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.features.jobs.causes import fallbacks, noticed
+from ddp_doctor.features.jobs.causes.judged import Judged, place_of
+from ddp_doctor.features.jobs.facts import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.knowledge.gpu.xids import NVLINK5
 from ddp_doctor.knowledge.versions import dotted, nccl_issues, release
 from ddp_doctor.model.base import grouped

@@ -12,16 +12,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.whose import places, rank_culprit
-from ddp_doctor.engine.waits.from_watchdog import UNEVEN, standings_in, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
-from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.features.jobs.causes.evidence import Output, Suspect, lines, ranks_of
+from ddp_doctor.features.jobs.causes.from_watchdog import UNEVEN, standings_in, standings_of
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
+from ddp_doctor.features.jobs.facts import SignSeen
+from ddp_doctor.features.jobs.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: Collectives in which NCCL connects ranks and moves data for the first time; DDP's constructor makes three.

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from ddp_doctor.engine.causes.evidence import Output, Suspect
-from ddp_doctor.facts.job_log import ProcessSeen, SignSeen
+from ddp_doctor.features.jobs.causes.evidence import Output, Suspect
+from ddp_doctor.features.jobs.facts import ProcessSeen, SignSeen
 from ddp_doctor.model.finding import Culprit, CulpritKind
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list

@@ -2,9 +2,9 @@
 
 import re
 
+from ddp_doctor.features.jobs.reading.endings import Ending
 from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
-from ddp_doctor.parse.job_log.endings import Ending
 
 _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')

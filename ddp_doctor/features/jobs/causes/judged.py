@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.features.jobs.facts import LogLine
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy

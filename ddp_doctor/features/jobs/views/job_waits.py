@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from ddp_doctor.facts.job_log import JobLogFact, SignSeen
+from ddp_doctor.features.jobs.facts import JobLogFact, SignSeen
 
 #: torch's names of operations (torch 2.15 c10d/ProcessGroup.hpp, opTypeToString) where another spelling is usual.
 _NAMES = {

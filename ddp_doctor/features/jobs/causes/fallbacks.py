@@ -11,8 +11,8 @@ not known here. ``ddp-doctor run`` on the nodes knows it.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_doctor.engine.causes.exceptions import cause_of, is_own
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.causes.exceptions import cause_of, is_own
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Sign, Tier

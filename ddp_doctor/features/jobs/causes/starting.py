@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import NamedTuple
 
-from ddp_doctor.engine.causes.evidence import Output, lines
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.features.jobs.causes.evidence import Output, lines
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.facts import SignSeen
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.knowledge.job_causes.unproven import GET_RESOURCES, START_ALL
 from ddp_doctor.model.choices import Confidence

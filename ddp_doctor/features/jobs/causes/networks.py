@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.engine.causes.evidence import Output, Suspect, lines
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.time_outs import collective_reached, is_first, waited
-from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.causes.evidence import Output, Suspect, lines
+from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.causes.time_outs import collective_reached, is_first, waited
+from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
+from ddp_doctor.features.jobs.views.job_waits import waits
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.settings.agreement import is_compared
-from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from ddp_doctor.engine.waits.standings import Call, Group, Standing, Wait
-from ddp_doctor.views.job_waits import Wait as TimeOut
+from ddp_doctor.features.jobs.views.job_waits import Wait as TimeOut
 
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
 UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)

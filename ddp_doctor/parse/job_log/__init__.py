@@ -1,1 +1,0 @@
-"""A job's output, as launchers, schedulers and containers leave it: text to facts."""
