@@ -162,7 +162,7 @@ def test_every_rule_fires_in_one_recording_and_is_silent_in_another():
             else [found for kinds, _, found in judged if kinds.issuperset(fact.KIND for fact in rule.needs)]
         )
         for rule in RULES
-        if isinstance(rule, Rule) and rule not in JOB_RULES  # of which tests/job_logs has outputs
+        if isinstance(rule, Rule) and rule not in JOB_RULES  # of which tests/features/jobs/logs has outputs
     }
 
     assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"

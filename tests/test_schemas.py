@@ -119,8 +119,8 @@ def test_reports_of_logs_attach_fleet_and_compare_are_valid(asked, tmp_path: Pat
         (tmp_path / f"{day}.json").write_text(json.dumps(made("node0", day, speed=1 + day / 100)))
     baseline, two = tmp_path / "baseline", [str(tmp_path / f"{day}.json") for day in (1, 2)]
     printed = {
-        "logs-report": asked("logs", str(ROOT / "tests/job_logs/example/slurm-4711.out"), "--json", "-"),
-        "attach-report": asked("replay", str(ROOT / "tests/attach/hung-loader.json"), "--json", "-"),
+        "logs-report": asked("logs", str(ROOT / "tests/features/jobs/logs/example/slurm-4711.out"), "--json", "-"),
+        "attach-report": asked("replay", str(ROOT / "tests/features/jobs/attach/hung-loader.json"), "--json", "-"),
         "fleet-report": asked("fleet", str(tmp_path), "--json", "-", "--write-baseline", str(baseline)),
         "report": asked("compare", *two, "--json", "-"),
     }

@@ -15,7 +15,7 @@ from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from tests.features.fleet.test_fleet import made
-from tests.job_logs.test_facts import INSPECTOR
+from tests.features.jobs.logs.test_facts import INSPECTOR
 from tests.recordings import judged, load
 
 #: Healthy runs of a node, their speeds some per cent apart.

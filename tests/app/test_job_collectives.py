@@ -15,7 +15,7 @@ from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.render.reproducer import render
-from tests.job_logs.dumps import DUMPS, as_json, as_pickle
+from tests.features.jobs.logs.dumps import DUMPS, as_json, as_pickle
 from tests.readings import collected
 
 

@@ -20,7 +20,7 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.probing.job_collectives import largest_bytes
 from tests.app.test_job_collectives import dump, entry
-from tests.job_logs.dumps import DUMPS, as_json
+from tests.features.jobs.logs.dumps import DUMPS, as_json
 from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import of_ranks, plain_world
 

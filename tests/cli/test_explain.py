@@ -250,7 +250,9 @@ def test_a_code_that_has_gone_may_still_be_ignored_and_a_code_that_never_was_may
 
 
 def test_texts_of_signs_begin_with_whole_words():
-    samples = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/job_logs/samples").glob("*.md"))
+    samples = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests/features/jobs/logs/samples").glob("*.md")
+    )
     lower = [words for sign, _ in SIGNS.values() for words in sign.words if words[0].islower()]
     starts = ((words, match.start()) for words in lower for match in re.finditer(re.escape(words), samples))
 

@@ -9,7 +9,7 @@ from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.trial import Raised, RankEvidence
 from tests.engine.test_trial_rules import _rank, _with
-from tests.job_logs.documents import SAMPLES
+from tests.features.jobs.logs.documents import SAMPLES
 from tests.readings import only, trial_of
 from tests.recordings import load
 

@@ -63,11 +63,11 @@ from ddp_doctor.settings.launches import launches
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from ddp_doctor.views import failed_trials
+from tests.features.jobs.logs.dumps import DUMPS, as_json, as_pickle, verdicts
 from tests.features.lint.documents import OF_RULES
 from tests.features.trace.written import steps, written
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
-from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
 from tests.recordings import path_of
 
 TESTS = Path(__file__).parent.parent

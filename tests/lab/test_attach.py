@@ -25,14 +25,14 @@ from ddp_doctor.features.jobs.attach.use_case import attach
 from ddp_doctor.features.jobs.sources.live_jobs import ended
 from ddp_doctor.features.jobs.sources.live_stacks import stacks
 from ddp_doctor.sources import proc
-from tests.attach.stillness import wait_until_still
+from tests.features.jobs.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.sshd import environment, know_hosts
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab
 
-SPREAD = ROOT / "tests/attach/spread.py"
+SPREAD = ROOT / "tests/features/jobs/attach/spread.py"
 ATTACH = (sys.executable, "-m", "ddp_doctor", "attach")
 
 

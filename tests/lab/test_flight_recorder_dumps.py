@@ -8,8 +8,8 @@ import pytest
 
 from ddp_doctor.facts.flight_dump import FlightDumpFact
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
-from tests.job_logs.dumps import named, verdicts
-from tests.job_logs.make_dumps import SITUATIONS
+from tests.features.jobs.logs.dumps import named, verdicts
+from tests.features.jobs.logs.make_dumps import SITUATIONS
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab  # 54 processes
@@ -21,7 +21,7 @@ SIZES = (2, 4)
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hung")
     sizes = ",".join(map(str, SIZES))
-    argv = (sys.executable, "-m", "tests.job_logs.make_dumps", folder, "--ranks", sizes)
+    argv = (sys.executable, "-m", "tests.features.jobs.logs.make_dumps", folder, "--ranks", sizes)
     made = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert made.returncode == 0, made.stderr[-2000:]
     return folder
@@ -61,4 +61,4 @@ def test_a_pickle_says_where_the_culprit_called_its_last_collective(hung: Path):
     (found,) = verdicts(read(sorted((hung / "missing-4").glob("nccl_trace_rank_*"))))
 
     assert "Rank 3 called its last collective at " in found.detail
-    assert "/tests/job_logs/make_dumps.py:" in found.detail
+    assert "/tests/features/jobs/logs/make_dumps.py:" in found.detail

@@ -16,7 +16,7 @@ from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
 from tests.features.fleet.test_fleet import made
-from tests.job_logs.test_facts import ROWS
+from tests.features.jobs.logs.test_facts import ROWS
 from tests.lab.browser import Tab, tab
 from tests.recordings import load
 from tests.render.test_html import EVIL, hang_of, named_page
@@ -130,9 +130,9 @@ def _page(situation: str, folder: Path) -> str:
         (folder / "job.out").write_text(ROWS)
         outcome = logs([str(folder / "job.out")])
     elif situation == "logs":
-        outcome = logs(["tests/job_logs/example/slurm-4711.out"])
+        outcome = logs(["tests/features/jobs/logs/example/slurm-4711.out"])
     elif situation == "attach":
-        outcome = replay(Path("tests/attach/hung-loader.json"))
+        outcome = replay(Path("tests/features/jobs/attach/hung-loader.json"))
     elif situation == "fleet":
         for each in (
             *(made(f"n{number}", 1) for number in range(6)),

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app.job_collectives import load_job_collectives
-from tests.job_logs.dumps import DUMPS, as_json
-from tests.job_logs.make_many import CULPRIT, RANKS, ROUNDS
+from tests.features.jobs.logs.dumps import DUMPS, as_json
+from tests.features.jobs.logs.make_many import CULPRIT, RANKS, ROUNDS
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.lab  # most start some ten processes
@@ -28,7 +28,7 @@ def dumps(tmp_path: Path) -> Made:
     def make(what: str) -> Path:
         folder = tmp_path / "dumps"
         folder.mkdir()
-        argv = (sys.executable, "-m", "tests.job_logs.make_many", str(folder), what)
+        argv = (sys.executable, "-m", "tests.features.jobs.logs.make_many", str(folder), what)
         ranks = subprocess.Popen(argv, env={**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}, start_new_session=True)
         try:
             wait_until(lambda: len(list(folder.glob("nccl_trace_*"))) == RANKS, "each rank writes a dump")

@@ -15,7 +15,7 @@ import pytest
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render.pasted import sbatch_lines
 from ddp_doctor.sources import proc
-from tests.attach.stillness import wait_until_still
+from tests.features.jobs.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, WITHOUT_DDP
 from tests.lab.network_faults import loss
 from tests.lab.processes import comm
@@ -262,10 +262,14 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
 def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
     settings = f"export PYTHONPATH={ROOT} OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29500"
     watch = f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
-    job = slurm.batch(f"{settings}; {watch} {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16")
+    job = slurm.batch(
+        f"{settings}; {watch} {sys.executable} -m tests.features.jobs.attach.spread", "-N2", "-n2", "--gpus=16"
+    )
     try:
         slurm.wait_until(lambda: job.output.count("begun") == 2)
-        wait_until_still(pid for pid in proc.pids() if proc.command(pid)[1:] == ["-m", "tests.attach.spread"])
+        wait_until_still(
+            pid for pid in proc.pids() if proc.command(pid)[1:] == ["-m", "tests.features.jobs.attach.spread"]
+        )
         report = slurm.folder / "attach.json"
         attach = (*DOCTOR[:3], "attach", "--json", str(report), "--slurm-job")
         done = slurm.run(*attach, job.number)

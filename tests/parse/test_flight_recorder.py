@@ -15,7 +15,7 @@ import pytest
 
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.plain_pickle import NotPlainData, plain_data
-from tests.job_logs.dumps import DUMPS, as_json, as_pickle
+from tests.features.jobs.logs.dumps import DUMPS, as_json, as_pickle
 
 _DUMP = DUMPS["missing"][0]
 

@@ -18,9 +18,9 @@ from ddp_doctor.model.report import CheckResult
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.render.html import page
 from tests import simulated
+from tests.features.jobs.logs.test_story import FAILED
 from tests.recordings import judged, load
 from tests.render.reports import error, hostile_reports, remedy, report, world
-from tests.render.test_job_story import FAILED
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7*7 }} &amp; \x1b]52;c;eA==\x07"
 #: Without an end tag.
@@ -204,7 +204,7 @@ def test_512_ranks_that_did_the_same_are_one_row_and_their_hosts_one_picture():
 def test_a_job_that_has_failed_and_one_that_runs_show_what_their_ranks_did():
     failed = Page(page.render(app.judge(FAILED).report, FAILED)).text
     assert re.search(r"!! rank 5\s*node1", failed)
-    running = recordings.replay(Path("tests/attach/hung-loader.json"))
+    running = recordings.replay(Path("tests/features/jobs/attach/hung-loader.json"))
     table = Page(page.render(running.report, running.recording)).text
     assert re.search(r"!! rank \d.*waits for", table)
 

@@ -1,8 +1,8 @@
 """The causes of failed jobs, by code: JOB_CAUSES; and all signs in a job's output: SIGNS.
 
-To add a cause: a row in the module of its subject, with the next free code, and tests/job_logs/samples/NAME.md with
-output in which it is named and output in which it is not. What other programs say of a cause that is there: a sign in
-its row.
+To add a cause: a row in the module of its subject, with the next free code, and
+tests/features/jobs/logs/samples/NAME.md with output in which it is named and output in which it is not. What other
+programs say of a cause that is there: a sign in its row.
 
 Sources beside those of the rows. Machines: UCX src/uct/ib; Open MPI; libibverbs; aws-ofi-nccl; vLLM v1/worker; ROCm
 ROCR-Runtime; CUDA's names of its errors; gloo transport/tcp/pair.cc; accelerate utils/launch.py; PBS, LSF;

@@ -18,8 +18,8 @@ from ddp_doctor.features.jobs.sources import live_jobs, live_stacks
 from ddp_doctor.features.jobs.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.features.jobs.sources.live_process import Candidate, below
 from ddp_doctor.sources import proc
-from tests.attach import RANKS
-from tests.attach.stillness import wait_until_still
+from tests.features.jobs.attach import RANKS
+from tests.features.jobs.attach.stillness import wait_until_still
 from tests.waiting import LIMIT_S, wait_until
 
 #: What is to be named for each way, and which rank.
@@ -48,7 +48,7 @@ def _state(pid: int) -> str:
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("worlds")
-    command = [sys.executable, "-m", "tests.attach.worlds", str(folder), *NAMED]
+    command = [sys.executable, "-m", "tests.features.jobs.attach.worlds", str(folder), *NAMED]
     env = {**os.environ, "TMPDIR": str(folder)}  # multiprocessing's directories outlive processes that are killed
     with subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.DEVNULL) as started:
         try:

@@ -1,4 +1,4 @@
-"""Outputs of failed jobs, and what must be named for each: tests/job_logs/samples.
+"""Outputs of failed jobs, and what must be named for each: tests/features/jobs/logs/samples.
 
 CLASS.md has those of one cause, each below a heading and a sentence on the situation. Below "Named" the cause is
 named in each, below "Silent" it is not; a line behind the sentence says what is expected else::

@@ -9,7 +9,7 @@ from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS, hangs
 from ddp_doctor.model.report import LogsReport
-from tests.job_logs.documents import FOLDER, SAMPLES, Sample
+from tests.features.jobs.logs.documents import FOLDER, SAMPLES, Sample
 
 
 def judged(sample: Sample, folder: Path) -> LogsReport:

@@ -1,4 +1,4 @@
-"""Dumps of gloo ranks that really hang: ``python -m tests.job_logs.make_dumps FOLDER [--ranks 2,4,8]``.
+"""Dumps of gloo ranks that really hang: ``python -m tests.features.jobs.logs.make_dumps FOLDER [--ranks 2,4,8]``.
 
 Each situation gets FOLDER/SITUATION-RANKS with the pickle (nccl_trace_rank_N) and the JSON (rankN.json) of each rank.
 All of them run at once: torch is imported in this process alone, and each rank is a fork of it that dumps its own
@@ -214,7 +214,7 @@ def wait_until_at_rest(dump: Callable[[], bytes]) -> None:
 
 
 def kept(folder: Path, size: int) -> dict[str, dict[str, object]]:
-    """The JSON of each rank by situation, as tests/job_logs/dumps.json has it."""
+    """The JSON of each rank by situation, as tests/features/jobs/logs/dumps.json has it."""
     return {
         name: {
             str(rank): json.loads(path.read_text())
@@ -226,7 +226,7 @@ def kept(folder: Path, size: int) -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.job_logs.make_dumps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.features.jobs.logs.make_dumps", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--keep", type=Path, help="write the JSON of four ranks to this file too")

@@ -1,4 +1,4 @@
-"""Small gloo jobs that hang, each in its way, or get on: ``python -m tests.attach.worlds FOLDER WAY...``
+"""Small gloo jobs that hang, each in its way, or get on: ``python -m tests.features.jobs.attach.worlds FOLDER WAY...``
 
 torch is imported once; each job is a process that forks three ranks and waits for nobody.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.attach import RANKS
+from tests.features.jobs.attach import RANKS
 from tests.waiting import wait_until
 
 

@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
 

@@ -10,8 +10,8 @@ from ddp_doctor.facts.flight_dump import FlightDumpFact
 from ddp_doctor.features.jobs.causes.findings import filled
 from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen
 from ddp_doctor.parse.flight_recorder import read_dump
-from tests.job_logs.dumps import DUMPS, Dump, as_json, as_pickle, facts, named, verdicts
-from tests.job_logs.make_dumps import SITUATIONS
+from tests.features.jobs.logs.dumps import DUMPS, Dump, as_json, as_pickle, facts, named, verdicts
+from tests.features.jobs.logs.make_dumps import SITUATIONS
 
 _WORLD = 4
 _HOUR_NS = 3600 * 10**9

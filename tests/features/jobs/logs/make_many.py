@@ -1,4 +1,4 @@
-"""Dumps of four gloo ranks with 200 collectives of four groups: ``python -m tests.job_logs.make_many FOLDER WHAT``.
+"""Dumps of gloo ranks with 200 collectives in 4 groups: ``python -m tests.features.jobs.logs.make_many FOLDER WHAT``.
 
 WHAT: "through"; "skipped", where rank 2 leaves out an all-reduce of the default group, so that the others wait for it
 in the last one; "size", where it gives more numbers than the others to one all-reduce more. Each rank writes the pickle
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.job_logs.make_dumps import wait_until_at_rest
+from tests.features.jobs.logs.make_dumps import wait_until_at_rest
 from tests.waiting import wait_until
 
 RANKS, ROUNDS, CULPRIT = 4, 50, 2
