@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from itertools import chain, islice
 
 from ddp_doctor.checks import every_check
@@ -16,14 +17,12 @@ from ddp_doctor.knowledge.ddp.strategies import BY_NAME as STRATEGIES
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, RECOVERY_ACTION, XIDS, xid
-from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.knowledge.topology.link_codes import meaning_of, p2p_status
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, UsageError, Where
+from ddp_doctor.model.choices import UsageError, Where
+from ddp_doctor.model.known_error import KnownError, Page
 from ddp_doctor.model.rule import Described
 from ddp_doctor.render.text import fold
 from ddp_doctor.settings import names
@@ -120,6 +119,11 @@ def _rule_line(rule: Described) -> str:
 
 def _rules() -> list[Described]:
     return [*dict.fromkeys((*all_rules(), *(rule for feature in loadable().values() for rule in feature.rules())))]
+
+
+@cache
+def _errors() -> tuple[KnownError, ...]:
+    return tuple(error for feature in loadable().values() for error in feature.errors())
 
 
 def _ending(text: str) -> str:
@@ -303,14 +307,14 @@ def _same_texts(text: str) -> dict[Page, str]:
     """Return the pages of errors, the best match first, each with the quoted match."""
     given = text.lower()
     found: list[tuple[float, str, Page]] = []
-    for sign, cause in SIGNS.values():
-        page = _page(sign, cause)
-        for words in sign.words if page is not None else ():
+    for error in _errors():
+        page = error.page
+        for words in error.words if page is not None else ():
             known = words.strip(" :").lower()
             share = min(len(known), len(given)) / max(len(known), len(given))
-            match = re.search(sign.pattern, text) if sign.pattern and known in given else None
+            match = re.search(error.pattern, text) if error.pattern and known in given else None
             is_same = share >= _SAME_TEXT and (known in given or (given in known and " " in given))
-            if page is not None and (is_same or match or (known in given and not sign.pattern)):
+            if page is not None and (is_same or match or (known in given and not error.pattern)):
                 found.append((share, _quoted(text, words.strip(" :"), match), page))
     pages: dict[Page, str] = {}
     for _, quoted, page in sorted(found, key=lambda row: -row[0]):
@@ -344,14 +348,6 @@ def _behind(quoted: str, page: Page) -> Iterator[str]:
     yield ""
 
 
-def _page(sign: Sign, cause: JobCause | None) -> Page | None:
-    """Return the page of the sign's cause, or else the sign's own page, or None."""
-    if cause is None or sign.beside:
-        return sign.page
-    settings = {setting.name for remedy in cause.remedies for setting in remedy.settings} & {*variables()}
-    return Page(cause.finds, (cause.code, *cause.found_by), cause.references[0], tuple(sorted(settings)))
-
-
 def _found(text: str) -> str:
     """Return the results of a search for a phrase; all parts of a single name must be found."""
     if len(text.split()) > _LONGEST_PHRASE or _near(text, _ALMOST_SAME):
@@ -366,11 +362,11 @@ def _found(text: str) -> str:
 
 
 def _entries() -> Iterator[Entry]:
-    for page, words in ((sign.page, words) for sign, _ in SIGNS.values() for words in sign.words):
+    texts = ((error.page, words) for error in _errors() if not error.cause for words in error.words)
+    for page, words in texts:
         if page is not None:
             yield Entry("error", f'"{words.strip(" :")}": {page.means}', (words,), page.means)
-    sure = [(sign, cause) for sign, cause in SIGNS.values() if sign.confidence is not Confidence.POSSIBLE]
-    messages = grouped((cause.code, words) for sign, cause in sure if cause for words in sign.words)
+    messages = grouped((error.code, words) for error in _errors() for words in error.words)
     for rule in _rules():
         yield Entry("rule", next(_gists([rule])), (rule.name, rule.gist, *messages.get(rule.code, ())), rule.doc)
     for name, variable in variables().items():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddp_doctor.model.fact import Fact
     from ddp_doctor.model.finding import Finding
     from ddp_doctor.model.job_collectives import JobCollectives
+    from ddp_doctor.model.known_error import KnownError
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
     from ddp_doctor.model.rule import Described
@@ -99,6 +100,7 @@ class Feature:
     report: "type[BaseModel]"  #: The class of its report.
     about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
     rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
+    errors: "Callable[[], Sequence[KnownError]]" = lambda: ()  #: Return the texts of errors that it knows.
     #: Yield the tables of a report and its recording (render/layout.py); ``each``: with all rows. None: the feature
     #: shows its own report.
     tables: "Callable[..., Iterator[Any]] | None" = None

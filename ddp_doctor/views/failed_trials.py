@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
+from ddp_doctor.features import CannotLoad, recorded
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.knowledge.victims import is_unfit
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.known_error import KnownError
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
@@ -66,16 +68,22 @@ def _runs(rank: RankEvidence) -> bool:
 
 def complaints(text: str) -> list[tuple[str, str, str]]:
     """The code, the cause and the words of each sign that a rule of ``run`` is about: one for each code and cause."""
-    from ddp_doctor.knowledge.job_causes import SIGNS  # only after a trial that failed
-
     found: dict[tuple[str, str], str] = {}
-    for sign, cause in SIGNS.values():
-        key = (sign.run_code, cause.name if cause else "")
-        if sign.run_code and key not in found and any(word in text for word in sign.words):
-            lines = (line for line in text.splitlines() if any(word in line for word in sign.words))
-            if line := next((line for line in lines if re.search(sign.pattern, line)), ""):
+    for error in _known_errors():
+        key = (error.run_code, error.cause)
+        if error.run_code and key not in found and any(word in text for word in error.words):
+            lines = (line for line in text.splitlines() if any(word in line for word in error.words))
+            if line := next((line for line in lines if re.search(error.pattern, line)), ""):
                 found[key] = _BEFORE_WORDS.sub("", line).strip()[:_MOST]
     return [(*key, words) for key, words in found.items()]
+
+
+def _known_errors() -> Sequence[KnownError]:
+    """Return the texts of errors, or none if the feature that knows them cannot be loaded."""
+    try:
+        return recorded("logs").errors()
+    except CannotLoad:
+        return ()
 
 
 def explains(recording: Recording, trial: TrialRecord) -> bool:
@@ -101,9 +109,8 @@ class UsedElsewhere(NamedTuple):
 
 def used_elsewhere(message: str) -> UsedElsewhere | None:
     """Both GPUs, where this is what a message says."""
-    from ddp_doctor.knowledge.job_causes import SIGNS  # only after an exception
-
-    match = re.search(SIGNS["bound-elsewhere"][0].pattern, message)
+    patterns = (error.pattern for error in _known_errors() if error.id == "bound-elsewhere")
+    match = next((re.search(pattern, message) for pattern in patterns), None)
     return UsedElsewhere(*match.groups()) if match else None
 
 

@@ -7,17 +7,8 @@ and where nothing better is known.
 from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.knowledge.job_causes.signs import (
-    NCCL_WARN,
-    TEST_BEGINS,
-    Page,
-    Sign,
-    context,
-    kernel,
-    nccl,
-    proof,
-    watchdog,
-)
+from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, TEST_BEGINS, Sign, context, kernel, nccl, proof, watchdog
+from ddp_doctor.model.known_error import Page
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests

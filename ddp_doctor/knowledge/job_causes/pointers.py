@@ -10,7 +10,6 @@ from ddp_doctor.knowledge.job_causes.signs import (
     HARMLESS_WARNINGS,
     MONITORS,
     STACK_NOTE,
-    Page,
     Sign,
     context,
     launcher,
@@ -19,6 +18,7 @@ from ddp_doctor.knowledge.job_causes.signs import (
     victim,
     watchdog,
 )
+from ddp_doctor.model.known_error import Page
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.known_error import Page
 
 #: What may stand in front of a warning of NCCL, behind the name of its source file.
 NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
@@ -34,15 +35,6 @@ Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "la
 #: A cause speaks of itself; a victim tells that another process failed; a pointer tells where to look (an exit code,
 #: the rank of a time-out); advice is printed beside many causes and is evidence of none; context is a fact of the job.
 Role = Literal["cause", "victim", "pointer", "advice", "context"]
-
-
-class Page(NamedTuple):
-    """What ``explain`` says of a text that names no cause."""
-
-    means: str  # one sentence
-    codes: tuple[str, ...]  # of rules that find a cause, the likeliest first
-    source: str  # what prints it
-    settings: tuple[str, ...] = ()
 
 
 class Sign(NamedTuple):

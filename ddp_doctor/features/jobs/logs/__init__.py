@@ -10,6 +10,7 @@ FEATURE = Recorded(
         "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`"
     ),
     rules=later(f"{__name__}.report", "rules"),
+    errors=later(f"{__name__}.shared", "errors"),
     facts=(JobLogFact,),
     has_all_reduces=True,
     diagnose=later(f"{__name__}.report", "diagnose"),
