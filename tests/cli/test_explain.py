@@ -8,12 +8,12 @@ import pytest
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.features.jobs.job_causes import JOB_CAUSES, SIGNS
+from ddp_doctor.features.jobs.job_causes.signs import Sign
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.features.trace.table import PARTS
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS
-from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.knowledge.topology.link_codes import LINK_CODES, NCCL_PATHS, P2P_STATUSES
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, UsageError, Verdict
 from ddp_doctor.settings.table import variables

@@ -19,7 +19,7 @@ class LogLine(Frozen):
 class SignSeen(Frozen):
     """A sign, where it stands, and the process that printed it, as far as prefixes tell."""
 
-    sign: str  # its id in knowledge/job_causes
+    sign: str  # its id in job_causes
     where: LogLine
     rank: int | None = None
     local_rank: int | None = None  # if its rank is not known

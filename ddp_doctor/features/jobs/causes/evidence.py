@@ -9,9 +9,9 @@ from functools import cached_property
 from ddp_doctor.features.jobs.causes.exceptions import cause_of, is_own
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
-from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import NCCL_STATES, Sign, Tier
+from ddp_doctor.features.jobs.job_causes import RENAMED, SIGNS, cause_named
+from ddp_doctor.features.jobs.job_causes.kinds import JobCause
+from ddp_doctor.features.jobs.job_causes.signs import NCCL_STATES, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence

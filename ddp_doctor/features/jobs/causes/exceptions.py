@@ -3,7 +3,7 @@
 import re
 
 from ddp_doctor.features.jobs.facts import SignSeen
-from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION
+from ddp_doctor.features.jobs.job_causes.signs import LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 
 #: Exceptions of a rank because another process failed, or because it was told to end (torch 2.15

@@ -8,9 +8,9 @@ from textwrap import shorten
 from ddp_doctor.features.jobs.causes import fallbacks, noticed
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
+from ddp_doctor.features.jobs.job_causes import JOB_CAUSES
+from ddp_doctor.features.jobs.job_causes.kinds import JobCause
+from ddp_doctor.features.jobs.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in

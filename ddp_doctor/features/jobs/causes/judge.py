@@ -30,9 +30,9 @@ from ddp_doctor.features.jobs.causes.evidence import LEAST_LINES_OF_LIFE, TIERS,
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.features.jobs.facts import JobLogFact
+from ddp_doctor.features.jobs.job_causes import FOUND_BY_LINT, SIGNS, cause_named
+from ddp_doctor.features.jobs.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
 from ddp_doctor.knowledge.gpu.xids import XIDS
-from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording

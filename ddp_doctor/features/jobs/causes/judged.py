@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.features.jobs.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
 

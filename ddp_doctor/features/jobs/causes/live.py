@@ -16,13 +16,13 @@ from ddp_doctor.features.jobs.causes.evidence import Output, lines, suspects
 from ddp_doctor.features.jobs.causes.from_looks import WELL, standings_of
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
+from ddp_doctor.features.jobs.job_causes import cause_named
+from ddp_doctor.features.jobs.job_causes.remedies import in_code
 from ddp_doctor.features.jobs.live_facts import Unacknowledged
 from ddp_doctor.features.jobs.text import busy_text, called, collective_of, names, place, plural, says, verb, waits_text
 from ddp_doctor.features.jobs.views.job_waits import collective_name
 from ddp_doctor.features.jobs.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.features.jobs.views.live_ranks import UNABLE, Doing, last_to_come
-from ddp_doctor.knowledge.job_causes import cause_named
-from ddp_doctor.knowledge.job_causes.remedies import in_code
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy

@@ -2,11 +2,11 @@
 
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import LogLine
+from ddp_doctor.features.jobs.job_causes import cause_named
+from ddp_doctor.features.jobs.job_causes.remedies import remedy
 from ddp_doctor.features.jobs.live_facts import Meeting
 from ddp_doctor.features.jobs.text import names, verb
 from ddp_doctor.features.jobs.views.live_jobs import LiveJob
-from ddp_doctor.knowledge.job_causes import cause_named
-from ddp_doctor.knowledge.job_causes.remedies import remedy
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.wording.ranks import rank_list

@@ -7,8 +7,8 @@ from ddp_doctor.features.jobs.causes.evidence import Output, Suspect, lines
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.causes.time_outs import collective_reached, is_first, waited
 from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
+from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
 from ddp_doctor.features.jobs.views.job_waits import waits
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording

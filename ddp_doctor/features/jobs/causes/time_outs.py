@@ -18,8 +18,8 @@ from ddp_doctor.features.jobs.causes.from_watchdog import UNEVEN, standings_in, 
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
 from ddp_doctor.features.jobs.facts import SignSeen
+from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
 from ddp_doctor.features.jobs.views.job_waits import Wait, collective_name, elements_of, waits
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.wording.ranks import capital, rank_list

@@ -12,9 +12,9 @@ from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.time_outs import waited, worked_before
 from ddp_doctor.features.jobs.causes.whose import local_culprits, local_places, places, rank_culprit
 from ddp_doctor.features.jobs.facts import ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
+from ddp_doctor.features.jobs.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.features.jobs.views.job_waits import waits
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy

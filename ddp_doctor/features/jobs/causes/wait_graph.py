@@ -11,8 +11,8 @@ from ddp_doctor.engine.waits.standings import Call, Wait
 from ddp_doctor.facts.flight_dump import FlightDumpFact
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
+from ddp_doctor.features.jobs.job_causes import cause_named
 from ddp_doctor.features.jobs.views.job_waits import collective_name
-from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording

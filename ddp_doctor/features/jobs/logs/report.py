@@ -12,7 +12,7 @@ from ddp_doctor.features.jobs.causes.findings import JOB_RULES
 from ddp_doctor.features.jobs.causes.judge import causes
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
 from ddp_doctor.features.jobs.facts import JobLogFact
-from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED, RECOVERED
+from ddp_doctor.features.jobs.job_causes.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, LogsReport, Report

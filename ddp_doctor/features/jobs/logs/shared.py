@@ -4,10 +4,10 @@ from functools import cache
 
 from ddp_doctor.features.jobs.causes.findings import finding_of
 from ddp_doctor.features.jobs.causes.judge import cause_in
+from ddp_doctor.features.jobs.job_causes import SIGNS
+from ddp_doctor.features.jobs.job_causes.kinds import JobCause
+from ddp_doctor.features.jobs.job_causes.signs import Sign
 from ddp_doctor.features.jobs.reading.assemble import fact_of_text
-from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.known_error import KnownError, Page

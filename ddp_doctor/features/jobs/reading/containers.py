@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ddp_doctor.knowledge.job_causes.signs import STACK_NOTE
+from ddp_doctor.features.jobs.job_causes.signs import STACK_NOTE
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.text import as_utf8
 

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
-from ddp_doctor.knowledge.job_causes.signs import TEST_BEGINS
+from ddp_doctor.features.jobs.job_causes.signs import TEST_BEGINS
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.parse.software import nccl_release
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.features.jobs.facts import LogLine
+from ddp_doctor.features.jobs.job_causes import SIGNS
+from ddp_doctor.features.jobs.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.features.jobs.reading import endings
 from ddp_doctor.features.jobs.reading.blocks import (
     FRAME_WORD,
@@ -27,8 +29,6 @@ from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Pref
 from ddp_doctor.features.jobs.reading.ras import text_of_ras
 from ddp_doctor.features.jobs.reading.repeats import Repeats, Skip
 from ddp_doctor.features.jobs.reading.words import AFTER, BEFORE, pieces
-from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.parse.redact import masked
 
 #: Characters of a line that are kept.

@@ -5,8 +5,7 @@ socket.cpp, TraceUtils.h, distributed_c10d.py, distributed/elastic/agent/server/
 transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH's hydra pmiserv_cb.c.
 """
 
-from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.signs import (
+from ddp_doctor.features.jobs.job_causes.signs import (
     HARMLESS_WARNINGS,
     MONITORS,
     STACK_NOTE,
@@ -18,6 +17,7 @@ from ddp_doctor.knowledge.job_causes.signs import (
     victim,
     watchdog,
 )
+from ddp_doctor.knowledge import victims
 from ddp_doctor.model.known_error import Page
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.

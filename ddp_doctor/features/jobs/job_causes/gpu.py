@@ -4,6 +4,9 @@ Lines of the kernel name the GPU by its bus id. CUDA's errors are printed by tor
 failure 700 '…'", without the number before NCCL 2.20).
 """
 
+from ddp_doctor.features.jobs.job_causes.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
+from ddp_doctor.features.jobs.job_causes.remedies import on_node, remedy, setting
+from ddp_doctor.features.jobs.job_causes.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
 from ddp_doctor.knowledge.gpu.xids import (
     BUS,
     CATALOG,
@@ -14,9 +17,6 @@ from ddp_doctor.knowledge.gpu.xids import (
     XIDS,
     xids_of,
 )
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
-from ddp_doctor.knowledge.job_causes.remedies import on_node, remedy, setting
-from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
 
 _XID = ("NVRM: Xid",)
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.
