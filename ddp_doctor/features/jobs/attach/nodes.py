@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.features.jobs.attach.use_case import SECONDS, Watching, attach
+from ddp_doctor.features.jobs.sources.slurm import slurm_job_of
 from ddp_doctor.model.choices import Command, Status, as_usage_error
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.parse.hostlist import expand
-from ddp_doctor.sources.slurm import slurm_job_of
 from ddp_doctor.starters.detect import number
 from ddp_doctor.starters.fanout import Ended, Readers
 from ddp_doctor.starters.place import Asked

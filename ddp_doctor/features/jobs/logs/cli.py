@@ -44,9 +44,9 @@ def logs(
     from ddp_doctor.cli.given import ignored
     from ddp_doctor.cli.reporting import report
     from ddp_doctor.features.jobs.logs.use_case import logs
+    from ddp_doctor.features.jobs.sources.slurm import files_of_job
     from ddp_doctor.render import screen
     from ddp_doctor.render.progress import bytes_read
-    from ddp_doctor.sources.slurm import files_of_job
 
     codes = ignored(ignore)
     with as_usage_error():

@@ -14,7 +14,7 @@ from typing import Literal
 from ddp_doctor.features.jobs.live_facts import ChildSeen, Look, Unacknowledged
 from ddp_doctor.features.jobs.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
 from ddp_doctor.features.jobs.sources.live_environment import current_environment
-from ddp_doctor.knowledge.system_calls import CALLS, Call
+from ddp_doctor.features.jobs.sources.system_calls import CALLS, Call
 from ddp_doctor.sources import proc
 
 #: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).

@@ -11,7 +11,7 @@ from math import sqrt
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ddp_doctor.knowledge import slow_jobs
+from ddp_doctor.features.jobs.watch import slow_jobs
 
 _MOST_LOOKS = 8_192
 

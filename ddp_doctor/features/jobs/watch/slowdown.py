@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 
 from ddp_doctor.features.jobs.watch.evidence import Evidence, Output
 from ddp_doctor.features.jobs.watch.pace import Fall, Pace
+from ddp_doctor.features.jobs.watch.slow_jobs import LASTS_MOST_S
 from ddp_doctor.features.jobs.watch.step_counts import Doors, Gloo, Said, Source
-from ddp_doctor.knowledge.slow_jobs import LASTS_MOST_S
 
 #: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
 _SEARCH_S, _BEGINNING_S = 60.0, 300.0

@@ -22,11 +22,11 @@ from ddp_doctor.features.jobs.logs import use_case as job_reading
 from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.features.jobs.reading import words
 from ddp_doctor.features.jobs.reading.prefix import Origin, Prefixes
+from ddp_doctor.features.jobs.sources.slurm import files_of_job
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.parse.text import plain
 from ddp_doctor.sources import job_files, unpacking
-from ddp_doctor.sources.slurm import files_of_job
 from tests.recordings import path_of
 
 SIGN = "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9 bytes: No space left on device"

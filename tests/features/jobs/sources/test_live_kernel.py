@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.features.jobs.sources.live_process import sockets, waits_for
-from ddp_doctor.knowledge.system_calls import CALLS
+from ddp_doctor.features.jobs.sources.system_calls import CALLS
 from ddp_doctor.sources import proc
 from tests.waiting import wait_until
 
