@@ -199,7 +199,7 @@ def test_nothing_below_the_sources_reads_the_environment():
         "ddp_doctor/settings", "ddp_doctor/parse", "ddp_doctor/facts", "ddp_doctor/knowledge",
         "ddp_doctor/model", "ddp_doctor/features/lint", "ddp_doctor/features/trace/reading",
         "ddp_doctor/features/trace/views", "ddp_doctor/features/trace/rules",
-        *(f"ddp_doctor/features/jobs/{room}" for room in ("causes", "job_causes", "reading", "views")),
+        *(f"ddp_doctor/features/jobs/{room}" for room in ("causes", "reading", "table", "views")),
     )  # fmt: skip
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
 from ddp_doctor.engine.waits.from_dumps import DumpSet, groups_of, sets_of
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features import features_in, recorded
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped

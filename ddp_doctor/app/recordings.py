@@ -9,8 +9,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
-from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.facts.recordings import RecordingFact
+from ddp_doctor.facts.given import FlightDumpFact, RecordingFact
 from ddp_doctor.features import features_in
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import as_usage_error

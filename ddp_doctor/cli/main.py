@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 import typer
 
-from ddp_doctor.cli import before_a_job, clusters, complete, reference, replay
+from ddp_doctor.cli import before_a_job, complete, earlier_runs, reference
 from ddp_doctor.cli.options import app
 from ddp_doctor.model.choices import ExitCode
 
 #: A class of click, or of typer since it includes click.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
-__all__ = ["app", "before_a_job", "clusters", "entry", "reference", "replay"]
+__all__ = ["app", "before_a_job", "earlier_runs", "entry", "reference"]
 
 
 def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:

@@ -1,6 +1,6 @@
 """The command line and the options that several commands share.
 
-before_a_job, clusters, reference and replay add their commands to it. help.py loads the commands of features.
+before_a_job, earlier_runs and reference add their commands to it. help.py loads the commands of features.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import CHECKS, JUDGED, NODES, VERDICT, Command, Commands, epilog, has_short_help, help_all
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.outputs import FORMS, Outputs, is_redactable, offered_by, paths_of_forms
+from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
 app = typer.Typer(
@@ -140,11 +141,9 @@ _SettingsOption = Annotated[
 
 
 def command(
-    *examples: str, exits: str = JUDGED, of: typer.Typer = app, summary: str | None = None, **context_settings: Any
+    *examples: str, exits: str = JUDGED, of: typer.Typer = app, **context_settings: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Add a function to a command line; it returns the exit code, and its errors become one sentence.
-
-    The ``summary`` is the docstring unless it is given.
 
     Typer reads the signature, so a parameter ``outputs`` is replaced by one option per output of the command, and a
     parameter ``typed`` by the fields of its dataclass.
@@ -152,6 +151,7 @@ def command(
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         below = epilog(*examples, exits=exits)
+        summary = FEATURES[name].summary if (name := function.__name__) in FEATURES else None
         added = of.command(cls=Command, help=summary, epilog=below, context_settings=context_settings)
         return added(_reported(function))
 

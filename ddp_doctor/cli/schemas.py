@@ -24,8 +24,8 @@ from ddp_doctor.model.run_plan import RunPlan
 
 
 def _of_features(*commands: str) -> dict[str, tuple[type[BaseModel], str]]:
-    found = ((name, each.report) for name, each in loadable().items() if name in commands)
-    return {f"{name}-report": (report, f"report of {name} (--json)") for name, report in found}
+    found = {name: each.report for name, each in loadable().items() if name in commands}
+    return {f"{name}-report": (report, f"report of {name} (--json)") for name, report in found.items()}
 
 
 #: Each schema by name: the model, and what writes such a document.

@@ -101,8 +101,7 @@ class Feature:
     about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
     rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
     errors: "Callable[[], Sequence[KnownError]]" = lambda: ()  #: Return the texts of errors that it knows.
-    #: Yield the tables of a report and its recording (render/layout.py); ``each``: with all rows. None: the feature
-    #: shows its own report.
+    #: Yield its tables (render/layout.py) by report, recording and ``each`` (all rows). None: it shows its own report.
     tables: "Callable[..., Iterator[Any]] | None" = None
     #: Yield the lines of each part on the screen if these are not its tables, by report, recording, width and ``each``.
     story: "Callable[..., Iterator[Iterable[str]]] | None" = None
@@ -142,8 +141,7 @@ class Recorded(Feature):
     collectives: "Callable[[str, Sequence[Recording]], JobCollectives] | None" = None
     #: Yield who ranks wait for, by the dumps in a recording; each has ``culprits``, ``detail`` and ``confidence``.
     waits: "Callable[[Recording], Iterable[Any]]" = _none
-    #: Return the finding on the cause that a process names, and the line that names it, by the name of its output, the
-    #: text of it, and the check of the finding. None: it names none.
+    #: Return the finding on the cause that output names, and its line, by the output's name, its text and the check.
     named_cause: "Callable[[str, str, str], tuple[Finding, Sequence[str]] | None]" = _none
 
 

@@ -3,7 +3,7 @@
 A message that names a fault of the rank's own host is never a victim's, whatever else it says: NCCL
 puts both under "unhandled system error".
 
-Signs of a job's output are made of the same words (job_causes/pointers.py). They stand here because a rank that fails
+Signs of a job's output are made of the same words (table/pointers.py of jobs). They are here because a rank that fails
 reads its own exception, perhaps with no file descriptor left to import those tables.
 
 Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,

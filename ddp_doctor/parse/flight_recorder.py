@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddp_doctor.facts.flight_dump import FlightDumpFact, GroupSeen
+from ddp_doctor.facts.given import FlightDumpFact, GroupSeen
 from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.parse.json_value import NotJson, json_value
 from ddp_doctor.parse.plain_pickle import NotPlainData, plain_data

@@ -8,8 +8,8 @@ import pytest
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.features.jobs.job_causes import JOB_CAUSES, SIGNS
-from ddp_doctor.features.jobs.job_causes.signs import Sign
+from ddp_doctor.features.jobs.table import JOB_CAUSES, SIGNS
+from ddp_doctor.features.jobs.table.signs import Sign
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.features.trace.table import PARTS
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ddp_doctor.engine.hang.rules import deaths
-from ddp_doctor.features.jobs.job_causes import cause_named
+from ddp_doctor.features.jobs.table import cause_named
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.trial import Raised, RankEvidence
 from tests.engine.test_trial_rules import _rank, _with

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.features.jobs.attach.report import AttachReport
+from ddp_doctor.features.jobs.attach import AttachReport
 from ddp_doctor.features.jobs.attach.use_case import attach
 from ddp_doctor.features.jobs.sources.live_jobs import ended
 from ddp_doctor.features.jobs.sources.live_stacks import stacks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from tests.features.jobs.logs.dumps import named, verdicts
 from tests.features.jobs.logs.make_dumps import SITUATIONS

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_doctor.features.jobs.job_causes import JOB_CAUSES
 from ddp_doctor.features.jobs.logs.use_case import logs
+from ddp_doctor.features.jobs.table import JOB_CAUSES
 from ddp_doctor.model.report import LogsReport
 from tests import elf
 from tests.nccl_wheels import RELEASES, libnccl

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.app import judge
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.features.jobs.job_causes import SIGNS
+from ddp_doctor.features.jobs.table import SIGNS
 from ddp_doctor.model.trial import Raised, RankEvidence
 from ddp_doctor.views.failed_trials import complaints, words_of
 from tests.recordings import load

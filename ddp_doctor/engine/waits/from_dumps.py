@@ -10,7 +10,7 @@ from math import prod
 from pathlib import PurePath
 
 from ddp_doctor.engine.waits.standings import Call, Group, Standing, Wait
-from ddp_doctor.facts.flight_dump import FlightDumpFact, GroupSeen
+from ddp_doctor.facts.given import FlightDumpFact, GroupSeen
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry
 

@@ -15,8 +15,8 @@ A rank waits in a call of a group for the members that have not come to it. In t
 8. all members are in it: a link or a GPU, and no rank.
 
 What each kind of evidence can show of this: dumps of the flight recorder (from_dumps.py) 3 to 6 and 8; lines of the
-watchdog (from_watchdog.py) 3 and 5 to 8, each group by itself; looks at a job that runs (from_looks.py) 1, 2, 5, 7
-and 8. Where two sides are equal, nobody is named.
+watchdog 3 and 5 to 8, each group by itself; looks at a job that runs 1, 2, 5, 7 and 8 (both in standings.py of jobs).
+Where two sides are equal, nobody is named.
 """
 
 from collections import defaultdict

@@ -10,7 +10,6 @@ import typer
 from ddp_doctor.cli.help import OUTPUTS
 from ddp_doctor.cli.options import command, option
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import as_usage_error
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -20,7 +19,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     "ddp-doctor fleet /shared/reports --json /shared/reports/fleet.json",
     "ddp-doctor fleet reports/*.json --write-baseline baseline.json",
     of=app,
-    summary=FEATURES["fleet"].summary,
 )
 def fleet(
     paths: Annotated[

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, diagnose
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.verdict import measurements
-from ddp_doctor.facts.recordings import RecordingFact
-from ddp_doctor.features.jobs.causes import fallbacks, noticed
+from ddp_doctor.facts.given import RecordingFact
+from ddp_doctor.features.jobs.causes import fallbacks
 from ddp_doctor.features.jobs.causes.findings import finding_of
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.model.recording import Recording
@@ -36,7 +36,7 @@ def diagnosis_of(recording: Recording, causes: Callable[[Recording], Iterable[Ju
         named = tuple(causes(recording))
         kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
         found = [finding_of(judged, options.command) for judged in kept]
-    others = [diagnose(recording, (*rules_in(fallbacks), *rules_in(noticed))), *map(diagnose, beside)]
+    others = [diagnose(recording, rules_in(fallbacks)), *map(diagnose, beside)]
     left_out = sorted({judged.cause.code for judged in named if judged not in kept})
     return JobDiagnosis(
         (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_doctor.features.jobs.views.job_waits import collective_name
-from ddp_doctor.features.jobs.views.live_ranks import Doing
+from ddp_doctor.features.jobs.views.live import Doing
 from ddp_doctor.knowledge.thresholds import GPU_BUSY_PERCENT
 from ddp_doctor.model.base import grouped
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, and_more

@@ -7,18 +7,12 @@ import typer
 from ddp_doctor.cli.help import OUTPUTS, VERDICT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import FailOn
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@command(
-    "ddp-doctor lint train.py job.sbatch",
-    "ddp-doctor lint src --select DDL1 --output-format github",
-    of=app,
-    summary=FEATURES["lint"].summary,
-)
+@command("ddp-doctor lint train.py job.sbatch", "ddp-doctor lint src --select DDL1 --output-format github", of=app)
 def lint(
     files: Annotated[
         list[str],

@@ -9,7 +9,6 @@ import typer
 from ddp_doctor.cli.help import INPUT, VERDICT
 from ddp_doctor.cli.options import FailOnOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import Command, FailOn, UsageError
 from ddp_doctor.model.error_text import quoted
 
@@ -23,7 +22,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     exits="Exit codes: 0 no certain bottleneck above 10% of step time, 1 finding at or above --fail-on, 2 usage error"
     " or no trace, 3 unsure, 130 interrupted.",
     of=app,
-    summary=FEATURES["trace"].summary,
 )
 def trace(
     paths: Annotated[

@@ -9,7 +9,6 @@ import typer
 from ddp_doctor.cli.help import INPUT, LIVE
 from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import UsageError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -25,7 +24,6 @@ _LONGEST_WATCH_S = 3600.0
     "ddp-doctor attach --hosts node1,node2",
     exits=LIVE,
     of=app,
-    summary=FEATURES["attach"].summary,
 )
 def attach(
     pid: Annotated[

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from ddp_doctor.engine.diagnose import Diagnosis
-from ddp_doctor.features.jobs.attach.report import AttachReport, LiveRank
+from ddp_doctor.features.jobs.attach import AttachReport, LiveRank
 from ddp_doctor.features.jobs.causes import live
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
 from ddp_doctor.features.jobs.text import call_name, names, says
-from ddp_doctor.features.jobs.views.live_jobs import live_jobs, unreached
+from ddp_doctor.features.jobs.views.live import live_jobs, unreached
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
@@ -33,7 +33,6 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
 
 
 def _live_facts(recording: Recording) -> JobFacts:
-    """What is known of the jobs that run; of several only what they have in common."""
     jobs = [host for job in live_jobs(recording) for host in job.hosts]
     return JobFacts(
         launcher=common(job.launcher for job in jobs),
@@ -68,7 +67,6 @@ def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRan
 
 
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
-    """The verdict on jobs that run."""
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     certain = [finding for finding in findings if finding.is_certain_error]
     doubtful = [finding for finding in findings if finding.severity is not Severity.INFO]
@@ -87,7 +85,6 @@ def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]
 
 
 def _not_seen(recording: Recording, verdict: Verdict) -> str:
-    """Return which hosts an unsure verdict lacks."""
     hosts = unreached(recording) if verdict is Verdict.UNSURE else {}
     if len(hosts) > 1:
         return f"; {len(hosts)} hosts could not be read, {next(iter(hosts))} the first"

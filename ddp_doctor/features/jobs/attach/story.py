@@ -10,10 +10,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ddp_doctor.features.jobs.attach.report import AttachReport
+from ddp_doctor.features.jobs.attach import AttachReport
 from ddp_doctor.features.jobs.text import gpu_use, names, says
-from ddp_doctor.features.jobs.views.live_jobs import LiveJob, live_jobs, unreached
-from ddp_doctor.features.jobs.views.live_ranks import Doing
+from ddp_doctor.features.jobs.views.live import Doing, LiveJob, live_jobs, unreached
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Table, folded

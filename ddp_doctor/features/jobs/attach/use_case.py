@@ -12,9 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.facts.flight_dump import FlightDumpFact
-from ddp_doctor.features.jobs.facts import JobLogFact
-from ddp_doctor.features.jobs.live_facts import LiveJobFact, LiveRankFact, Look, Meeting, Refused
+from ddp_doctor.facts.given import FlightDumpFact
+from ddp_doctor.features.jobs.facts import JobLogFact, LiveJobFact, LiveRankFact, Look, Meeting, Refused
 from ddp_doctor.features.jobs.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.features.jobs.reading.ras import stand_still
 from ddp_doctor.features.jobs.sources import live_doors, live_meetings, live_process
@@ -159,8 +158,6 @@ def _why_not(pid: int) -> str:
 
 
 class _Watch:
-    """Some jobs, looked at over some seconds."""
-
     def __init__(self, jobs: Sequence[JobOnHost], how: Watching, begun_at: float) -> None:
         self._jobs, self._env, self._progress = jobs, how.env, how.progress
         self._number = min(max(_LOOKS, int(how.seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
@@ -267,7 +264,6 @@ class _Watch:
 
     @contextmanager
     def _sampled_gpus(self) -> Iterator[None]:
-        """Ask how busy the GPUs are, meanwhile; a driver that did not answer is not asked again."""
         if not any(map(has_gpu, self.pids)) or any(use.refused for use in self._gpus):
             yield
             return
@@ -298,7 +294,6 @@ class _Watch:
         )
 
     def _meeting(self, job: JobOnHost) -> Meeting | None:
-        """Return the endpoint of a job that has not begun; None if it has begun."""
         processes = [process for process in job.ranks.values() if process.pid not in self._ended]
         if processes and processes[0].pid in self._starters:
             return live_meetings.of_starter(processes[0], Host().tree)
@@ -365,7 +360,6 @@ class _Watch:
             yield rank, fact.model_copy(update={"numbered_by": job.numbered_by})
 
     def _recorders(self, job: JobOnHost) -> Iterator[tuple[int, FlightDumpFact]]:
-        """The flight recorders that were open to us, with what was open in them at the first look and at the last."""
         pids = {process.pid: rank for rank, process in job.ranks.items()}
         servers = {pid: server for pid, server in self._servers.items() if pid in pids}
         for pid, data in live_doors.flight_dumps(servers, self._end).items():

@@ -9,9 +9,9 @@ from functools import cached_property
 from ddp_doctor.features.jobs.causes.exceptions import cause_of, is_own
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
-from ddp_doctor.features.jobs.job_causes import RENAMED, SIGNS, cause_named
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
-from ddp_doctor.features.jobs.job_causes.signs import NCCL_STATES, Sign, Tier
+from ddp_doctor.features.jobs.table import RENAMED, SIGNS, cause_named
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.signs import NCCL_STATES, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -213,7 +213,6 @@ class Output:
 
     @cached_property
     def _ranks_in(self) -> Counter[str]:
-        """How many ranks print into each file."""
         return Counter(rank.last.file for rank in self.fact.ranks if rank.last is not None)
 
     def got_over(self, sign: SignSeen) -> bool:
@@ -232,7 +231,6 @@ class Output:
         return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
 
     def _steps_follow(self, sign: SignSeen) -> bool:
-        """Return True if steps follow an NCCL warning and continue to the end of the output."""
         if _NCCL_WARN not in sign.where.text or self._is_known_to_have_failed:
             return False
         return any(
@@ -314,7 +312,6 @@ class Output:
         )
 
     def _is_complaint(self, sign: SignSeen) -> bool:
-        """Whether it is one with nothing behind it."""
         known = SIGNS[sign.sign][0]
         is_one = known.role not in ("advice", "context") and not known.beside and not self._ends_nothing(sign)
         return is_one and not self.got_over(sign) and not self._was_tried_again(sign)
@@ -404,7 +401,6 @@ class Output:
 
     @cached_property
     def _lines_of_causes(self) -> Mapping[tuple[str, int | None], list[int]]:
-        """By file and rank, the lines on which signs of causes stand."""
         lines: dict[tuple[str, int | None], list[int]] = defaultdict(list)
         for sign in self.fact.signs:
             if SIGNS[sign.sign][1] is not None:
@@ -413,7 +409,6 @@ class Output:
 
 
 def _last(sign: SignSeen) -> int:
-    """The last line that says it."""
     return sign.where.line if sign.last_line is None else sign.last_line
 
 

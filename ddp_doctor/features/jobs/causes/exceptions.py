@@ -3,7 +3,7 @@
 import re
 
 from ddp_doctor.features.jobs.facts import SignSeen
-from ddp_doctor.features.jobs.job_causes.signs import LIBRARY_EXCEPTION
+from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 
 #: Exceptions of a rank because another process failed, or because it was told to end (torch 2.15
@@ -66,7 +66,6 @@ def cause_of(exception: SignSeen) -> tuple[str, ...]:
 
 
 def _alike(exception: SignSeen) -> tuple[str, ...]:
-    """Return the type, the message without numbers, and the line of code; these are equal on several ranks."""
     values = exception.values
     words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
     return (values.get("type", ""), words, values.get("where", ""))

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
-from ddp_doctor.features.jobs.causes import fallbacks, noticed
+from ddp_doctor.features.jobs.causes import fallbacks
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.features.jobs.job_causes import JOB_CAUSES
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
-from ddp_doctor.features.jobs.job_causes.unproven import NOT_FAILED, RECOVERED
+from ddp_doctor.features.jobs.table import JOB_CAUSES
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.unproven import NOT_FAILED, RECOVERED
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
@@ -46,7 +46,6 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _title(judged: Judged) -> str:
-    """The cause's title, with a capital first letter unless it starts with a host's name."""
     title = filled(judged.cause.title, {**judged.values, "who": judged.who})
     if judged.is_one_of_several_jobs and judged.job not in title:
         title = f"{title} (job {judged.job})"
@@ -90,4 +89,4 @@ def _rule(cause: JobCause) -> CauseRule:
 
 
 _BY_CODE = {cause.code: _rule(cause) for cause in JOB_CAUSES}
-JOB_RULES = (*_BY_CODE.values(), *rules_in(fallbacks), *rules_in(noticed))
+JOB_RULES = (*_BY_CODE.values(), *rules_in(fallbacks))

@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
 
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features.jobs.causes import networks, starting, time_outs, unproven, wait_graph
 from ddp_doctor.features.jobs.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.features.jobs.facts import JobLogFact
-from ddp_doctor.features.jobs.job_causes import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.features.jobs.job_causes.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
+from ddp_doctor.features.jobs.table import FOUND_BY_LINT, SIGNS, cause_named
+from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -139,7 +139,6 @@ def _by_the_moment(recording: Recording, output: Output, suspect: Suspect) -> Su
 
 
 def _is_first(output: Output, suspect: Suspect) -> bool | None:
-    """Whether it came with the first transfers; None where nothing tells."""
     if number := time_outs.collective_reached(output):
         return time_outs.is_first(number)
     lines_between = suspect.values.get("since_complete")
@@ -211,7 +210,6 @@ def _endpoint(output: Output, suspect: Suspect) -> dict[str, str]:
 
 
 def _of_all_gpus(suspect: Suspect) -> dict[str, str]:
-    """The GPUs of all signs, if these name different ones."""
     found = dict.fromkeys(bus for sign in suspect.signs if (bus := sign.values.get("bus")))
     return {"bus": name_list(list(found))} if len(found) > 1 and "peer_rank" not in suspect.values else {}
 
@@ -221,7 +219,6 @@ _SAME = ("bus", "gpu", "launched", "most")
 
 
 def _ranks_named(suspect: Suspect) -> str:
-    """``ranks 0, 1, 5``: the ranks in all signs that agree with the first sign in its other values."""
     by_values = grouped(((sign.host, *map(sign.values.get, _SAME)), sign) for sign in suspect.signs)
     first = next(iter(by_values.values()), [])
     numbers = {sign.values.get(name, "") for sign in first for name in ("rank", "peer_rank")}
@@ -230,7 +227,6 @@ def _ranks_named(suspect: Suspect) -> str:
 
 
 def _raised_at(output: Output, suspect: Suspect) -> str:
-    """``train.py:31``, the line of the job's own code, where a sign is the last line of a traceback; else empty."""
     ends = {(sign.where.file, sign.where.line) for sign in suspect.signs}
     for sign in output.signs("exception"):
         if (sign.where.file, sign.where.line) in ends:
@@ -252,7 +248,6 @@ def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _is_explained(output: Output, suspect: Suspect, by: Suspect) -> bool:
-    """Whether ``by`` may be why the suspect is there."""
     if by.cause.name in suspect.cause.instead_of:  # the rows know better
         return False
     if by.cause.name == NCCL_STATES and suspect.tier not in ("watchdog", "launcher"):
@@ -339,5 +334,4 @@ def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
 
 
 def _is_an_end(suspect: Suspect | Judged) -> bool:
-    """Whether somebody ended a job that did not fail."""
     return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
+from ddp_doctor.features.jobs.table.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
 
@@ -57,7 +57,6 @@ class Judged:
         return launcher is None or self.launcher in (None, "kubernetes", launcher[0])
 
     def _with_values(self, command: str) -> str:
-        """Replace the placeholders of a command (PID, PORT, PEER) by known values that are safe in a shell."""
         if self.pid is not None:
             command = command.replace("--pid PID", f"--pid {self.pid}")
         for word, name in _PLACEHOLDERS.items():

@@ -1,6 +1,6 @@
 """Why a job that runs does not get on: what engine/waits/judge.py says of looks at its ranks, in words; pure.
 
-What each rank does is worked out in views/live_ranks.py. Where ranks hand out their flight recorders, those say who
+What each rank does is worked out in views/live.py. Where ranks hand out their flight recorders, those say who
 waits for whom (wait_graph.py), better than stacks do; where NCCL's RAS answers, that counts before "not known". An
 innocent is never named: where the looks do not tell, the answer is "not known".
 """
@@ -13,16 +13,14 @@ from dataclasses import replace
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.features.jobs.causes import live_meetings, wait_graph
 from ddp_doctor.features.jobs.causes.evidence import Output, lines, suspects
-from ddp_doctor.features.jobs.causes.from_looks import WELL, standings_of
 from ddp_doctor.features.jobs.causes.judged import Judged
-from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
-from ddp_doctor.features.jobs.job_causes import cause_named
-from ddp_doctor.features.jobs.job_causes.remedies import in_code
-from ddp_doctor.features.jobs.live_facts import Unacknowledged
+from ddp_doctor.features.jobs.causes.standings import WELL, standings_of_looks
+from ddp_doctor.features.jobs.facts import JobLogFact, LogLine, Unacknowledged
+from ddp_doctor.features.jobs.table import cause_named
+from ddp_doctor.features.jobs.table.remedies import in_code
 from ddp_doctor.features.jobs.text import busy_text, called, collective_of, names, place, plural, says, verb, waits_text
 from ddp_doctor.features.jobs.views.job_waits import collective_name
-from ddp_doctor.features.jobs.views.live_jobs import LiveJob, live_jobs
-from ddp_doctor.features.jobs.views.live_ranks import UNABLE, Doing, last_to_come
+from ddp_doctor.features.jobs.views.live import UNABLE, Doing, LiveJob, last_to_come, live_jobs
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
@@ -59,8 +57,6 @@ def judged(recording: Recording) -> Iterator[Judged]:
 
 
 class _Job:
-    """What is said of one job."""
-
     def __init__(self, job: LiveJob) -> None:
         self.job, self.ranks = job, job.ranks
         self.able = [rank for rank in job.ranks if rank.kind not in UNABLE]
@@ -74,7 +70,7 @@ class _Job:
             return self._ended()
         if (meeting := self.job.meeting) and (missed := live_meetings.judged(self.job, meeting)):
             return (missed,)
-        ruling = judge(standings_of(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
+        ruling = judge(standings_of_looks(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
         if ruling.kind == "unable":
             return (*self._cannot_run(), *self._gone(ruling.who))
         if ruling.kind == "gets-on":
@@ -113,7 +109,6 @@ class _Job:
         return self._by_recorders(recording) or self._by_ras(recording, instead_of)
 
     def _by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
-        """What the flight recorders tell, with what the ranks do now."""
         found = []
         for cause in wait_graph.judged(recording):
             if cause.cause.name not in _NOT_OF_RECORDERS:
@@ -123,7 +118,6 @@ class _Job:
         return tuple(found)
 
     def _by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
-        """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
         if counts := self._counts():
@@ -149,7 +143,6 @@ class _Job:
         )
 
     def _counts(self) -> _Counts:
-        """Counts that did not move between two answers, as far as they are known of all ranks."""
         counts: dict[str, Mapping[int, int]] = {}
         for launched in (launched for host in self.job.hosts for launched in host.launched):
             named = dict(launched.by_rank)
@@ -185,7 +178,6 @@ class _Job:
     # --- some cannot run ------------------------------------------------------------------------------
 
     def _cannot_run(self) -> Iterator[Judged]:
-        """Ranks that are stopped, held, frozen, or in the kernel, by what keeps them."""
         unable = (rank for rank in self.ranks if rank.kind in ("stopped", "kernel"))
         for (kind, words), ranks in grouped(((rank.kind, rank.words), rank) for rank in unable).items():
             if kind == "stopped":
@@ -194,7 +186,6 @@ class _Job:
                 yield self._found("rank-in-kernel", Confidence.LIKELY, ranks, ranks, channel=words)
 
     def _gone(self, unable: Collection[int]) -> Iterator[Judged]:
-        """Ranks that ended, by their zombies, or that the launcher must have started and are not here."""
         ended = {rank.rank: rank.words for rank in self.ranks if rank.kind == "gone" and rank.rank in unable}
         ended |= {rank: "" for rank in self.job.missing if rank in unable}
         others = self.able
@@ -226,7 +217,6 @@ class _Job:
         return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
 
     def _ended(self) -> tuple[Judged, ...]:
-        """Return the causes of a job that ended during the observation; none if all exit codes are 0."""
         codes = {rank.words for rank in self.ranks}
         if codes == {WELL}:
             return ()
@@ -235,7 +225,6 @@ class _Job:
         return (self._found("job-ended", Confidence.POSSIBLE, self.ranks, (), job=self.job.name),)
 
     def _late(self) -> tuple[Judged, ...]:
-        """Of a job that gets on: the rank for which the others wait in each step."""
         late = last_to_come(self.ranks)
         if late is None:
             return ()
@@ -279,7 +268,6 @@ class _Job:
         return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
 
     def _lost(self, rank: Doing, connection: Unacknowledged) -> Judged:
-        """A connection that sends the same again and again."""
         peer_rank, host = connection.peer_rank, connection.peer.rpartition(":")[0]
         rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         peer_rank = rank_at.get(connection.peer) if peer_rank is None else peer_rank
@@ -301,7 +289,6 @@ class _Job:
         )
 
     def _groups_or_calls(self) -> Judged:
-        """Of ranks that handed over a group, or of which that is not known, the stacks do not tell which one."""
         found = self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len({rank.call for rank in self.in_collective}) == 1:
             return found
@@ -311,7 +298,6 @@ class _Job:
         return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
 
     def _calls_do_not_meet(self, ruling: Ruling) -> Judged:
-        """Different calls in one group."""
         who, blamed = self._those(ruling.who), self._those(ruling.suspects)
         rank = (blamed or self._those(min(ruling.sides, key=len)))[0]
         others = self._those([other for side in ruling.sides for other in side if other not in ruling.suspects])
@@ -373,7 +359,6 @@ class _Job:
     def _found(
         self, name: str, confidence: Confidence, who: Sequence[Doing], culprits: Sequence[Doing], **values: str
     ) -> Judged:
-        """A cause, with the lines of all ranks, ``who`` first."""
         rest = [rank for rank in self.ranks if rank not in who]
         waiting = [rank for rank in self.waiting if rank not in who or len(who) == len(self.ranks)]
         return Judged(
@@ -388,7 +373,6 @@ class _Job:
         )
 
     def _who(self, ranks: Sequence[int]) -> str:
-        """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
         pids = {rank.rank: f"pid {rank.fact.pid}{self._on(rank.rank)}" for rank in self.ranks}
         if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
@@ -397,7 +381,6 @@ class _Job:
         return self._names(ranks)
 
     def _names(self, ranks: Collection[int]) -> str:
-        """``ranks 0-2``, including missing ranks; ``processes 4711, 4712``."""
         return rank_list([*ranks]) if self.job.is_numbered else names(self._those(ranks))
 
     def _culprits(self, ranks: Iterable[int]) -> tuple[Culprit, ...]:
@@ -414,16 +397,13 @@ class _Job:
         )
 
     def _node(self, rank: int) -> str | None:
-        """The host of a rank, also of one that is missing there; None where that is not known."""
         hosts = {rank.rank: rank.fact.host for rank in self.ranks}
         return hosts.get(rank) or self.job.missing.get(rank)
 
     def _on(self, rank: int) -> str:
-        """Where a rank is, of a job on several hosts."""
         return f" on {self._node(rank)}" if len(self.job.hosts) > 1 else ""
 
     def _lines(self, ranks: Iterable[Doing]) -> Iterator[LogLine]:
-        """One for those that do the same on one host."""
         alike = grouped(((rank.fact.host, says(rank)), rank) for rank in ranks)
         for (host, text), several in list(alike.items())[:_MOST_LINES]:
             if len(several) == 1:
@@ -432,7 +412,6 @@ class _Job:
                 yield LogLine(file=f"{names(several)} on {host}", line=0, text=text)
 
     def _stack(self, rank: Doing) -> Iterator[LogLine]:
-        """Where a rank stands, whole: its Python stack, and what the kernel says that it waits for."""
         frames = next((look.frames for look in reversed(rank.fact.looks) if look.frames), ())
         if frames:
             cut = "… > " * (len(frames) > _MOST_FRAMES)
@@ -448,7 +427,6 @@ class _Job:
 
 
 def _remedies_of_stuck(rank: Doing) -> tuple[Remedy, ...]:
-    """Return the fixes for a rank that is stuck in its own code, by its activity."""
     at, kernel = place(rank.line) if rank.line else "this line", rank.fact.kernel
     if rank.loops:
         first = f"Make the loop at {at} end on every rank"
@@ -478,7 +456,6 @@ def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, st
 
 
 def _counts_text(counts: _Counts) -> str:
-    """``all-reduce 5 on ranks 0, 2, 3, 4 on rank 1``."""
     parts = []
     for operation, by_rank in counts.items():
         ranks_of = sorted(grouped((count, rank) for rank, count in by_rank.items()).items(), reverse=True)
@@ -488,5 +465,4 @@ def _counts_text(counts: _Counts) -> str:
 
 
 def _operation(name: str) -> str:
-    """``all-reduce`` of AllReduce."""
     return collective_name(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))

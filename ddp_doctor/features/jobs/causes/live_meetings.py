@@ -1,12 +1,11 @@
 """The reason why a job has not begun: its launchers or ranks wait for other nodes at an endpoint. Pure."""
 
 from ddp_doctor.features.jobs.causes.judged import Judged
-from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.features.jobs.job_causes import cause_named
-from ddp_doctor.features.jobs.job_causes.remedies import remedy
-from ddp_doctor.features.jobs.live_facts import Meeting
+from ddp_doctor.features.jobs.facts import LogLine, Meeting
+from ddp_doctor.features.jobs.table import cause_named
+from ddp_doctor.features.jobs.table.remedies import remedy
 from ddp_doctor.features.jobs.text import names, verb
-from ddp_doctor.features.jobs.views.live_jobs import LiveJob
+from ddp_doctor.features.jobs.views.live import LiveJob
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.wording.ranks import rank_list
@@ -61,7 +60,6 @@ def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
 
 
 def _others(job: LiveJob, meeting: Meeting) -> str:
-    """Return the missing nodes or ranks, or the program that starts them, in words; empty if none is missing."""
     if meeting.program is not None:
         return meeting.program or "its tasks"
     if meeting.who == "ranks":
@@ -73,7 +71,6 @@ def _others(job: LiveJob, meeting: Meeting) -> str:
 
 
 def _fault(meeting: Meeting) -> str:
-    """Return the fault of the endpoint; empty if there is none, or if it is unknown."""
     if meeting.server:
         return f"{meeting.server} has this port, and it does not belong to the job"
     return {

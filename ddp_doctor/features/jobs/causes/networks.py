@@ -7,7 +7,7 @@ from ddp_doctor.features.jobs.causes.evidence import Output, Suspect, lines
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.causes.time_outs import collective_reached, is_first, waited
 from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
-from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
+from ddp_doctor.features.jobs.table import SIGNS, cause_named
 from ddp_doctor.features.jobs.views.job_waits import waits
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -41,7 +41,6 @@ def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
 
 
 def _differing(output: Output, name: str, statement: str, values: Sequence[tuple[str, int]]) -> Iterator[Suspect]:
-    """Those whose value is not that of most; nobody is to blame where both have as many."""
     cause, ranks_of = cause_named(name), grouped(values)
     if len(ranks_of) < 2:
         return

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ddp_doctor.features.jobs.causes.evidence import Output, lines
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import SignSeen
-from ddp_doctor.features.jobs.job_causes import cause_named
-from ddp_doctor.features.jobs.job_causes.unproven import GET_RESOURCES, START_ALL
+from ddp_doctor.features.jobs.table import cause_named
+from ddp_doctor.features.jobs.table.unproven import GET_RESOURCES, START_ALL
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.wording.ranks import rank_list

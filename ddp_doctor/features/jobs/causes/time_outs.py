@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.features.jobs.causes.evidence import Output, Suspect, lines, ranks_of
-from ddp_doctor.features.jobs.causes.from_watchdog import UNEVEN, standings_in, standings_of
 from ddp_doctor.features.jobs.causes.judged import Judged
+from ddp_doctor.features.jobs.causes.standings import UNEVEN, standings_in, standings_of
 from ddp_doctor.features.jobs.causes.whose import places, rank_culprit
 from ddp_doctor.features.jobs.facts import SignSeen
-from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
+from ddp_doctor.features.jobs.table import SIGNS, cause_named
 from ddp_doctor.features.jobs.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -100,7 +100,6 @@ def _judged(
 
 
 def _call(signs: Sequence[SignSeen]) -> str:
-    """``all-reduce 17``, of the first that tells."""
     if any("not_joined" in sign.values for sign in signs):
         return "the process group"
     numbered = (sign.values for sign in signs if sign.values.get("seq"))
@@ -108,7 +107,6 @@ def _call(signs: Sequence[SignSeen]) -> str:
 
 
 def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
-    """Why ranks of one group wait, by the numbers of its collectives; None where these do not tell."""
     last = _last(ranks)
     behind = [rank for rank, wait in ranks.items() if wait.reached < last]
     works = [rank for rank in behind if len(behind) == 1 and ranks[rank].seq is None and _worked(output, rank)]
@@ -319,7 +317,6 @@ def _never_made(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _never_came(signs: Sequence[SignSeen]) -> list[int]:
-    """The rank from which others did not get what NCCL's communicator begins with."""
     absent = {int(sign.values["missing"]) for sign in signs if sign.sign == "store-id-timeout"}
     return sorted(absent) if len(absent) == 1 and ranks_of(signs).isdisjoint(absent) else []
 

@@ -12,8 +12,8 @@ from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.time_outs import waited, worked_before
 from ddp_doctor.features.jobs.causes.whose import local_culprits, local_places, places, rank_culprit
 from ddp_doctor.features.jobs.facts import ProcessSeen, RankSeen, SignSeen
-from ddp_doctor.features.jobs.job_causes import SIGNS, cause_named
-from ddp_doctor.features.jobs.job_causes.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
+from ddp_doctor.features.jobs.table import SIGNS, cause_named
+from ddp_doctor.features.jobs.table.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.features.jobs.views.job_waits import waits
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -71,7 +71,6 @@ def judged(output: Output) -> tuple[Judged, ...]:
 
 
 def _killed(output: Output) -> Iterator[Judged]:
-    """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
     killed = [rank for rank in output.died if _signal_of(rank) == "SIGKILL" and rank.rank not in output.stuck]
     local = [process for process in output.died_locally if _signal_of(process) == "SIGKILL"]
     is_known = output.died or output.died_locally or output.stuck
@@ -105,7 +104,6 @@ def _tells_of_a_kill(sign: SignSeen) -> bool:
 
 
 def _crashed(output: Output) -> Iterator[Judged]:
-    """A rank that ended by a signal of its own, without a word."""
     ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
     local = [process for process in output.died_locally if _signal_of(process) in _CRASHES]
     # Launchers that name no rank say it of a command.
@@ -132,7 +130,6 @@ def _named(output: Output, ranks: Sequence[RankSeen], local: Sequence[ProcessSee
 
 
 def _command_signal(sign: SignSeen) -> str | None:
-    """The signal: by its name, as a negative exit code, or as a shell's."""
     code = int(sign.values.get("exit") or 0)
     return sign.values.get("signal") or _SIGNALS.get(code if code > 0 else 128 - code)
 
@@ -194,7 +191,6 @@ def _peer_died(output: Output) -> Iterator[Judged]:
 
 
 def _stopped_by_launcher(output: Output) -> set[str | None]:
-    """Return the pids of the processes that a launcher stopped because another one had failed."""
     return {sign.values.get("pid") for sign in output.signs("closing-signal")}
 
 
@@ -230,7 +226,6 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
 
 
 def _interrupted(output: Output) -> Iterator[Judged]:
-    """Return Ctrl-C as the cause of an end without a timeout or a death."""
     signs = output.signs("interrupted")
     late = any(_is_time_out(sign) for sign in output.fact.signs)
     if signs and not late and not output.died and not output.died_locally:
@@ -238,7 +233,6 @@ def _interrupted(output: Output) -> Iterator[Judged]:
 
 
 def _unknown(output: Output) -> Iterator[Judged]:
-    """What is known: who ended how, who waited where."""
     wait = starting.waited_for(output)
     waits_for, ended = waited(output) or (capital(wait.what) if wait else ""), _ends(output)
     late = [sign for sign in output.fact.signs if ends_a_job(SIGNS[sign.sign][0]) and _is_time_out(sign)]
@@ -283,7 +277,6 @@ def _quoted(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Return the beginning of a line. Long words, such as paths, lose their middle: shorten() drops them entirely."""
     return shorten(_LONG_WORD.sub(r"\1…\2", text), _LONGEST_WORDS, placeholder=" …")
 
 
@@ -292,7 +285,6 @@ def _is_time_out(sign: SignSeen) -> bool:
 
 
 def _advice(output: Output, is_time_out: bool, wait: starting.Wait | None = None) -> tuple[tuple[Remedy, ...], str]:
-    """Return the remedies and the next check that fit what the output shows, and does not have already."""
     if wait is not None:
         return (wait.remedy,), wait.next_check
     if is_time_out:
@@ -386,7 +378,6 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
 
 
 def _stops(output: Output) -> tuple[Judged, ...]:
-    """Return the cause "end-not-shown" if the output ends with a step and no file shows a good end."""
     steps = [file.last_step for file in output.fact.files if file.stops and file.last_step is not None]
     if not steps or any(file.good_end for file in output.fact.files):
         return ()
@@ -396,7 +387,6 @@ def _stops(output: Output) -> tuple[Judged, ...]:
 
 
 def _of_one_moment(output: Output) -> Judged | None:
-    """Return what one answer of RAS or py-spy dumps show, perhaps a moment of a job that runs."""
     for sign in output.signs("ras-mismatch"):
         counts = "; ".join(line.strip() for line in sign.values.get("counts", "").strip().split("\n"))
         why = f"NCCL's RAS shows different {sign.values['what']} ({counts}), which may last a moment only"
@@ -416,7 +406,6 @@ def _of_one_moment(output: Output) -> Judged | None:
 
 
 def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tuple[Judged, ...]:
-    """Return the cause "end-not-shown" if no line of any output shows a good end or steps up to the end."""
     files = [file for file in output.fact.files if file.kind == "output" and file.lines]
     unusual = [file.unusual for file in files if file.unusual is not None]
     if not unusual and (files or all(file.kind == "empty" for file in output.fact.files)):
@@ -433,7 +422,6 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
 
 
 def _not_come(logs: Sequence[NcclTransportFact]) -> str:
-    """The ranks, fewer than half, of a communicator that the others began and wait to complete."""
     for inits in grouped((init.comm_id, init) for log in logs for init in log.inits).values():
         came, sizes = {init.rank for init in inits}, {init.ranks for init in inits}
         size = max(sizes)
@@ -454,7 +442,6 @@ def _silent(output: Output, late: list[SignSeen]) -> str:
 
 
 def _ends(output: Output) -> str:
-    """``rank 3 ended by SIGSEGV; ranks 0-2 exited with 1.``"""
     ends = [(_signal_of(rank), rank) for rank in output.died]
     by_end = grouped((f"ended by {s}" if s else f"exited with {rank.exit_code}", rank.rank) for s, rank in ends)
     texts = [f"{places(output, ranks)} {how}" for how, ranks in by_end.items()]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import JobLogFact, LogLine
-from ddp_doctor.features.jobs.job_causes import cause_named
+from ddp_doctor.features.jobs.table import cause_named
 from ddp_doctor.features.jobs.views.job_waits import collective_name
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
@@ -34,8 +34,6 @@ def judged(recording: Recording) -> tuple[Judged, ...]:
 
 
 class _Words:
-    """What is said of one job."""
-
     def __init__(self, job: DumpSet, hosts: Mapping[int, str]) -> None:
         self.job = job
         self.standings = {standing.rank: standing for standing in standings_of(job, hosts)}
@@ -114,7 +112,6 @@ class _Words:
         return self._found("stuck-outside-collective", ruling, lines, detail, {"call": _call_text(call)})
 
     def _one_more(self, ruling: Ruling) -> Judged:
-        """The one rank that called it, and those at rest before it."""
         (rank,), idle = ruling.sides
         wait = min(ruling.waits, key=lambda wait: len(wait.missing))
         call = _call_text(wait)
@@ -158,7 +155,6 @@ class _Words:
         return self._found("collective-stalled", ruling, lines, detail, {"call": _call_text(first)})
 
     def _where(self, ranks: Sequence[int]) -> str:
-        """Where in the job's code the last collective of these ranks was called."""
         parts = []
         for rank in ranks[:3]:
             dump = self.job.dumps.get(rank)
@@ -203,7 +199,6 @@ def _goes_on(dump: FlightDumpFact) -> bool:
 
 
 def _call_text(wait: Wait) -> str:
-    """all-reduce 17 of the default group."""
     if wait.call.seq is None:
         return f"a transfer with rank {min(wait.missing)}" if wait.missing else "a transfer"
     return f"{collective_name(wait.call.op)} {wait.call.seq} of {wait.call.group.words}"
@@ -223,5 +218,4 @@ def _waits_lines(waits: Iterable[Wait]) -> list[tuple[int, str]]:
 
 
 def _waits_text(waits: Sequence[Wait]) -> str:
-    """Ranks 0-4 wait in all_reduce 17 of the default group; rank 6 waits in broadcast 2 of group 1."""
     return where_they_wait((f"in {_call_text(wait)}", wait.rank) for wait in waits)

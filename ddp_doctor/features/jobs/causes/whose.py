@@ -50,7 +50,6 @@ def local_culprits(processes: Iterable[ProcessSeen | SignSeen]) -> tuple[Culprit
 
 
 def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
-    """The ranks that printed it, or the rank that failed first if the output does not show which printed it."""
     is_of_code = suspect.cause.domain in ("code", "data", "unknown") and suspect.tier == "exception"
     if is_of_code and not suspect.ranks and output.first_failed is not None:
         is_anybodys = all(sign.host is None and sign.local_rank is None for sign in suspect.signs)
@@ -123,7 +122,6 @@ def _printed_by(output: Output, sign: SignSeen) -> Culprit | None:
 
 
 def _named(output: Output, values: Mapping[str, str], host: str | None, speaker: int | None) -> Culprit | None:
-    """The culprit that a sign's words name: a GPU, a device, a variable, a file or a rank."""
     node = values.get("host") or host
     if values.get("rank", "").isdigit() and values.get("peer_rank", "").isdigit():
         both = rank_culprit(output, int(values["rank"]))

@@ -10,7 +10,7 @@ FEATURE = Recorded(
         "logs, attach    Causes of failed and stuck jobs, reported by `ddp-doctor logs` and `ddp-doctor attach`"
     ),
     rules=later(f"{__name__}.report", "rules"),
-    errors=later(f"{__name__}.shared", "errors"),
+    errors=later(f"{__name__}.report", "errors"),
     facts=(JobLogFact,),
     has_all_reduces=True,
     diagnose=later(f"{__name__}.report", "diagnose"),
@@ -20,5 +20,5 @@ FEATURE = Recorded(
     story=later(f"{__name__}.story", "story"),
     in_markdown="Ranks",
     waits=later("ddp_doctor.features.jobs.causes.wait_graph", "judged"),
-    named_cause=later(f"{__name__}.shared", "named_cause"),
+    named_cause=later(f"{__name__}.report", "named_cause"),
 )

@@ -10,7 +10,6 @@ import typer
 from ddp_doctor.cli.help import ENDED, INPUT
 from ddp_doctor.cli.options import IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import UsageError, as_usage_error
 from ddp_doctor.model.error_text import quoted
 
@@ -23,7 +22,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     "ddp-doctor logs --job 4711",
     exits=ENDED,
     of=app,
-    summary=FEATURES["logs"].summary,
 )
 def logs(
     paths: Annotated[

@@ -3,20 +3,28 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 
 from ddp_doctor.engine.diagnose import is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.features.jobs.causes.findings import JOB_RULES
-from ddp_doctor.features.jobs.causes.judge import causes
+from ddp_doctor.features.jobs.causes.findings import JOB_RULES, finding_of
+from ddp_doctor.features.jobs.causes.judge import cause_in, causes
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
 from ddp_doctor.features.jobs.facts import JobLogFact
-from ddp_doctor.features.jobs.job_causes.unproven import NOT_FAILED, RECOVERED
-from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.features.jobs.reading.assemble import fact_of_text
+from ddp_doctor.features.jobs.table import SIGNS
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.signs import Sign
+from ddp_doctor.features.jobs.table.unproven import NOT_FAILED, RECOVERED
+from ddp_doctor.model.choices import Confidence, Severity, Verdict
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.known_error import KnownError, Page
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, LogsReport, Report
 from ddp_doctor.model.rule import Described
+from ddp_doctor.settings.table import variables
 from ddp_doctor.views.node_traits import counted
 
 
@@ -69,7 +77,6 @@ def _what_was_read(recording: Recording) -> str:
 
 
 def _facts(recording: Recording) -> JobFacts:
-    """What the output says of the job."""
     job = recording.first(JobLogFact) or JobLogFact(files=())
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     dumps = [at.fact for at in recording.facts(FlightDumpFact)]
@@ -112,5 +119,38 @@ def _all(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 
 def _kind(via: str) -> str:
-    """``P2P/CUMEM``, ``NET/IB/GDRDMA``: without the numbers of devices and proxies."""
     return "/".join(part.partition("(")[0] for part in via.split("/") if not part[:1].isdigit())
+
+
+#: Some libraries print times without a year; here only their order counts.
+_LEAP_YEAR = 2000
+
+
+def named_cause(name: str, text: str, check: str) -> tuple[Finding, tuple[str, ...]] | None:
+    """Return the finding on the cause that a process names, and the line that names it."""
+    judged = cause_in(fact_of_text(name, text, _LEAP_YEAR))
+    return None if judged is None else (finding_of(judged, check), tuple(line.text for line in judged.lines[:1]))
+
+
+@cache
+def errors() -> tuple[KnownError, ...]:
+    """Return the texts in a job's output that have a meaning."""
+    return tuple(
+        KnownError(
+            sign.id,
+            sign.words,
+            sign.pattern,
+            _page(sign, cause),
+            cause.name if cause else "",
+            cause.code if cause and sign.confidence is not Confidence.POSSIBLE else "",
+            sign.run_code,
+        )
+        for sign, cause in SIGNS.values()
+    )
+
+
+def _page(sign: Sign, cause: JobCause | None) -> Page | None:
+    if cause is None or sign.beside:
+        return sign.page
+    settings = {setting.name for remedy in cause.remedies for setting in remedy.settings} & {*variables()}
+    return Page(cause.finds, (cause.code, *cause.found_by), cause.references[0], tuple(sorted(settings)))

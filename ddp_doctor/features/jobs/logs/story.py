@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen
 from ddp_doctor.features.jobs.views.job_waits import collective_name, waits
 from ddp_doctor.model.base import grouped
@@ -72,7 +72,6 @@ def words(report: Report, recording: Recording, *, each: bool = False) -> Iterat
 
 
 def _about(job: JobLogFact, facts: JobFacts) -> str:
-    """``8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines``."""
     ranks = f"{facts.ranks} rank{'s' if facts.ranks != 1 else ''}" if facts.ranks else ""
     on = f" on {len(facts.nodes)} nodes" if len(facts.nodes) > 1 else "".join(f" on {n}" for n in facts.nodes)
     versions = [f"{name} {version}" for name, version in (("torch", facts.torch), ("NCCL", facts.nccl)) if version]
@@ -87,7 +86,6 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
 
 
 def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str, ...]]:
-    """Return the faulty ranks first; equal ranks share a row if their last lines differ only in numbers."""
     job = recording.first(JobLogFact)
     if job is None or not isinstance(report, LogsReport):
         return []
@@ -134,7 +132,6 @@ def _ended(rank: RankSeen) -> str:
 
 
 def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str]:
-    """Return the collective that each rank was in, from its dump or, if none was read, from its timeout."""
     found = {
         rank: f"{collective_name(wait.op)} {wait.seq}"
         for of_group in waits(job).values()
@@ -149,7 +146,6 @@ def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str
 
 
 def _in_dump(dump: FlightDumpFact) -> str:
-    """Return ``all-reduce 17``, or the collective after which the rank was idle."""
     if dump.problem is not None:
         return f"dump: {one_line(dump.problem)}"
     for group in dump.groups:

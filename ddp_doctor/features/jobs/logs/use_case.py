@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.recordings import RecordingFact
+from ddp_doctor.facts.given import RecordingFact
 from ddp_doctor.features.jobs.facts import FileSeen
 from ddp_doctor.features.jobs.reading.assemble import Job
 from ddp_doctor.features.jobs.reading.containers import (
@@ -127,8 +127,6 @@ def read_job(
 
 
 class _Reading:
-    """One reading of paths; the search for words runs in threads, and what is found is looked at in order."""
-
     def __init__(self, paths: Sequence[str], progress: Progress | None, starts: Mapping[str, int]) -> None:
         self._paths = paths
         self._starts = starts
@@ -194,7 +192,6 @@ class _Reading:
         )
 
     def _by(self, reader: Reader, file: JobFile, pool: ThreadPoolExecutor) -> FileScan | None:
-        """Read a file by the reader of its kind; return the scan of its lines if it holds text."""
         last = deque[bytes](maxlen=_LAST_CHUNKS)
         try:
             scan = self._scanned(file, _kept(self._chunks(reader, file), last), pool)
@@ -208,7 +205,6 @@ class _Reading:
         return scan
 
     def _chunks(self, reader: Reader, file: JobFile) -> Iterator[bytes]:
-        """The text of a file, if its kind holds text; readings are kept."""
         if reader.streams is not None:
             yield from reader.streams(file)
         elif (data := file.all(_LARGEST_WHOLE_BYTES)) is None:
@@ -237,7 +233,6 @@ class _Reading:
     def _searched(
         self, chunks: Iterable[bytes], pool: ThreadPoolExecutor
     ) -> Iterator[tuple[bytes, list[tuple[int, int, int]]]]:
-        """The chunks with the words found in each, in order; a few are searched ahead."""
         ahead: deque[tuple[bytes, Future[list[tuple[int, int, int]]]]] = deque()
         for chunk in chunks:
             if len(chunk) < CHUNK_BYTES // 4 and not ahead:
@@ -252,7 +247,6 @@ class _Reading:
 
 
 def _kept(chunks: Iterable[bytes], last: deque[bytes]) -> Iterator[bytes]:
-    """Yield the chunks, and keep the last of them."""
     for chunk in chunks:
         last.append(chunk)
         yield chunk

@@ -120,7 +120,6 @@ class Job:
                 yield scan, seen.origin
 
     def _summaries(self) -> Iterator[tuple[FileScan, Origin]]:
-        """The ranks that torchelastic's summaries list, with their host, pid and local rank."""
         for scan in self._scans:
             for ending, _ in scan.endings:
                 if ending.rank is not None and (ending.local_rank is not None or ending.pid is not None):
@@ -178,7 +177,6 @@ class Job:
         return origin.local_rank if origin.local_rank is not None else self._paths[scan.name].local_rank
 
     def _sole_rank(self, scan: FileScan) -> int | None:
-        """The rank of a file in which one process of NCCL speaks, and no prefix tells others apart."""
         processes = {_process(process) for process in scan.nccl.ranks}
         return self._of_process.get(processes.pop()) if len(processes) == 1 and len(scan.streams) == 1 else None
 
@@ -243,7 +241,6 @@ class Job:
         return [RankSeen(rank=rank, **values) for rank, values in sorted(ranks.items())]
 
     def _local_ranks(self) -> list[ProcessSeen]:
-        """Return the processes with a known local rank and an unknown global rank, by host and local rank."""
         found: dict[tuple[str | None, int], dict[str, Any]] = {}
         for scan in self._scans:
             for stream in scan.streams.values():
@@ -289,7 +286,6 @@ class Job:
             yield rank, {"last": line}
 
     def _endings(self) -> Iterator[Ending]:
-        """How ranks ended; entries of summaries, which know the rank, come first."""
         found = [
             (scan, ending)
             for scan in self._scans

@@ -2,8 +2,8 @@
 
 import re
 
-from ddp_doctor.features.jobs.job_causes.signs import Sign
 from ddp_doctor.features.jobs.reading.endings import Ending
+from ddp_doctor.features.jobs.table.signs import Sign
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 
 _MOST_FRAMES = 20

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ddp_doctor.features.jobs.job_causes.signs import STACK_NOTE
+from ddp_doctor.features.jobs.table.signs import STACK_NOTE
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.text import as_utf8
 
@@ -106,7 +106,6 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _lines_in(value: Any) -> Iterator[str]:
-    """The lines of an entry, or of all entries in lists below it."""
     if isinstance(value, list):
         for entry in value:
             yield from _lines_in(entry)
@@ -143,13 +142,11 @@ def _processes(text: str) -> list[str]:
 
 
 def _is_of_library(place: str) -> bool:
-    """Return True if a file is Python's or torch's; py-spy shortens paths to those below sys.path."""
     top = place.rpartition(":")[0].partition("/")[0].removesuffix(".py")
     return top == "torch" or top in sys.stdlib_module_names or not is_of_the_job(place)
 
 
 def _place_of(process: str) -> str:
-    """``process 4711 is in all_reduce, called at train.py:88 in sync_metrics``."""
     frames: list[tuple[str, str]] = []
     for line in process.splitlines():
         if _THREAD.match(line):

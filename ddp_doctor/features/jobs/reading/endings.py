@@ -70,7 +70,6 @@ SUMMARY_WORD = b"  time      : "
 
 
 def _ended(code: int) -> tuple[int | None, str | None]:
-    """Exit code and signal, where a negative code stands for a signal."""
     return (code, None) if code >= 0 else (None, signal_name(-code))
 
 
@@ -125,7 +124,6 @@ def ending_of_mpirun(text: str) -> Ending | None:
 
 
 def _numbers(tasks: str) -> Iterator[int]:
-    """0-3,5 as 0, 1, 2, 3, 5."""
     left = _MOST_RANKS
     for part in tasks.split(","):
         low, _, high = part.partition("-")

@@ -1,13 +1,169 @@
-"""The processes that print into a file, and with which lines they and the whole file end."""
+"""The processes that print into a file, with which lines they and the file end, and what the last lines conclude.
+
+    epoch 9: loss 0.113                        steps: the same text with other numbers
+    Training complete, model saved to out.pt   a good end
+    NCCL INFO comm 0x7f rank 0 - Destroy COMPLETE
+
+Steps are found without a list of programs. Lines that repeat a number while a program waits, retries or loads are not
+steps, and neither are NCCL's lines about its channels.
+"""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 from ddp_doctor.features.jobs.facts import LogLine
-from ddp_doctor.features.jobs.reading.conclusion import conclusion
 from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.features.jobs.reading.words import AFTER, search_for
+from ddp_doctor.model.base import grouped
+
+#: Lines that a program may print after its good end: notices of libraries, an empty bar, a shell's times.
+_LINES_AFTER_THE_END = 40
+#: Steps are at least so many different lines of one shape, the last of them so near the end of the output.
+_LEAST_STEPS = 3
+_LINES_AFTER_A_STEP = 20
+
+
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE | re.ASCII)
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
+_WORK = _any_of(
+    r"\b(?:step|iter|iteration|epoch|batch|loss|sample|token)s?\b[^a-z]{0,5}\d", r"\d%\|", r"\bit/s\b", r"s/it\b"
+)
+_LETTER = re.compile(r"[^\W_]")
+_OF_NCCL = re.compile(r"NCCL (?:INFO|TRACE|WARN)")
+_STALLED = _any_of(r"\bstall", r"no progress", r"\bretry", r"\bstuck\b", r"\bhang")
+#: Lines whose numbers differ because they count tries, waiting, faults, processes or downloads.
+_NO_STEP = _any_of(
+    r"stall|retr(?:y|ies)|attempt|wait|connect|time.?out|heartbeat|fail|error|warn|stuck|pending|sleep",
+    r"start|load|tokeniz|queue|file|shard|rank|worker|node|gpu|device|process|thread|pid|port|frame|0x",
+)
+_RUN = (
+    r"\b(?:training|trainer|train|job|run|program|script|experiment|fine-?tuning|evaluation|testing|benchmark|main"
+    r"|all ranks|worker group)\b"
+)
+_DONE = r"\b(?:completed?|finished|done|concluded|succeeded|successful(?:ly)?|end time|reached)\b"
+_SAVED = r"\b(?:saved?|saving|wrote|written|uploaded|exported)\b"
+_FINISHED = _any_of(
+    rf"{_RUN}[^.:;]{{0,60}}{_DONE}",
+    rf"{_DONE}[^.:;]{{0,30}}{_RUN}",
+    r"\bend time of running\b",
+    r"destroy(?:ed|ing)? (?:the )?process groups?",
+    r"destroy_process_group\(\) was not called before program exit|process group has NOT been destroyed before",
+    r"Destroy COMPLETE",
+    r"train_runtime",
+    r"`max_(?:epochs|steps)=\d+` reached",
+    r"\btotal (?:training )?(?:time|runtime)\b|\btraining time\b|^(?!.*\b(?:epoch|step|iter)).*\btraining took\b",
+    r"\brun (?:summary|history)\b|\bsynced ?:",
+    r"\bdiagnostics completed\b",
+    r"# Avg bus bandwidth|\bOut of bounds values : 0 OK",
+    r"\b(?:final|best|test|val(?:idation)?|eval(?:uation)?)[ _-]{0,3}"
+    r"(?:loss|acc(?:uracy)?|perplexity|ppl|score|results?)\b",
+    r"\bexit(?:ed)?(?: with)?(?: exit)?[ -](?:code|status)[:= ]{1,3}0\b",
+    r"\bstate[:=] ?COMPLETED\b|(?-i:\bWorkerState\.SUCCEEDED\b)|\"status\": ?\"success\"|^real\s+\d+m",
+    r"^(?:all )?(?:done|finished|completed?|success|ok|passed|bye|goodbye)\b[^a-z]{0,20}$",
+    #: The last of a known number: 500/500, epoch 10 of 10, 100%|###|.
+    r"(?<![\d./])(?P<all>[1-9]\d{0,8}) ?(?:/|of) ?(?P=all)(?![\d./])|\b100(?:\.0+)? ?%",
+)
+_SAVED_OR_PART = _any_of(
+    rf"{_SAVED}.{{0,80}}(?:model|checkpoint|ckpt|weights|state|results?|\.pth?\b|\.bin\b|\.safetensors\b)",
+    rf"\b(?:model|checkpoint|weight|result)s?\b.{{0,60}}{_SAVED}",
+    r"\bepoch[ :]\d+[ :,]+(?:done|finished|completed?)\b",
+)
+#: Words that exclude a good end.
+_NOT_GOOD = _any_of(
+    r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
+    r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception|\binvalid|\bincorrect|\bnot ready",
+    r"\bno (?:transport|such|space|route)\b",
+    r"\b(?:code|status)[:= ]{1,3}[1-9]|\breceived [1-9]\d{0,2} from",
+    r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
+    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
+    r"NCCL INFO (?!.*Destroy COMPLETE)|MEMBER: \d",
+)
+_UNUSUAL = _any_of(
+    r"\b(?:fatal|error|exception|fail\w*|abort\w*|killed|terminated|denied|refused|unreachable|no route|stall\w*)\b",
+    r"\b(?:dead|died|couldn't|cannot|could not)\b|\bexit code[: ]{1,2}-?[1-9]|\bSIG[A-Z]{3,4}\b",
+    r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
+)
+#: Lines about the end of a process, by a shell or launcher; about accelerate's defaults; and about deprecations.
+_OF_LAUNCHERS = re.compile(
+    r"(?:\S+: )?(?:Terminated|Killed|Aborted)(?: .{0,200})?"
+    r"|(?:srun|slurmstepd)\b.*(?:\btasks? [\d,-]+: |Job step aborted|CANCELLED|Terminating|forcing|oom).*"
+    r"|The following values were not passed to `accelerate.*|`--.{1,80} was set to a value of.*|To avoid this warn.*"
+    r"|Root Cause \(first observed failure\):|Failures:|\S+ FAILED|traceback ?: To enable traceback see.*"
+    r"|\S*(?:ProcessRaisedException|ChildFailedError):"
+    r"|Warning: Permanently added .*|(?:The above exception was the direct cause|During handling of the above exc).*"
+    r"|.*exactly when Open MPI kills them.*|.*\bERROR For more info see.*"
+    r"|.*\bis deprecated\b.*|.*\b(?:Deprecation|Future)Warning\b.*",
+    re.IGNORECASE,
+)
+
+
+_LOSS = re.compile(r"(?:^|[^a-z])loss(?:es)?\b[^a-z\d\n]{0,12}(?:(?P<not_finite>nan|inf)\b|\d)", re.IGNORECASE)
+#: So many lines in a row show that a loss stays NaN.
+_LEAST_LOSSES = 3
+
+
+class Conclusion(NamedTuple):
+    """The numbers of these lines, or None: a good end, the last of steps, the most telling line, the first of NaN.
+
+    ``is_finished``: the run ended, not only a checkpoint or an epoch. ``stops``: nothing follows the last step.
+    """
+
+    good_end: int | None = None
+    is_finished: bool = False
+    last_step: int | None = None
+    unusual: int | None = None
+    nan_since: int | None = None
+    stops: bool = False
+
+
+def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
+    """Return what the last lines show. ``tail`` has their numbers and texts, the last line first."""
+    good_end = next((number for number, text in tail[:_LINES_AFTER_THE_END] if _is_good_end(text)), None)
+    if _is_in_traceback(tail):
+        good_end = None
+    said = [line for line in tail if _LETTER.search(line[1]) and not _OF_LAUNCHERS.fullmatch(line[1].strip())]
+    unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
+    is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
+    unusual = unusual or next((number for number, _ in said), None)
+    step = _last_step(tail)
+    stops = bool(said) and said[0][0] == step and _WORK.search(said[0][1]) is not None
+    return Conclusion(good_end, is_finished, step, unusual, _nan_since(tail), stops)
+
+
+def _is_in_traceback(tail: Sequence[tuple[int, str]]) -> bool:
+    begins = "Traceback (most recent call last):"
+    frames = [*takewhile(lambda line: line[1].startswith("  ") and not line[1].endswith(begins), tail)]
+    return any(text.endswith(begins) for _, text in tail[len(frames) : len(frames) + 1])
+
+
+def _nan_since(tail: Sequence[tuple[int, str]]) -> int | None:
+    losses = ((number, text, found) for number, text in tail if (found := [*_LOSS.finditer(text)]))
+    not_finite = [*takewhile(lambda loss: all(value["not_finite"] for value in loss[2]), losses)]
+    return not_finite[-1][0] if len({text for _, text, _ in not_finite}) >= _LEAST_LOSSES else None
+
+
+def _is_good_end(text: str) -> bool:
+    return (_FINISHED.search(text) or _SAVED_OR_PART.search(text)) is not None and not _NOT_GOOD.search(text)
+
+
+def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
+    begun = next((at for at, (_, text) in enumerate(tail) if text.endswith("Init START")), len(tail))
+    near_the_end = {_NUMBER.sub("0", text): number for number, text in reversed(tail[:begun][:_LINES_AFTER_A_STEP])}
+    shapes = grouped((_NUMBER.sub("0", text), text) for _, text in tail[:begun])
+    for shape, number in sorted(near_the_end.items(), key=lambda of: of[1], reverse=True):
+        texts = {*shapes[shape]}
+        is_work = _WORK.search(next(iter(texts))) is not None
+        is_step = not _OF_NCCL.search(shape) and not (_STALLED if is_work else _NO_STEP).search(shape)
+        if is_step and len(texts) >= (2 if is_work else _LEAST_STEPS):
+            return number
+    return None
+
 
 #: How the watcher begins its lines, which quote and explain and are no words of the job's.
 OWN = b"ddp-doctor: "
@@ -126,6 +282,5 @@ class Ends:
 
 
 def _rows_with(prefixes: tuple[bytes, ...], chunk: bytes) -> Iterable[int]:
-    """The last line with each prefix, as numbers of lines in the chunk."""
     last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
     return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)

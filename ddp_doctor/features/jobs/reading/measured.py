@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
-from ddp_doctor.features.jobs.job_causes.signs import TEST_BEGINS
+from ddp_doctor.features.jobs.table.signs import TEST_BEGINS
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.parse.software import nccl_release
 
@@ -156,7 +156,6 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
 
 
 def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float, float] | None]:
-    """The rank, the ranks, and of an all-reduce bytes, microseconds and both bandwidths."""
     header = entry.get("header", entry)  # some collectors write both as one object
     done = entry["coll_perf"]
     time_us, algbw, busbw = (float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs"))

@@ -120,7 +120,6 @@ class NcclLines:
             self._keep(b"", torn[0])
 
     def _process(self, head: bytes) -> bytes:
-        """``node1:8811`` of what stands before "NCCL INFO"; without its thread, few differ but for times."""
         key = head.rpartition(b":")[0]
         process = self._heads.get(key)
         if process is None:

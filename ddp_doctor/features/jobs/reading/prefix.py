@@ -214,7 +214,6 @@ class Prefixes:
         _extend(stream, kind, match[0])
 
     def _unwrapped(self, line: str, fields: dict[str, Any]) -> str:
-        """The text of a line of Docker's JSON; a line that is cut off stays as it is."""
         try:
             entry = json_object(line)
             text = entry["log"]
@@ -227,7 +226,6 @@ class Prefixes:
 
 
 def _extend(stream: list[str], kind: str, prefix: str) -> None:
-    """Add a prefix to those that stand before each line of a text of several lines."""
     if kind == "glog" and stream and stream[-1].startswith("[rank"):
         stream.pop()  # the further lines of such a message have no prefix of torch's
     elif kind == "syslog":
@@ -257,7 +255,6 @@ def _seconds(groups: Mapping[str, str | None], year: int) -> float | None:
 
 @lru_cache(maxsize=1024)
 def _midnight_s(date: str) -> int | None:
-    """2026-3-1 or 2026-Mar-1 in seconds since the epoch."""
     year, month, day = date.split("-")
     try:
         number = _MONTHS.index(month) + 1 if month.isalpha() else int(month)

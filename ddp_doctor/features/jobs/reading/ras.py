@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp_doctor.features.jobs.live_facts import Launched
+from ddp_doctor.features.jobs.facts import Launched
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 
@@ -133,8 +133,6 @@ def _of_text(text: str) -> _Lines:
 
 
 class _Counts:
-    """The counts of one operation of a communicator: of how many ranks, and what those launched."""
-
     def __init__(self, operation: str, group: str = "", *, is_world: bool) -> None:
         self.operation, self.group, self.is_world = operation, group, is_world
         self.parts: list[tuple[int, int]] = []
@@ -168,8 +166,6 @@ class _Counts:
 
 
 class _Text:
-    """Reads the lines of an answer in order, knowing in which block each stands."""
-
     def __init__(self, text: str) -> None:
         self.counts = [_Counts("", is_world=True)]
         #: By operation of the world: what ranks by name have launched, and what ranks without names.
@@ -214,7 +210,6 @@ class _Text:
         return note._replace(most=counts.most, group=counts.group, answer=answer) if is_named else None
 
     def _where(self, line: str) -> bool:
-        """Take what a line says about the lines after it; return True for the line above the counts of an operation."""
         if line.strip() == "Job summary":
             self.answer += 1
             self._sizes, self._apart = {}, set()
@@ -262,7 +257,6 @@ def _text_of_json(text: str) -> str:
 
 
 def _of_answer(answer: dict[str, Any]) -> Iterator[str]:
-    """One answer in JSON as the lines that RAS prints as text."""
     groups = answer["communicators"]
     yield "Job summary"
     members: dict[int, set[tuple[Any, ...]]] = defaultdict(set)  # processes, by the size of their communicators

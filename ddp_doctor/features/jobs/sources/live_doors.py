@@ -28,8 +28,6 @@ Address = str | int
 
 
 class _Connection(HTTPConnection):
-    """A connection to a port of this host, or to a unix socket."""
-
     def __init__(self, address: Address, patience_s: float) -> None:
         super().__init__("localhost", address if isinstance(address, int) else 80, timeout=patience_s)
         self._address, self._patience_s = address, patience_s

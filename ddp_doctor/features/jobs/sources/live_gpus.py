@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.features.jobs.live_facts import Refused
+from ddp_doctor.features.jobs.facts import Refused
 from ddp_doctor.features.jobs.sources.live_process import Candidate
 from ddp_doctor.model.base import Json
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from ddp_doctor.features.jobs.live_facts import NumberedBy
+from ddp_doctor.features.jobs.facts import NumberedBy
 from ddp_doctor.features.jobs.sources.live_meetings import is_launcher, of_launcher, starter
 from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,
@@ -95,7 +95,6 @@ class Host:
         return [*jobs, *self._launchers({process.pid for process in ranks})]
 
     def _launchers(self, ranks: set[int]) -> Iterable[JobOnHost]:
-        """Yield the launchers without ranks. Launchers with one endpoint are one job."""
         started_ranks = ranks.union(*map(ancestors, ranks))
         waiting = [p for p in self.with_torch.values() if p.pid not in started_ranks and is_launcher(p)]
         for meeting, processes in grouped((of_launcher(p), p) for p in waiting).items():
@@ -257,7 +256,6 @@ def _split(
 
 
 def _connected(processes: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Split processes into parts without TCP connections to each other. Unconnected processes form one part."""
     ends = {
         process.pid: {(this, other) for this, other, *_ in of.values()}
         for process, of in zip(processes, connections([p.pid for p in processes]).values(), strict=True)
@@ -275,7 +273,6 @@ def _connected(processes: Sequence[Candidate]) -> list[list[Candidate]]:
 
 
 def _job_name(process: Candidate) -> str:
-    """What ranks of one job have in common on a host, and those of no other job."""
     address, port = process.env.get("MASTER_ADDR"), process.env.get("MASTER_PORT")
     slurm = process.env.get("SLURM_JOB_ID")
     if process.env.get("RANK") and address and port:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path, PurePath
 
-from ddp_doctor.features.jobs.live_facts import Meeting
+from ddp_doctor.features.jobs.facts import Meeting
 from ddp_doctor.features.jobs.live_frames import MEETING_FILES
 from ddp_doctor.features.jobs.sources.live_process import (
     Candidate,
@@ -111,7 +111,6 @@ def of_starter(process: Candidate, tree: Mapping[int, Sequence[int]]) -> Meeting
 
 
 def _called(words: Sequence[str]) -> str:
-    """Return the program and its first argument; of ssh, the host."""
     name = PurePath(words[0]).name if words else "a program"
     left = list(words[1:])
     while left and left[0].startswith("-"):
@@ -157,7 +156,6 @@ def with_answer(meeting: Meeting, processes: Sequence[Candidate], end: float) ->
 
 
 def _came(serving: int, pids: Sequence[int], port: int) -> int:
-    """Count the processes here and the other hosts that hold a connection to the port that one of them serves."""
     lines = [(this, other) for this, other, *_ in connections([serving])[serving].values()]
     served = [(this.rpartition(":"), other.rpartition(":")[0]) for this, other in lines]
     others = {other for (own, _, at), other in served if at == str(port) and other != own}
@@ -181,7 +179,6 @@ def _asked(host: str, port: int, end: float) -> tuple[str, bool]:
 
 
 def _program(words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the launcher that a command starts, and the index of the word that names it."""
     at = 0 if words and PurePath(words[0]).name in ("torchrun", "accelerate") else 1
     with suppress(IndexError):
         while words[at].startswith("-") and words[at] != "-m":  # the interpreter's own
@@ -198,7 +195,6 @@ def _program(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _options(words: Sequence[str]) -> Mapping[str, str]:
-    """Return the options before the script, by their names without dashes."""
     found: dict[str, str] = {}
     left = list(words)
     with suppress(IndexError):

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ddp_doctor.features.jobs.live_facts import ChildSeen, Look, Unacknowledged
+from ddp_doctor.features.jobs.facts import ChildSeen, Look, Unacknowledged
 from ddp_doctor.features.jobs.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
-from ddp_doctor.features.jobs.sources.live_environment import current_environment
 from ddp_doctor.features.jobs.sources.system_calls import CALLS, Call
 from ddp_doctor.sources import proc
 
@@ -254,7 +253,6 @@ def _read_memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _name_of_file(pid: int, file: str | int, peers: Mapping[str, str]) -> str:
-    """``the FIFO /data/in``, ``a connection to 10.0.0.5:443``."""
     if isinstance(file, str):
         return f"{_kind(proc.path_of(pid, file))}{file}" if file else ""
     path = f"/proc/{pid}/fd/{file}"
@@ -305,7 +303,6 @@ def _connections_of_network(pid: int) -> Connections:
 
 
 def _tcp_sockets(pid: int, file: str, state: str) -> Iterator[list[str]]:
-    """The columns of the sockets in this state in a process's network, of ``tcp`` or ``tcp6`` (proc(5))."""
     for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[3] == state:
@@ -368,3 +365,74 @@ def unacknowledged(
             peer = rank_at.get((other, this))
             found.append(Unacknowledged(peer=other, peer_rank=peer, bytes=queued, retransmissions=retransmissions))
     return tuple(found)
+
+
+_SECTION, _SYMBOL, _POINTER = struct.Struct("<4xI8xQQQI"), struct.Struct("<IBBHQ8x"), struct.Struct("<Q")
+_ELF64_LITTLE_ENDIAN, _PIE_OR_LIBRARY, _DYNAMIC_SYMBOLS = b"\x7fELF\x02\x01", 3, 11
+_LIBC = re.compile(r"/(?:libc\.so\.6|libc-[\d.]+\.so|ld-musl-\w+\.so\.1|libc\.musl-\w+\.so\.1)$")
+_LARGEST_FILE_BYTES = 1 << 26
+_MOST_VARIABLES, _PAGE, _LONGEST_BYTES = 4096, 4096, 1 << 17
+
+
+def current_environment(pid: int) -> dict[str, str] | None:
+    """Return the variables of a process, those it set itself included; None if it may not be read.
+
+    Returns the variables at its start if its memory may not be read (ptrace(2)).
+    """
+    at_start = proc.environment(pid)
+    if at_start is None:
+        return None
+    with suppress(OSError, ValueError, struct.error), Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for at in _environ_pointers(pid):
+            if variables := dict(_variables(memory.fileno(), at)):
+                return variables
+    return at_start
+
+
+def _environ_pointers(pid: int) -> Iterator[int]:
+    starts: dict[str, int] = {}
+    for line in (proc.read(f"/proc/{pid}/maps") or "").splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and int(words[2], 16) == 0:
+            starts.setdefault(words[5], int(words[0].partition("-")[0], 16))
+    executable = str(Path(f"/proc/{pid}/exe").readlink())
+    for path, start in starts.items():
+        if path == executable or _LIBC.search(path):
+            with suppress(OSError, struct.error):
+                yield from _environ_in_file(proc.path_of(pid, path), start)
+
+
+def _environ_in_file(path: str, start: int) -> Iterator[int]:
+    with Path(path).open("rb") as file:
+        data = file.read(_LARGEST_FILE_BYTES)
+    if not data.startswith(_ELF64_LITTLE_ENDIAN):
+        return
+    base = start if struct.unpack_from("<H", data, 16)[0] == _PIE_OR_LIBRARY else 0
+    (table,), (number,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
+    sections = [_SECTION.unpack_from(data, table + at * 64) for at in range(number)]
+    for kind, _, offset, size, names in sections:
+        if kind != _DYNAMIC_SYMBOLS:
+            continue
+        names_at = sections[names][2]
+        for name, _, _, section, value in _SYMBOL.iter_unpack(data[offset : offset + size]):
+            if section and data.startswith(b"environ\0", names_at + name):
+                yield base + value
+
+
+def _variables(memory: int, pointer: int) -> Iterator[tuple[str, str]]:
+    (array,) = _POINTER.unpack(os.pread(memory, 8, pointer))
+    for at in range(_MOST_VARIABLES):
+        (text,) = _POINTER.unpack(os.pread(memory, 8, array + 8 * at))
+        if not text:
+            return
+        name, is_one, value = _text(memory, text).partition("=")
+        if is_one:
+            yield name, value
+
+
+def _text(memory: int, at: int) -> str:
+    """Read page by page: the one after the text may not exist."""
+    raw = b""
+    while b"\0" not in raw and len(raw) < _LONGEST_BYTES:
+        raw += os.pread(memory, _PAGE - (at + len(raw)) % _PAGE, at + len(raw))
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")

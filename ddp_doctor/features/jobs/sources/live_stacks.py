@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_doctor.features.jobs.live_facts import Refused
+from ddp_doctor.features.jobs.facts import Refused
 from ddp_doctor.features.jobs.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD, SPAWNED
 from ddp_doctor.parse.frames import is_of_the_users_files
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
@@ -106,7 +106,6 @@ def _text(frame: Mapping[str, object]) -> str:
 
 
 def _spawned_as(frames: Sequence[dict[str, object]]) -> int | None:
-    """Return the index that torch.multiprocessing.spawn passed to the process, or None."""
     for frame in frames:
         if SPAWNED.search(_text(frame)):
             index = _variables(frame).get("i", "")

@@ -7,7 +7,6 @@ import typer
 
 from ddp_doctor.cli.help import HANGS, OUTPUTS
 from ddp_doctor.cli.options import command, option
-from ddp_doctor.features import FEATURES
 from ddp_doctor.model.choices import UsageError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -19,7 +18,6 @@ _LONGEST_STUCK_S = 86_400.0
     "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
     "srun ddp-doctor watch -- python train.py",
     of=app,
-    summary=FEATURES["watch"].summary,
     exits="Exit codes: the exit code or signal of CMD, 2 usage error, 126 CMD not executable, 127 CMD not found.",
     allow_interspersed_args=False,
 )

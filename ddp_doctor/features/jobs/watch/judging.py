@@ -159,7 +159,7 @@ def judge_what_runs(
     """
     from ddp_doctor.app import folders
     from ddp_doctor.features.jobs.text import says
-    from ddp_doctor.features.jobs.views.live_jobs import live_jobs
+    from ddp_doctor.features.jobs.views.live import live_jobs
     from ddp_doctor.model.choices import ExitCode, UsageError
 
     ran = [pid for pid in pids if not process.has_ended(pid)]
@@ -199,7 +199,7 @@ def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tu
     """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
     from ddp_doctor.features.jobs.attach.nodes import attach_to_step
     from ddp_doctor.features.jobs.attach.use_case import Watching, attach
-    from ddp_doctor.features.jobs.views.live_jobs import live_jobs, unreached
+    from ddp_doctor.features.jobs.views.live import live_jobs, unreached
     from ddp_doctor.model.choices import UsageError
 
     alone, how = ", seen only on this node", Watching(env=env)
@@ -218,7 +218,6 @@ def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tu
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:
-    """Print the report; by ``say`` line for line, among the job's own words, where there is no terminal."""
     from ddp_doctor.app import folders
     from ddp_doctor.render import screen, terminal
 

@@ -62,8 +62,6 @@ class WatchOptions:
 
 @dataclass
 class _EarlyLook:
-    """At a stand-still that may be one; what it found is told where the job ends in it."""
-
     at_s: float  # monotonic, as below
     still_until_s: float
     said: int  # a descriptor
@@ -189,7 +187,6 @@ class Lookout:
             self._look_early(now, pids)
 
     def _judge_without_ranks(self, now: float) -> None:
-        """Look at the command before its first rank exists: its launcher may wait for other nodes."""
         waited_s = now - self._command.started_s
         if not self._judged_pids and waited_s >= self._patience_s and now - self._judged_s >= self._patience_s:
             self._judge(now, [], f"no rank has started for {waited_s:.0f} s", self._longest_s)
@@ -254,7 +251,6 @@ class Lookout:
             self._patience_s = min(2 * self._patience_s, longest_s)
 
     def _tell_who_lives(self) -> None:
-        """Tell it once, when who was killed has had time to end."""
         if self._killed_s is None or time.monotonic() - self._killed_s < _KILL_PATIENCE_S or not self._living:
             return
         left = [pid for pid, started in self._living.items() if process.started(pid) == started]

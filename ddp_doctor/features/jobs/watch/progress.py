@@ -35,8 +35,6 @@ _BEGINNING_S = 300.0
 
 @dataclass(frozen=True)
 class _Counts:
-    """The counts of a main thread since its start."""
-
     at_s: float
     cpu_s: float
     io_bytes: int
@@ -92,7 +90,6 @@ class Progress:
         return max((now - rank.moved_s for rank in self._ranks.values()), default=0.0)
 
     def _search(self, roots: Iterable[int], now: float) -> None:
-        """Find the job's ranks; those that are new count as moving."""
         found = _ranks_below(roots)
         known = {pid: rank for pid, rank in self._ranks.items() if found.get(pid) == rank.started}
         for rank in known.values():
@@ -110,14 +107,12 @@ class Progress:
 
 
 def _ranks_below(roots: Iterable[int]) -> dict[int, int]:
-    """The starts by pid of the ranks below these processes."""
     tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
     starts = {rank.pid: process.started(rank.pid) for rank in Host(tree).ranks()}
     return {pid: started for pid, started in starts.items() if started is not None}
 
 
 def _uses_gpu(pid: int) -> bool:
-    """Whether it has begun to; a rank does so some seconds after its start."""
     return "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
 
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from ddp_doctor.features.jobs.watch.evidence import Evidence, Output
-from ddp_doctor.features.jobs.watch.pace import Fall, Pace
-from ddp_doctor.features.jobs.watch.slow_jobs import LASTS_MOST_S
+from ddp_doctor.features.jobs.watch.pace import LASTS_MOST_S, Fall, Pace
 from ddp_doctor.features.jobs.watch.step_counts import Doors, Gloo, Said, Source
 
 #: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
@@ -78,7 +77,6 @@ class Slowdown:
         return self._slower(source, fall) if fall and not soon else ""
 
     def _fall(self) -> tuple[Source, Fall | None]:
-        """The last one, by the best source that has measured about as much as any."""
         most = max(len(pace.windows) for pace in self._paces.values())
         source = next(source for source, pace in self._paces.items() if 2 * len(pace.windows) >= most)
         fall = self._paces[source].fall
@@ -98,7 +96,6 @@ class Slowdown:
 
 
 def _rates(fall: Fall, counted: str) -> str:
-    """``from 4.1 to 1.3 steps per second``."""
     scale, per = 1.0, "second"
     if counted == "bytes":
         scale, counted = next((size, name) for size, name in _UNITS.items() if fall.before >= size or size == 1.0)
@@ -110,6 +107,5 @@ def _rates(fall: Fall, counted: str) -> str:
 
 
 def _clock(at_s: float) -> str:
-    """``02:14`` of a moment of time.monotonic(), with its day where that is not within a day."""
     ago_s = time.monotonic() - at_s
     return time.strftime("%H:%M" if ago_s < 20 * 3600 else "%b %d %H:%M", time.localtime(time.time() - ago_s))

@@ -13,9 +13,8 @@ from functools import partial
 from textwrap import shorten
 
 from ddp_doctor.features.jobs.watch.command import CannotStart, Command, become
-from ddp_doctor.features.jobs.watch.evidence import Evidence, Output, regular_outputs
+from ddp_doctor.features.jobs.watch.evidence import Evidence, KeptOutput, Output, regular_outputs
 from ddp_doctor.features.jobs.watch.judging import CUT_SHORT, Judging, judge_the_end
-from ddp_doctor.features.jobs.watch.kept_output import KeptOutput
 from ddp_doctor.features.jobs.watch.lookout import Lookout, WatchOptions
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
@@ -67,7 +66,6 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
 
 
 def _folder_name(world: OuterWorld | None) -> str:
-    """The folder's: the tasks of one node have one, which all of them know."""
     if world is None or (world.local_size == 1 and world.launcher != "slurm"):
         return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
@@ -94,8 +92,6 @@ def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *
 
 @dataclass
 class _Watcher:
-    """One command, from its start to its end."""
-
     argv: Sequence[str]
     evidence: Evidence
     options: WatchOptions
@@ -161,7 +157,6 @@ class _Watcher:
             self._judge(how, files, _GONE_S - (time.monotonic() - ended_s), was_told=was_told)
 
     def _has_failed_elsewhere(self, ended_s: float) -> bool:
-        """Whether another task of this node has, after or before the watcher's own ended well."""
         while others := [pid for pid, _ in self.evidence.tasks() if not process.has_ended(pid)]:
             if time.monotonic() - ended_s > _OTHER_TASKS_S:
                 self.say(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.app import UsageError
+from ddp_doctor.features.jobs.attach import AttachReport
 from ddp_doctor.features.jobs.attach import use_case as attach
-from ddp_doctor.features.jobs.attach.report import AttachReport
 from ddp_doctor.features.jobs.live_frames import GLOO_WORKER
 from ddp_doctor.features.jobs.sources import live_jobs, live_stacks
 from ddp_doctor.features.jobs.sources.live_jobs import Host, JobOnHost, of_slurm

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app.recordings import replay
-from ddp_doctor.features.jobs import job_causes
+from ddp_doctor.features.jobs import table as job_causes
 from ddp_doctor.features.jobs.causes.findings import filled
 from ddp_doctor.features.jobs.causes.judge import causes
 from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
-from ddp_doctor.features.jobs.job_causes.signs import Sign
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.signs import Sign
 from ddp_doctor.model.choices import Confidence, Domain, Restart
 from ddp_doctor.model.recording import Options, Recording
 from tests.readings import collected

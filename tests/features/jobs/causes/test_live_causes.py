@@ -7,7 +7,7 @@ import pytest
 
 from ddp_doctor.app import redaction
 from ddp_doctor.app.outcome import judge
-from ddp_doctor.features.jobs.attach.report import AttachReport
+from ddp_doctor.features.jobs.attach import AttachReport
 from ddp_doctor.model.choices import Verdict
 from tests.recordings import SITUATIONS, judged, load
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_doctor.app.outcome import blank
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.causes.wait_graph import judged
 from ddp_doctor.model.fact import Fact

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.features.jobs.live_facts import Launched
+from ddp_doctor.features.jobs.facts import Launched
 from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.features.jobs.reading.ras import stand_still
 

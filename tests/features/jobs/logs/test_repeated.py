@@ -227,7 +227,7 @@ def test_what_repeats_in_a_part_of_a_log_changes_nothing_that_is_said_of_the_res
     (tmp_path / "job.out").write_text("".join(parts))
     monkeypatch.setattr("ddp_doctor.sources.job_files.CHUNK_BYTES", size)
     read = [JobLogFact.model_validate(job_reading.read_job([str(tmp_path / "job.out")])[0].fact)]
-    monkeypatch.setattr("ddp_doctor.features.jobs.reading.repeats._READ_LINES", 10**9)
+    monkeypatch.setattr("ddp_doctor.features.jobs.reading.scan._READ_LINES", 10**9)
     read.append(JobLogFact.model_validate(job_reading.read_job([str(tmp_path / "job.out")])[0].fact))
 
     assert read[0] == read[1]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.features.jobs.job_causes import JOB_CAUSES, SIGNS, hangs
 from ddp_doctor.features.jobs.logs.use_case import logs
+from ddp_doctor.features.jobs.table import JOB_CAUSES, SIGNS, hangs
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.report import LogsReport
 from tests.features.jobs.logs.documents import FOLDER, SAMPLES, Sample

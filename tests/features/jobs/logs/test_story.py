@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.flight_dump import FlightDumpFact, GroupSeen
+from ddp_doctor.facts.given import FlightDumpFact, GroupSeen
 from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.model.choices import Detail
 from ddp_doctor.model.fact import Fact

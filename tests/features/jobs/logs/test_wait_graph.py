@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_doctor.facts.flight_dump import FlightDumpFact
+from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.features.jobs.causes.findings import filled
 from ddp_doctor.features.jobs.facts import JobLogFact, RankSeen
 from ddp_doctor.parse.flight_recorder import read_dump

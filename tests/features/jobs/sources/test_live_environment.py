@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.features.jobs.sources.live_environment import current_environment
+from ddp_doctor.features.jobs.sources.live_process import current_environment
 
 SETS_ITS_RANK = """
 import os, sys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.features.jobs.live_facts import Meeting
+from ddp_doctor.features.jobs.facts import Meeting
 from ddp_doctor.features.jobs.sources.live_meetings import is_launcher, is_meeting, of_launcher, of_rank, with_answer
 from ddp_doctor.features.jobs.sources.live_process import Candidate
 from tests.waiting import LIMIT_S

@@ -1,9 +1,10 @@
-"""The dumps of torch's flight recorder."""
+"""Files that are given to a command: dumps of torch's flight recorder, and recordings."""
 
 from typing import ClassVar
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry
 
 
@@ -37,3 +38,12 @@ class FlightDumpFact(Fact):
     open_order: tuple[str, ...] = ()  # its open collectives, GROUP:SEQ, in the order in which it enqueued them
     peers: tuple[str, ...] = ()  # the other ends of its open sends and receives, GROUP:NUMBER IN THE GROUP
     problem: str | None = None
+
+
+class RecordingFact(Fact):
+    """A recording of the doctor's own, given beside a job's output; it is judged as its own command does."""
+
+    KIND: ClassVar[str] = "recording/1"
+
+    file: str
+    recording: Recording

@@ -1,8 +1,8 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, remedy
-from ddp_doctor.features.jobs.job_causes.signs import Sign, nccl, proof, watchdog
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause
+from ddp_doctor.features.jobs.table.remedies import in_code, remedy
+from ddp_doctor.features.jobs.table.signs import Sign, nccl, proof, watchdog
 
 CAUSES = {
     "DDJ165": code_cause(

@@ -1,9 +1,9 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
-from ddp_doctor.features.jobs.job_causes.gpu_access import SET_DEVICE
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import LIBRARY_EXCEPTION, Sign, nccl, proof
+from ddp_doctor.features.jobs.table.gpu_access import SET_DEVICE
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION, Sign, nccl, proof
 
 #: What libraries say of files that they cannot decode.
 _NOT_DECODED = (

@@ -1,8 +1,8 @@
 """Causes in the host or its container: memory, /dev/shm, disk, limits, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, host_cause
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import NCCL_WARN, Sign, hint, kernel, launcher, nccl, proof
+from ddp_doctor.features.jobs.table.kinds import JobCause, host_cause
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import NCCL_WARN, Sign, hint, kernel, launcher, nccl, proof
 
 _MORE_SHARED_MEMORY = remedy(
     "Enlarge the container's shared memory; in Kubernetes, mount an emptyDir with medium: Memory on /dev/shm",

@@ -1,8 +1,8 @@
 """Causes in how the ranks are started, find each other and are ended from outside, and processes that crash."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause, network_cause, scheduler_cause, sick_host
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting, unset
-from ddp_doctor.features.jobs.job_causes.signs import Sign, kernel, launcher, nccl, proof
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, network_cause, scheduler_cause, sick_host
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting, unset
+from ddp_doctor.features.jobs.table.signs import Sign, kernel, launcher, nccl, proof
 
 CAUSES = {
     "DDJ180": scheduler_cause(

@@ -15,9 +15,9 @@ and torch's store: "The client socket has failed to connect to [node0]:29500 (er
 A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import host_cause, network_cause, sick_host, sick_network
-from ddp_doctor.features.jobs.job_causes.remedies import on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import Sign, context, launcher, nccl
+from ddp_doctor.features.jobs.table.kinds import host_cause, network_cause, sick_host, sick_network
+from ddp_doctor.features.jobs.table.remedies import on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import Sign, context, launcher, nccl
 
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
 _BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"

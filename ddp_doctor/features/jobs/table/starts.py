@@ -1,8 +1,8 @@
 """Causes of jobs that never began to train: refused starts, wrong numbers of ranks, libraries of another build."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause, host_cause, network_cause, scheduler_cause
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import Sign, launcher, proof
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, host_cause, network_cause, scheduler_cause
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import Sign, launcher, proof
 
 CAUSES = {
     "DDJ215": scheduler_cause(

@@ -4,19 +4,10 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
-from ddp_doctor.features.jobs.job_causes.rdma import WITHOUT_GPUDIRECT, completion
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import (
-    NCCL_WARN,
-    TEST_BEGINS,
-    Sign,
-    context,
-    kernel,
-    nccl,
-    proof,
-    watchdog,
-)
+from ddp_doctor.features.jobs.table.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
+from ddp_doctor.features.jobs.table.rdma import WITHOUT_GPUDIRECT, completion
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import NCCL_WARN, TEST_BEGINS, Sign, context, kernel, nccl, proof, watchdog
 from ddp_doctor.model.known_error import Page
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"

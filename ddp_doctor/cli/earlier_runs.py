@@ -1,11 +1,13 @@
-"""The command ``compare``; it imports its code when it is called."""
+"""The commands ``compare`` and ``replay`` for earlier runs; each imports its code when it is called."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.options import command
+from ddp_doctor.cli.help import INPUT
+from ddp_doctor.cli.options import IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 
 
@@ -41,3 +43,25 @@ def compare(
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = beside(earlier, later, tell)
     return report(outcome, outputs)
+
+
+@command("ddp-doctor replay", "ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
+def replay(
+    recording: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RECORDING|DIR|-]",
+            help="Recording from --record (plain or gzip), a directory with one recording, or - for stdin."
+            " [default: list the kept recordings]",
+        ),
+    ] = None,
+    last: Annotated[bool, option(INPUT, None, "Evaluate the newest kept recording.", "--last")] = False,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Evaluate a recording again, or list the kept recordings."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+
+    return commands.replay(recording, outputs, last=last, ignore=ignored(ignore))

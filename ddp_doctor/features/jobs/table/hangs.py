@@ -4,8 +4,8 @@ DDJ195 to DDJ199 the dumps of torch's flight recorder show (causes/wait_graph.py
 (causes/live.py).
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause, sick_gpu, sick_host, sick_network
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, sick_gpu, sick_host, sick_network
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy
 
 _PROC = ("proc(5), /proc/PID/stat and /proc/PID/status",)
 _STACKS = ("py-spy 0.4, dump --nonblocking", "torch 2.13 torch/distributed/distributed_c10d.py")

@@ -5,7 +5,7 @@ socket.cpp, TraceUtils.h, distributed_c10d.py, distributed/elastic/agent/server/
 transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH's hydra pmiserv_cb.c.
 """
 
-from ddp_doctor.features.jobs.job_causes.signs import (
+from ddp_doctor.features.jobs.table.signs import (
     HARMLESS_WARNINGS,
     MONITORS,
     STACK_NOTE,

@@ -12,7 +12,7 @@ Horovod common/controller.cc; Ray exceptions.py; Open MPI; glibc malloc; LSF, Sl
 (NCCLCHECK); bash, dash, zsh, make, ninja, systemd, kubectl.
 """
 
-from ddp_doctor.features.jobs.job_causes import (
+from ddp_doctor.features.jobs.table import (
     code,
     ddp,
     gpu,
@@ -28,8 +28,8 @@ from ddp_doctor.features.jobs.job_causes import (
     starts,
     unproven,
 )
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
-from ddp_doctor.features.jobs.job_causes.signs import Sign
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.signs import Sign
 
 _MODULES = (host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, starts, hangs, unproven)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from ddp_doctor.features.jobs.job_causes.signs import Sign
+from ddp_doctor.features.jobs.table.signs import Sign
 from ddp_doctor.model.choices import Domain, Restart
 from ddp_doctor.model.finding import Remedy
 

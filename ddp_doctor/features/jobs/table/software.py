@@ -1,8 +1,8 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import CUDA_ERRORS, JobCause, host_cause, sick_host
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import NCCL_WARN, Sign, kernel, nccl, proof
+from ddp_doctor.features.jobs.table.kinds import CUDA_ERRORS, JobCause, host_cause, sick_host
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import NCCL_WARN, Sign, kernel, nccl, proof
 
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"

@@ -14,9 +14,9 @@ tries, 5 that the connection had failed before. From which side, and whether on 
 the whole output tells.
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import host_cause, network_cause, sick_network
-from ddp_doctor.features.jobs.job_causes.remedies import on_node, remedy, setting, unset
-from ddp_doctor.features.jobs.job_causes.signs import kernel, nccl
+from ddp_doctor.features.jobs.table.kinds import host_cause, network_cause, sick_network
+from ddp_doctor.features.jobs.table.remedies import on_node, remedy, setting, unset
+from ddp_doctor.features.jobs.table.signs import kernel, nccl
 
 _NET_IB = "NCCL 2.3 to 2.30, src/transport/net_ib and src/misc/ibvwrap.cc"
 _NCCL_VARIABLES = "NCCL user guide, environment variables"

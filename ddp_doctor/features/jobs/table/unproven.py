@@ -1,7 +1,7 @@
 """A failure of which the output does not say the cause, and what would say it the next time."""
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, remedy
+from ddp_doctor.features.jobs.table.kinds import JobCause
+from ddp_doctor.features.jobs.table.remedies import in_code, remedy
 
 #: The code of a failure without a known cause.
 NOT_PROVEN = "DDJ198"

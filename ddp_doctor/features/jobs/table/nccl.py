@@ -4,9 +4,9 @@ Values that it refuses, ranks whose settings or releases do not fit each other; 
 names), its diagnostics, nccl-tests.
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import JobCause, code_cause, host_cause, sick_gpu
-from ddp_doctor.features.jobs.job_causes.remedies import in_code, on_node, remedy, unset
-from ddp_doctor.features.jobs.job_causes.signs import HARMLESS_WARNINGS, NCCL_STATES, RAS_NOTE, nccl, proof, ras
+from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, host_cause, sick_gpu
+from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, unset
+from ddp_doctor.features.jobs.table.signs import HARMLESS_WARNINGS, NCCL_STATES, RAS_NOTE, nccl, proof, ras
 
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
 _NOTE = (RAS_NOTE,)

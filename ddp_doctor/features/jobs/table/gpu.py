@@ -4,9 +4,9 @@ Lines of the kernel name the GPU by its bus id. CUDA's errors are printed by tor
 failure 700 '…'", without the number before NCCL 2.20).
 """
 
-from ddp_doctor.features.jobs.job_causes.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
-from ddp_doctor.features.jobs.job_causes.remedies import on_node, remedy, setting
-from ddp_doctor.features.jobs.job_causes.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
+from ddp_doctor.features.jobs.table.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
+from ddp_doctor.features.jobs.table.remedies import on_node, remedy, setting
+from ddp_doctor.features.jobs.table.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
 from ddp_doctor.knowledge.gpu.xids import (
     BUS,
     CATALOG,
@@ -38,7 +38,7 @@ SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
     "xid-of-victim": kernel.context(_XID, rf"{XID_LINE}(?P<xid>43|45)\b"),
-    # Errors over which NVLink recovered: causes/noticed.py.
+    # Errors over which NVLink recovered: causes/fallbacks.py.
     "nvlink-not-fatal": kernel.context(
         (*_XID, ": SXid (PCI:"),
         rf"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>{BUS})[^)]{{0,24}}\): (?P<xid>\d{{1,6}}), [^\n]{{0,100}}?Non-?[Ff]atal\b",
