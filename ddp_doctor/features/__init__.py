@@ -203,6 +203,6 @@ def load_module(name: str, part: str = "") -> Any:
         raise CannotLoad(f"`ddp-doctor {name}` cannot start ({reason}); reinstall ddp-doctor") from error
 
 
-def later(module: str, function: str) -> Callable[..., Any]:
-    """Return a function whose module is imported when it is called."""
-    return lambda *given, **named: vars(import_module(module))[function](*given, **named)  # noqa: PLW0108 - imports late
+def later(name: str, part: str, function: str) -> Callable[..., Any]:
+    """Return a function of a module of the package of a command, imported when it is called. Raises CannotLoad then."""
+    return lambda *given, **named: vars(load_module(name, part))[function](*given, **named)  # noqa: PLW0108 - imports late

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ddp_doctor.engine.hang.rules import deaths
+from ddp_doctor.features import FEATURES
 from ddp_doctor.features.jobs.table import cause_named
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.trial import Raised, RankEvidence
@@ -39,6 +40,15 @@ def test_the_last_words_of_a_dead_rank_name_the_cause_and_what_helps(cause: str)
     assert re.findall(r"explain (DDJ\d+)", finding.detail) == [known.code]
     assert finding.remedies[0].summary == known.remedies[0].summary
     assert [culprit.rank for culprit in finding.culprits] == [1]
+
+
+def test_broken_feature_logs_hides_no_dead_rank(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FEATURES, "logs", FEATURES["logs"]._replace(package="gone"))
+
+    finding = found(_rank(1, exit_code=1, exited_at=2.0, output_tail=SAMPLE["disk-full"]))
+
+    assert [culprit.rank for culprit in finding.culprits] == [1]
+    assert "ddp-doctor explain" not in finding.detail
 
 
 def test_a_rank_that_raised_names_it_too_and_keeps_its_line():

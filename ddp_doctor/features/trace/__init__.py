@@ -46,9 +46,9 @@ FEATURE = Recorded(
     healthy=healthy,
     label="Slow",
     tables=tables,
-    bars=later(f"{__name__}.bars", "steps"),
+    bars=later("trace", ".bars", "steps"),
     files=("part", "file"),
     indent=None,
-    side=later(f"{__name__}.shared", "read_side"),
-    collectives=later(f"{__name__}.shared", "job_collectives"),
+    side=later("trace", ".shared", "read_side"),
+    collectives=later("trace", ".shared", "job_collectives"),
 )

@@ -33,10 +33,10 @@ class AttachReport(LogsReport):
 FEATURE = Recorded(
     report=AttachReport,
     facts=(LiveJobFact, LiveRankFact),
-    diagnose=later(f"{__name__}.evaluation", "diagnose"),
-    complete=later(f"{__name__}.evaluation", "complete"),
-    summary=later(f"{__name__}.evaluation", "summary"),
-    tables=later(f"{__name__}.story", "tables"),
-    story=later(f"{__name__}.story", "story"),
+    diagnose=later("attach", ".evaluation", "diagnose"),
+    complete=later("attach", ".evaluation", "complete"),
+    summary=later("attach", ".evaluation", "summary"),
+    tables=later("attach", ".story", "tables"),
+    story=later("attach", ".story", "story"),
     is_private=True,
 )

@@ -224,7 +224,6 @@ class _Watch:
         return tuple(fact.collected("attach", rank=rank) for of_job in of_jobs for rank, fact in (*of_job, *ras_facts))
 
     def _numbered_by_spawn(self, job: JobOnHost) -> JobOnHost:
-        """The job with the numbers of mp.spawn, which count the ranks of one host."""
         pids = {self._first[process.pid].spawned_as: process.pid for process in job.ranks.values()}
         on_one_host = not any(live_process.to_other_addresses(self._before[pid]) for pid in pids.values())
         return job.renumbered(pids) if on_one_host else job

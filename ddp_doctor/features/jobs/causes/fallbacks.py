@@ -62,7 +62,6 @@ def _leave_unset(name: str, unless: str, why: str) -> Remedy:
 
 
 def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
-    """Why NCCL took sockets: for a sentence, the line that says so, how bad, and what to do."""
     for name, value in log.settings.items():
         if (name == "NCCL_IB_DISABLE" and value in _OFF) or (name == "NCCL_NET" and value.lower() == "socket"):
             cure = _leave_unset(name, "the RDMA network is known to be broken", "NCCL then looks for RDMA devices")

@@ -9,6 +9,7 @@ from ddp_doctor.engine.diagnose import is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.given import FlightDumpFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.features.jobs.causes import wait_graph
 from ddp_doctor.features.jobs.causes.findings import JOB_RULES, finding_of
 from ddp_doctor.features.jobs.causes.judge import cause_in, causes
 from ddp_doctor.features.jobs.diagnosis import JobDiagnosis, common, diagnosis_of, with_causes
@@ -26,6 +27,8 @@ from ddp_doctor.model.report import JobFacts, LogsReport, Report
 from ddp_doctor.model.rule import Described
 from ddp_doctor.settings.table import variables
 from ddp_doctor.views.node_traits import counted
+
+waits = wait_graph.judged
 
 
 def rules() -> tuple[Described, ...]:
