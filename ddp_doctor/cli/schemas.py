@@ -32,7 +32,7 @@ def _of_features(*commands: str) -> dict[str, tuple[type[BaseModel], str]]:
 SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "report": (Report, "report of run, prolog, topology and compare (--json)"),
     "env-report": (EnvReport, "report of env (--json)"),
-    **_of_features(*list(FEATURES)[:2]),
+    **_of_features("logs", "attach"),  # listed before fit
     "fit-report": (FitReport, "report of fit (--json)"),
     **_of_features(*FEATURES),
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),

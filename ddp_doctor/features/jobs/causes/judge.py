@@ -260,7 +260,6 @@ def _is_explained(output: Output, suspect: Suspect, by: Suspect) -> bool:
 
 
 def _is_outweighed(output: Output, suspect: Suspect, by: Suspect) -> bool:
-    """What explains it whatever the order."""
     name, is_hint = suspect.cause.name, suspect.confidence is Confidence.POSSIBLE
     return (
         # What the rows themselves say: a link that went down brings transfers without an answer.
@@ -286,7 +285,6 @@ def _is_outweighed(output: Output, suspect: Suspect, by: Suspect) -> bool:
 
 
 def _follows(output: Output, suspect: Suspect, by: Suspect) -> bool:
-    """What explains it because that came before."""
     is_of_host, tiers = output.same_host(suspect, by), (suspect.tier, by.tier)
     both_proved = suspect.confidence is by.confidence is Confidence.PROVED
     return (
@@ -309,7 +307,6 @@ def _follows(output: Output, suspect: Suspect, by: Suspect) -> bool:
 
 
 def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
-    """What explains it unless that is known to be later."""
     is_proved = suspect.confidence is Confidence.PROVED
     tier, domain, ends = suspect.tier, suspect.cause.domain, _is_an_end(by)
     return (

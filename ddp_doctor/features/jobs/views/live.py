@@ -15,7 +15,7 @@ from ddp_doctor.model.recording import Recording, World, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
 
 #: Gone and those that cannot run; in a collective (also a backward pass or work that was queued); waiting for the GPU;
-#: the activities of knowledge/live_frames; its own code; no stack was read.
+#: the activities of live_frames.py; its own code; no stack was read.
 Kind = Literal["gone", "stopped", "kernel", "collective", "gpu", "own", "unknown"] | live_frames.Activity
 #: Those of which nothing is to be expected.
 UNABLE = ("gone", "stopped", "kernel")
