@@ -79,6 +79,18 @@ BROKEN = {
     "a comment between options": f"DD132 E torchrun --nnodes=2 \\\n  --node-rank=0 \\\n  # the head\n  {STATIC} x.py",
     "no backslash": f"DD132 E {FOUR}{HEAD}srun accelerate launch --num_machines 4\n  --num_processes 32 x.py",
     "a slash for a backslash": f"DD132 E torchrun --nnodes=2 --node-rank=0 {STATIC} /\n  /home/me/x.py",
+    "a misspelt option": f"DD132 E torchrun --nnodes=2 --node-rank=0 --rdzc_backend=c10d {STATIC} x.py",
+    "another misspelt option": f"DD132 E {FOUR}{HEAD}srun torchrun --nnodes=4 --nproc-per-nod3=8 {MEET} x.py",
+    "an interpreter for a script": f"DD132 E {FOUR}{HEAD}srun {ON_FOUR} {MEET} python x.py",
+    "a port above the range": "DD132 E torchrun --nnodes=2 --node-rank=0 --master-addr=a --master-port=69420 x.py",
+    "accelerate's port": "DD133 E num_machines: 2\nnum_processes: 16\nmain_process_ip: n0\nmain_process_port: 99999\n",
+    "a port for an address": "DD133 E num_machines: 2\nnum_processes: 16\nmain_process_ip: 2333\n",
+    "fewer devices than ranks": "DD128 E CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.run --nproc_per_node=4 x",
+    "exported devices": "DD128 E #!/bin/bash\nexport CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc-per-node=2 x.py",
+    "one rank for eight GPUs": f"DD128 W {FOUR}{HEAD}srun torchrun --nnodes=4 --nproc-per-node=1 {MEET} x.py",
+    "one rank for each task": f"DD128 W {FOUR}{HEAD}srun torchrun --nnodes=4 {MEET}"
+    " --nproc-per-node=$SLURM_NTASKS_PER_NODE x",
+    "python without srun": "DD128 W #!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4 --gpus=8\npython train.py",
     "a node rank that is too large": f"DD128 E torchrun --nnodes=2 --node-rank=2 {STATIC} x.py",
     "the second of one node": f"DD128 E torchrun --nnodes=1 --node_rank=1 {STATIC} x.py",
     "one task, not one for each GPU": "DD128 W #!/bin/bash\n#SBATCH -N 1\n#SBATCH --ntasks=1 --ntasks-per-node=2\n"
@@ -181,6 +193,16 @@ RIGHT = {
     "srun python x.py",
     "a side step": f"{FOUR}{HEAD}axolotl preprocess a.yml\nray stop\nsrun {ON_FOUR} {MEET} x.py",
     "wrapped by sbatch": 'sbatch --nodes=1 --gpus-per-node=8 --wrap "torchrun --standalone --nproc-per-node=8 x.py"',
+    "words in the lines for SLURM": "#!/bin/bash\n#SBATCH -A { my account }\n#SBATCH -N 1 --gpus-per-node=8\n"
+    'srun bash -c "torchrun --nnodes $SLURM_NNODES --node_rank $SLURM_PROCID --master_addr=a --nproc-per-node=8 x"',
+    "an option that is cut short": f"{FOUR}{HEAD}srun torchrun --nnodes=4 --nproc-per-n=8 {MEET} --max_res=3 x.py",
+    "an option of another release": f"{FOUR}{HEAD}srun torchrun --nnodes=4 --nproc-per-node=8 {MEET} --shiny=1 x.py",
+    "a program that is no script": f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} --no-python python x.py",
+    "all devices": "#!/bin/bash\nexport CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --standalone --nproc-per-node=2 x.py",
+    "options of Open MPI": "mpirun -np 64 -bind-to none -map-by slot -x NCCL_DEBUG=WARN -mca pml ob1 python x.py",
+    "python before srun": f"{FOUR}{HEAD}python download.py\nsrun {ON_FOUR} {MEET} x.py",
+    "python on one node": "#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=8\npython train.py",
+    "one GPU for each rank": f"{FOUR.replace('=8', '=1')}{HEAD}srun torchrun --nnodes=4 --nproc-per-node=1 {MEET} x",
     "only variables": "#!/bin/bash\nexport NCCL_DEBUG=WARN",
 }
 
@@ -257,6 +279,8 @@ def test_a_launch_that_is_right_with_its_files_is_healthy(text: str):
 
 
 UNCHECKED = {
+    "another launcher below srun": f"{FOUR}srun -n1 horovodrun -np 8 -H localhost:8 python x.py",
+    "another launcher behind variables": "export A=b\nCUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 python x.py",
     "a misspelt module": f"{FOUR}srun python -m torch.distribute.launch --nnodes=4 x.py",
     "a misspelt module behind variables": "NCCL_DEBUG=WARN A=b python3 -m torch.distribution.launch x.py",
     "a trainer of its own": "export NNODES=2 NODE_RANK=0\nswift sft --model m",
@@ -282,10 +306,17 @@ def test_a_launch_that_was_not_understood_is_unsure_and_quoted(text: str):
     assert text.splitlines()[-1][:16] in report.summary or "torchrun" in report.summary
 
 
-def test_a_pod_whose_command_only_the_image_knows_is_unsure():
-    report = app.read_settings(pods("null, args: [--epochs, 3]")).report
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (pods("null, args: [--epochs, 3]"), "the image's own command"),
+        (f"{FOUR}srun bash -c '\n  deepspeed --num_nodes 2 x.py", "`srun bash -c '` (a quote"),
+    ],
+)
+def test_a_launch_that_stands_elsewhere_is_unsure(text: str, words: str):
+    report = app.read_settings(text).report
 
-    assert (report.exit_code, "the image's own command" in str(report)) == (3, True)
+    assert (report.exit_code, words in str(report)) == (3, True)
 
 
 BAD = {

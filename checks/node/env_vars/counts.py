@@ -4,7 +4,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.checks.node.env_vars.meeting import backend, is_address, is_alone, starts_several, torchruns
+from ddp_doctor.checks.node.env_vars.meeting import (
+    backend,
+    is_above_range,
+    is_address,
+    is_alone,
+    starts_once,
+    starts_several,
+    torchruns,
+)
 from ddp_doctor.facts.node.env_vars import HostFile, Launch, SettingText
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -88,13 +96,49 @@ def _fault(text: SettingText, launch: Launch) -> _Fault | None:
     job = text.job
     others = any(each is not launch and each.starts in (launch.starts, "script") for each in text.launches)
     return (
-        _no_such_node_rank(launch)
+        _without_starter(job, launch)
+        or _no_such_node_rank(launch)
         or _fewer_tasks(job, launch)
         or _other_number_of_torchruns(job, launch)
         or _too_few_starts(job, launch, others=others)
+        or _more_ranks_than_devices(launch)
         or _more_ranks_than_gpus(job, launch)
+        or _one_of_several_gpus(job, launch)
         or _a_job_on_each_node(job, launch)
     )
+
+
+def _without_starter(job: Launch | None, launch: Launch) -> _Fault | None:
+    if job is None or not starts_once(launch):
+        return None
+    nodes = job.nodes[0] if job.nodes else 1
+    tasks = job.tasks or nodes * (job.tasks_per_node or 1)
+    title = f"python starts once, on the first node, but the job has {counted(tasks, 'task')}"
+    fix = "Start it on all tasks: srun python ..., or on each node: srun torchrun --nnodes=... ..."
+    return _Fault(title, "no srun and no launcher starts it", Severity.WARNING, fix)
+
+
+def _more_ranks_than_devices(launch: Launch) -> _Fault | None:
+    """Return the fault of a launcher that starts more ranks than CUDA_VISIBLE_DEVICES names."""
+    devices = launch.environment.get("CUDA_VISIBLE_DEVICES")
+    if devices is None or devices.kind != "literal" or devices.unless or not torchruns(launch):
+        return None
+    names, ranks = [name for name in devices.text.split(",") if re.fullmatch(r"[\w-]+", name)], launch.ranks_per_task
+    if not names or not ranks or ranks <= len(names):
+        return None
+    title = f"{ranks} ranks start on each node, but CUDA_VISIBLE_DEVICES names {counted(len(names), 'GPU')}"
+    why = f"CUDA_VISIBLE_DEVICES={devices.text}, {ranks} ranks"
+    return _Fault(title, why, fix="Set the number of ranks to the number of GPUs that the ranks can see")
+
+
+def _one_of_several_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
+    """Return the fault of one rank on each of several nodes whose other GPUs stay idle."""
+    if not torchruns(launch) or launch.ranks_per_task != 1 or launch.agents is None or launch.agents[0] < 2:
+        return None
+    if _tasks_of_a_node(job, launch) != 1 or (gpus := _gpus_of_a_node(job, launch, 1) or 1) < 2:
+        return None
+    title = f"1 rank starts on each node, but the job requests {gpus} GPUs per node"
+    return _Fault(title, f"--nproc-per-node=1, {gpus} GPUs", Severity.WARNING, f"Set --nproc-per-node={gpus}")
 
 
 def _no_such_node_rank(launch: Launch) -> _Fault | None:
@@ -286,6 +330,9 @@ def _of_accelerate(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
         yield _of_configuration(
             launch, title, "accelerate passes it to torch unchanged", "Give only the name or IP address of machine 0"
         )
+    if is_above_range(given.get("port", "")):
+        title = f"main_process_port is above 65535: {given['port']}"
+        yield _of_configuration(launch, title, "the highest port is 65535", "Give a port from 1024 to 65535")
     if machines > 1 and "--node-rank" in given:
         yield _of_configuration(
             launch,

@@ -38,6 +38,8 @@ _ON_EACH = {
     "slurm": "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...'" + _OR_C10D,
     "hosts": f"Give each host its own node rank ($OMPI_COMM_WORLD_RANK in a shell, or a loop counter){_OR_C10D}",
 }
+#: A program in the place of a script.
+_NO_SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
 _TORCHRUN = "torch/distributed/run.py"
 _WAIT = "The nodes wait for each other until the rendezvous times out."
 
@@ -48,8 +50,18 @@ def torchruns(launch: Launch) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return False for a text with a user or a scheme, such as ``me@10.0.0.1`` or ``tcp://n0``."""
-    return not re.search(r"[@/\s]", text)
+    """Return False for a text with a user or a scheme, such as ``me@10.0.0.1`` or ``tcp://n0``, and for a number."""
+    return not (re.search(r"[@/\s]", text) or text.isdecimal())
+
+
+def is_above_range(port: str) -> bool:
+    """Return True for a number that is too high for a port."""
+    return port.isdecimal() and int(port[:9]) > 65535
+
+
+def starts_once(launch: Launch) -> bool:
+    """Return True for a Python program that nothing starts on several nodes, in a job of several tasks."""
+    return launch.starts == "python" and launch.program == "torchrun" and not launch.by_hand
 
 
 def backend(launch: Launch) -> str:
@@ -162,7 +174,7 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     text = recording.first(SettingText)
-    drafts = list(_of_job(text)) if text is not None and not text.launches else []
+    drafts = list(_of_job(text)) if text is not None and all(map(starts_once, text.launches)) else []
     for of_text, launch, nodes in launches_of_several(recording):
         drafts += [*_of_interfaces(of_text, launch, nodes), *_of_endpoint(of_text, launch, nodes)]
     yield from _each_once(drafts)
@@ -359,7 +371,7 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
         fault = _fault_of_rank(launch, rank, option) if starts_several(launch) else ""
         if fault:
             by_env = option == "RANK"  # which the script may not read
-            severity, name = (Severity.WARNING, option) if by_env else (None, "")
+            severity, name = Severity.WARNING if by_env or not nodes else None, option if by_env else ""
             why = f"{_counted(nodes)}, each with the same {option}"
             by_task = by_env and launch.program == "srun"
             fix = in_job_script(_IN_EACH_TASK if by_task else _ON_EACH[_started_by(text, launch)])
@@ -438,6 +450,8 @@ def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
         given = launch.arguments
         if launch.cut:
             yield _of_cut(launch)
+        elif launch.program != "configuration":
+            yield from _of_words(launch)
         if launch.starts != "torchrun" or launch.cut:
             continue
         is_several = (launch.agents or (1, 1))[0] > 1
@@ -464,3 +478,18 @@ def _of_cut(launch: Launch) -> Draft:
         title = f"The first line of the command ends with /, which {what} takes for the script"
         why, fix = "only \\ continues a command", "Write \\ instead of / at the end of the line"
     return _draft(launch, title, why, in_job_script(fix), detail="")
+
+
+def _of_words(launch: Launch) -> Iterator[Draft]:
+    """Yield the findings about words that a launcher refuses."""
+    if launch.misspelt:
+        typed, meant = launch.misspelt
+        yield _draft(launch, f"torchrun has no option {typed}", f"did you mean {meant}?", in_job_script(f"Use {meant}"))
+    if _NO_SCRIPT.fullmatch(launch.script):
+        title = f"{launch.starts} starts {launch.script} as the script, because it follows the options"
+        why = f"{launch.starts} runs Python itself"
+        yield _draft(launch, title, why, in_job_script(f"Remove {launch.script} from the command"), detail="")
+    port = launch.arguments.get("port") or launch.environment.get("MASTER_PORT")
+    if port is not None and is_above_range(port.text):
+        fix = in_job_script("Give a port from 1024 to 65535")
+        yield _draft(launch, f"The port {port.text} is above 65535", "the highest port is 65535", fix, detail="")

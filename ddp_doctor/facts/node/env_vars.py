@@ -98,6 +98,8 @@ class Launch(Frozen):
     hosts: tuple[str, ...] = ()  # of SLURM's --nodelist, in SLURM's order
     host_file: HostFile | None = None
     file: str = ""  # the script that the text runs and that has this line; empty for the text itself
+    script: str = ""  # the program that a launcher starts, as it is typed
+    misspelt: tuple[str, str] | None = None  # an option that torchrun does not have, and the one that is meant
     cut: int | None = None  # the line with the rest of its options, which the shell takes for another command
 
     @property

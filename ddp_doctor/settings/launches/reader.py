@@ -42,7 +42,9 @@ class Reader(Runner):
         file, line = self.located(self._last)
         _, rest = self.located(call.line)
         self.launches = [
-            each.model_copy(update={"cut": rest}) if self._last and (each.file, each.line) == (file, line) else each
+            each.model_copy(update={"cut": rest})
+            if self._last and (each.file, each.line, each.cut) == (file, line, None)
+            else each
             for each in self.launches
         ]
 
@@ -176,10 +178,10 @@ class Reader(Runner):
             return
         elif name.endswith((".sh", ".bash", ".slurm")):
             self._unread_script(words[0], frame, start, call)
-        elif not starts.is_harmless(name) and (at := _payload(words)):
-            self.start(words[at:], frame, start, call)
         elif name in starts.OTHER_LAUNCHERS and (start is not None or name in starts.ALWAYS_LAUNCH):
             self.leave(call.line, f"the launcher {name} is not followed")
+        elif not starts.is_harmless(name) and (at := _payload(words)):
+            self.start(words[at:], frame, start, call)
         elif start is not None and start.program != "pods" and not starts.is_harmless(name):
             self.leave(call.line, f"what {shown} starts is unknown")
 
@@ -209,6 +211,13 @@ class Reader(Runner):
             self._options(started, [*older, *starts.dashed(rest)], frame, start, call)
         elif started is None and start is not None:
             self._add("python", {}, frame, start, call)
+        elif started is None and frame.is_batch and self._has_several_tasks() and rest and rest[0].endswith(".py"):
+            file, line = self.located(call.line)
+            self.bare = Launch(program="torchrun", line=line, file=file, starts="python", quote=self.quote(call.line))
+
+    def _has_several_tasks(self) -> bool:
+        job = self.job
+        return job is not None and ((job.nodes or (1, 1))[0] > 1 or max(job.tasks or 1, job.tasks_per_node or 1) > 1)
 
     def _options(self, started: Started, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         """The launcher's own options: those in front of the script."""
@@ -230,6 +239,10 @@ class Reader(Runner):
                 break
             at += starts.words_of_option(words, at)
         given = {name: value for name, value in found.items() if name in wanted}
+        is_module = {"--no-python", "--module"} & found.keys() or found.get("-m") == ""
+        script = "" if is_module else self.values.shown("".join(words[at : at + 1]))
+        meant = ((name, starts.meant_by(name)) for name in (found if started == "torchrun" else ()))
+        misspelt = next(((name, option) for name, option in meant if option), None)
         if started == "torchrun":
             for name in starts.TORCHRUN:
                 variable = f"PET_{name[2:].replace('-', '_').upper()}"
@@ -241,7 +254,7 @@ class Reader(Runner):
             is_several = start is not None or (self.job is not None and self.job.nodes not in (None, (1, 1)))
             if is_several and not self._is_known_to_accelerate(given, call):
                 return
-        self._add(started, given, frame, start, call, ends_with_slash=words[at:] == ["/"])
+        self._add(started, given, frame, start, call, script, misspelt)
 
     def _of_file(self, name: str, frame: Frame) -> dict[str, str]:
         """Return the options in a configuration of accelerate that the script itself writes."""
@@ -269,8 +282,8 @@ class Reader(Runner):
         frame: Frame,
         start: Start | None,
         call: Call,
-        *,
-        ends_with_slash: bool = False,
+        script: str = "",
+        misspelt: tuple[str, str] | None = None,
     ) -> None:
         by_hand = start.by_hand if start else self.job is None
         depth = start.depth if start else 0 if by_hand else ONCE
@@ -300,7 +313,9 @@ class Reader(Runner):
             environment=environment,
             path=((frame.sometimes, 0),) if frame.sometimes else (),
             by_hand=by_hand,
-            cut=line if ends_with_slash else None,
+            cut=line if script == "/" else None,
+            script=script,
+            misspelt=misspelt,
             **(start.fields if start else {}),
             **of_torchrun,
         )

@@ -30,6 +30,7 @@ _STARTS = re.compile(
     r"|(?<=- )[\"']?torchrun[\"']?\s*$)[^\n]*$",
     re.MULTILINE,
 )
+_STARTER = re.compile(r"(?:srun|mpirun|mpiexec|ssh)\b")
 _MOST_CALLS = 20_000
 _DEEPEST = 24
 _LONGEST_QUOTE = 160
@@ -64,6 +65,7 @@ class Runner(Expander):
         self.unchecked: list[Unchecked] = []
         self.unread: list[Unchecked] = []
         self._silent, self._deep_calls, self._left = 0, 0, _MOST_CALLS
+        self.bare: Launch | None = None  # a Python program that nothing starts on several nodes
         self.added = 0  # launches that were met, also the same again
 
     def read_script(self, text: str, start: Start | None) -> None:
@@ -72,7 +74,9 @@ class Runner(Expander):
         self._run_text(text, 1, frame, start)
 
     def leave_if_missed(self, text: str) -> None:
-        """Note the first line that names a launcher if the text was followed to no launch."""
+        """Note what starts once in a job of several tasks, or names a launcher, if nothing else starts ranks."""
+        if self.bare and not (self.launches or self.unchecked):
+            self.launches.append(self.bare)
         if not (self.launches or self.unchecked) and (found := _STARTS.search(text)):
             self.leave(text.count("\n", 0, found.start()) + 1, "nothing in the file runs it")
 
@@ -204,7 +208,7 @@ class Runner(Expander):
 
     def _call(self, call: Call, frame: Frame, start: Start | None) -> None:
         if call.is_broken:
-            if _STARTS.search(self.quote(call.line)):
+            if _STARTS.search(self.quote(call.line)) or _STARTER.match(self.quote(call.line)):
                 self.leave(call.line, "a quote or bracket in it is not closed")
             return
         count = next((at for at, word in enumerate(call.words) if not _assigned(word)), len(call.words))

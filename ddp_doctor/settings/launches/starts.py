@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Argument, HostFile, Launch
@@ -39,6 +40,8 @@ FLAGS = _names("""
     --use-fsdp --same-network --cpu --mps --quiet --debug --no-ssh --force-multi --enable-each-rank-log --autotuning
     --no-local-rank --bind-cores-to-rank --enable-elastic-training
 """)
+#: Options of Open MPI that a word follows, although they begin with one dash and are words ...
+_OPEN_MPI = _names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
 #: ... and those of mpirun that two words follow.
 _PAIRS = _names("-mca --mca -genv --gmca -gmca")
 MPIRUN = _names("mpirun mpiexec orterun mpiexec.hydra prterun")
@@ -73,6 +76,16 @@ TORCHRUN = _names("""
     --nnodes --nproc-per-node --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint
     --rdzv-id -m
 """)
+#: All options of torchrun, which takes the beginning of an option for the option.
+_TORCHRUN_OPTIONS = sorted(
+    _names("""
+    --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts --role
+    --monitor-interval --start-method --event-log-handler --module --no-python --run-path --log-dir --redirects --tee
+    --local-ranks-filter --node-rank --master-addr --master-port --local-addr --logs-specs --numa-binding --use-env
+    --signals-to-handle --virtual-local-rank --log-line-prefix-template --shutdown-timeout
+    --duplicate-stdout-filters --duplicate-stderr-filters
+""")
+)
 #: accelerate/commands/launch.py and utils/launch.py (prepare_multi_gpu_env): torchrun's option for each.
 ACCELERATE = _fields("""
     --num-machines --nnodes --num-processes --num-processes --machine-rank --node-rank --main-process-ip --master-addr
@@ -103,7 +116,8 @@ def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
             break
         if line.startswith("#SBATCH"):
             first = first or number
-            words += line[7:].split(" #")[0].replace('"', "").replace("'", "").split()
+            of_line = line[7:].split(" #")[0].replace('"', "").replace("'", "").split()
+            words += of_line[: _behind_all_options(of_line)]
     words += options
     if not words or "hetjob" in words or "packjob" in words:
         return None
@@ -120,6 +134,14 @@ def array_of(lines: Sequence[str]) -> int | None:
         if found:
             return int(found[2]) - int(found[1]) + 1
     return None
+
+
+def _behind_all_options(words: Sequence[str]) -> int:
+    """Return the place of the first word of an #SBATCH line that is neither an option nor the value of one."""
+    at = 0
+    while at < len(words) and (words[at].startswith("-") or words[at] in ("hetjob", "packjob")):
+        at += words_of_option(words, at)
+    return at
 
 
 def fields_of(words: Sequence[str], options: dict[str, str]) -> dict[str, Any]:
@@ -156,7 +178,7 @@ def words_of_option(words: Sequence[str], at: int) -> int:
     word = words[at]
     if word in _PAIRS:
         return 3
-    joined = "=" in word or word in FLAGS or (re.fullmatch(r"-[A-Za-z]\S+", word) and word not in (*MPI, "-npernode"))
+    joined = "=" in word or word in FLAGS or (re.fullmatch(r"-[A-Za-z]\S+", word) and word not in (*MPI, *_OPEN_MPI))
     return 1 if joined else 2
 
 
@@ -175,6 +197,13 @@ def is_payload(word: str) -> bool:
     name = posixpath.basename(word)
     known = name in _PAYLOADS or PYTHON.fullmatch(name) is not None
     return known or name.endswith((".sh", ".bash", ".slurm"))
+
+
+def meant_by(name: str) -> str | None:
+    """Return the option of torchrun that a misspelt name means, or None for a known one or one of a newer release."""
+    if not name.startswith("--") or any(option.startswith(name) for option in _TORCHRUN_OPTIONS):
+        return None
+    return next(iter(get_close_matches(name, _TORCHRUN_OPTIONS, 1, 0.85)), None)
 
 
 def nodes_of(text: str) -> tuple[int, int] | None:

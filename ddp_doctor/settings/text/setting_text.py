@@ -45,10 +45,8 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
-#: A command with variables in front of it, which no listing has.
-_RUNS = re.compile(
-    r"(?:[A-Za-z_]\w*=\S* +)+(?:\S*/)?(?:python[\d.]*|torchrun|[ms](?:pi)?run|accelerate|deepspeed|bash|sh) "
-)
+#: A command with variables in front of it and options or a script behind it, which no listing has.
+_RUNS = re.compile(r"(?:[A-Za-z_]\w*=\S* +)+[\w./][\w./-]* +(?:-|\S+\.(?:py|sh)\b)")
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
