@@ -165,10 +165,10 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         near = [gpu for gpu in fact.gpus if gpu not in gpus]
         detail = "Their traffic to other nodes crosses the link between the sockets, without GPUDirect RDMA."
         if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
-            detail = "They have NVLink to GPUs that are nearer to a NIC, so NCCL may send through those (PXN)."
+            detail = "NVLink connects them to GPUs that are nearer to a NIC, so NCCL may send through those (PXN)."
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across CPU sockets",
+            f"{name_list(gpus)} of {hosts_of(recording, group)}: every RDMA NIC is on another CPU socket",
             (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=detail,
         )

@@ -273,11 +273,15 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
     for paths, group in groups.items():
         shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
+        fact = group[0].fact
+        uses = "NCCL uses"
+        if not any(link_codes.allowed(code, _default_p2p_limit(fact)) for code, _ in paths):
+            uses = "NCCL before 2.23 uses" if fact.cpu_vendor else "NCCL may use"
         yield possible(
             NOBODY,
-            f"NCCL uses untested direct copies (P2P) over PCIe on {hosts_of(recording, group)}: {shown}",
-            (_unproved_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-            _without_pcie(group[0].fact, "Disable P2P if a job hangs, to see whether P2P is the cause"),
+            f"{uses} untested direct copies (P2P) over PCIe on {hosts_of(recording, group)}: {shown}",
+            (_unproved_evidence(fact, code, pairs) for code, pairs in paths),
+            _without_pcie(fact, "Disable P2P if a job hangs, to see whether P2P is the cause"),
             REPAIR_PATH.model_copy(update={"summary": "Repair the path (ACS or the IOMMU) if that helps"}),
             detail="No fault was seen, and most such machines work. On some, P2P over PCIe"
             " is offered but does not work, and the first all-reduce hangs. Libraries"
@@ -342,11 +346,11 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
         who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
         yield finding(
             NOBODY,
-            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: a"
-            " virtual machine hides the real PCIe tree",
+            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge:"
+            " a virtual machine may hide the real PCIe tree",
             (
                 Evidence(text="every GPU pair is PHB, and all GPUs have the same CPUs"),
-                *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
+                *([Evidence(text=f"their NUMA affinity is {ranges}")] if ranges else []),
                 *evidence(recording, group[0].node),
             ),
             remedy(

@@ -25,6 +25,9 @@ _KEPT_CHARACTERS = 200_000
 _MOST_OUTPUTS = 1024
 #: A GPU's model in ``nvidia-smi -L`` and torch's collect_env.
 _MODEL = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): ((?:NVIDIA|Tesla) [ -'*-~]{1,79}?) *(?:\(UUID: ?[^)\n]{1,60}\)|$)")
+#: The CPU's vendor in /proc/cpuinfo, or its vendor or model in ``lscpu``.
+_CPU = re.compile(r"\s*(?:Vendor ID|vendor_id|Model name|model name)\s*:\s*(.{1,100})")
+_VENDORS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel", "ARM": "ARM|Neoverse|Grace"}
 _NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing is concluded from it"
 
 
@@ -69,7 +72,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     except TopologyError as error:
         return (_refused(error, raw),)
     lines = plain_lines(text)
-    models = _gpu_models(lines)
+    models, cpu_vendor = _gpu_models(lines), _cpu_vendor(lines)
     found: list[Found] = []
     refused: list[TopologyError] = []
     for reader in READERS:
@@ -86,7 +89,8 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     for table, host in zip(found, hosts, strict=True):
         fact = _with_tables(table, host, found, hosts)
         if isinstance(fact, TopologyFact) and hosts[-1] == 0:
-            fact = fact.model_copy(update={"models": models})
+            vendor = fact.cpu_vendor or cpu_vendor
+            fact = fact.model_copy(update={"models": models, "cpu_vendor": vendor})
         status = Status.FAILED if table.unsure else Status.COLLECTED
         readings.append(Reading(check="topology", status=status, node=host, fact=fact.recorded(), reason=table.unsure))
     readings += [_refused(error) for error in refused]
@@ -101,6 +105,13 @@ def _gpu_models(lines: Iterable[str]) -> dict[str, str]:
         if named and models.setdefault(f"GPU{named[1]}", named[2]) != named[2]:
             return {}
     return models
+
+
+def _cpu_vendor(lines: Iterable[str]) -> str | None:
+    """Return the vendor of the CPU as /proc/cpuinfo names it; None if the text names none or several."""
+    said = " ".join(found[1] for line in lines if (found := _CPU.match(line[:200])))
+    vendors = [vendor for vendor, names in _VENDORS.items() if re.search(rf"\b{vendor}\b|\b(?:{names})\b", said)]
+    return vendors[0] if len(vendors) == 1 else None
 
 
 def _taken_and_first_refused(reader: Reader, lines: Sequence[str]) -> tuple[list[Found], TopologyError | None]:

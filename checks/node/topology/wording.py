@@ -154,8 +154,7 @@ def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_ind
     value = ("=" if exact else "") + ",".join(devices)
     return Remedy(
         summary=(
-            f"Only for jobs of several nodes: {', '.join(devices)} is the candidate for NCCL_IB_HCA."
-            f" {gid_index or _ASK_FOR_INDEX}"
+            f"Only for jobs of several nodes: NCCL_IB_HCA could be {', '.join(devices)}. {gid_index or _ASK_FOR_INDEX}"
         ),
         settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
         commands=()
