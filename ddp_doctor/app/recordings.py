@@ -1,28 +1,32 @@
-"""Recordings, and any JSON that somebody names, as files: unpacked and read, and recordings judged again."""
+"""Recordings, reports and other JSON files that somebody names: unpacked and read, and recordings evaluated again."""
 
 import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.facts.given import FlightDumpFact, RecordingFact
 from ddp_doctor.features import features_in
-from ddp_doctor.model.base import Json
+from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import as_usage_error
 from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
-from ddp_doctor.parse.file_kinds import RECORDING, json_kind
+from ddp_doctor.model.report import JobFacts, LogsReport, Report
+from ddp_doctor.parse.file_kinds import JSON, RECORDING, REPORT, json_kind
 from ddp_doctor.parse.json_value import json_value, text_in
 from ddp_doctor.sources.given import CannotRead, read_given
 
 #: Thousands of nodes make a recording of some hundred megabytes.
 MOST_BYTES = 1024 * 1024 * 1024
 _GZIP = b"\x1f\x8b"  # RFC 1952
+#: Labels of measurements that name a place. They are whole numbers, like the number of bytes.
+PLACES = ("node", "rank", "peer", "gpu")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
@@ -109,6 +113,46 @@ def read_json(path: str) -> JsonFile:
     except ValueError as error:
         raise UsageError(f"cannot use {quoted(path)}: {error}") from error
     return JsonFile(path, content, text, data, json_kind(data))
+
+
+class _OfJob(Frozen):
+    """What is compared of a report of ``logs``, beside its numbers."""
+
+    facts: JobFacts
+
+
+def report_in(file: JsonFile) -> Report:
+    """Return the report in a file, or the report on the recording in it. Raises UsageError."""
+    if file.kind == RECORDING:
+        return judge(recording_in(Path(file.path), file.content)).report
+    if file.kind != REPORT:
+        raise UsageError(
+            f"{quoted(file.path)} is {file.kind or JSON}, but a report or recording of ddp-doctor is expected"
+        )
+    report = validated(Report, file, "report")
+    if "facts" in file.data:
+        facts = validated(_OfJob, file, "report").facts
+        report = LogsReport(**dict(report), facts=facts)
+    for measured in report.measurements:
+        for name in ("bytes", *PLACES):
+            if not isinstance(number := measured.labels.get(name, 0), int):
+                raise UsageError(
+                    f"{quoted(file.path)} is not a valid report: in {measured.name}, {name} is {quoted(number)}"
+                    " instead of an integer"
+                )
+    return report
+
+
+def validated(model: type[_Model], file: JsonFile, noun: str) -> _Model:
+    """Return the document in a file. Raises UsageError if its schema is newer or it is not valid."""
+    if major(file.data) > 1:
+        raise UsageError(
+            f"{quoted(file.path)} is from a newer ddp-doctor (schema {file.data['schema_version']}); upgrade ddp-doctor"
+        )
+    try:
+        return model.model_validate_json(file.text)
+    except ValidationError as error:
+        raise UsageError(f"{quoted(file.path)} is not a valid {noun}: {what_is_wrong(error)}") from error
 
 
 def what_is_wrong(error: ValidationError) -> str:

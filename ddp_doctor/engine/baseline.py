@@ -25,8 +25,6 @@ from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
 _PLACES = ("node", "rank", "peer", "gpu")
-#: Labels that are whole numbers in every report.
-NUMBERS = ("bytes", *_PLACES)
 #: What makes no two measurements different: of others' numbers the type is not always known.
 _UNTOLD = (*_PLACES, "type")
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)

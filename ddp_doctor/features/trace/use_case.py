@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.app.recordings import read_json
+from ddp_doctor.app.recordings import read_json, report_in
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.features.trace.facts import TraceFact
 from ddp_doctor.features.trace.reading.rank import NotATrace, read_trace
