@@ -34,7 +34,7 @@ _COMMANDS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env"),
     "While a job runs": (),
     "After a job": ("logs", "replay"),
-    "Clusters": ("compare",),
+    "Clusters": (),
     "Reference": ("explain", "schema", "template", "completion"),
 }
 

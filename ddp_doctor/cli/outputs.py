@@ -92,7 +92,7 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
-        (*_WITH_SETTINGS, "fit", "prolog", "compare"),
+        (*_WITH_SETTINGS, "fit", "prolog"),
         lambda results: results.report.as_json(),
     ),
     Output("markdown", "Write the report as Markdown for a ticket.", _REDACTABLE, _by("markdown")),
@@ -105,10 +105,7 @@ OUTPUTS = (
         suffix=".prom",
     ),
     Output(
-        "html",
-        "Write the report as a self-contained HTML page.",
-        (*_WITH_SETTINGS, "fit", "prolog", "compare"),
-        _by("html.page"),
+        "html", "Write the report as a self-contained HTML page.", (*_WITH_SETTINGS, "fit", "prolog"), _by("html.page")
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", (), None),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay"), _by("junit")),

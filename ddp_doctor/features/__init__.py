@@ -62,6 +62,12 @@ FEATURES = {
     "watch": Row(
         "While a job runs", "Run a job and report why it hangs, slows down or fails.", (), package="jobs.watch"
     ),
+    "compare": Row(
+        "Clusters",
+        "Compare two runs or traces: what is slower and what differs.",
+        ("json", "html"),
+        package="fleet.compare",
+    ),
     "fleet": Row(
         "Clusters",
         "Compare many runs and list unhealthy, differing and slow nodes.",
@@ -101,7 +107,7 @@ class Feature:
     about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
     rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
     errors: "Callable[[], Sequence[KnownError]]" = lambda: ()  #: Return the texts of errors that it knows.
-    #: Yield its tables (render/layout.py) by report, recording and ``each`` (all rows). None: it shows its own report.
+    #: Yield its tables (render/layout.py) by report, recording and ``each`` (all rows). None: it has none of its own.
     tables: "Callable[..., Iterator[Any]] | None" = None
     #: Yield the lines of each part on the screen if these are not its tables, by report, recording, width and ``each``.
     story: "Callable[..., Iterator[Iterable[str]]] | None" = None

@@ -91,7 +91,7 @@ def _show_measurements(report: Report, recording: Recording, parts: _Parts, *, e
             parts.out.print(heat_map.styled(line), style=None if number else "dim")
     for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
         parts.show(tables.lines(table(measured), width))
-    if recording.of_check("baseline") and (each or recording.command is Command.COMPARE):
+    if recording.of_check("baseline") and (each or feature_of(recording.command) is not None):
         from ddp_doctor.render.compared import beside
 
         parts.show(tables.lines(beside(recording, each=each), width))
@@ -112,8 +112,9 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
     for lines in _stories(report, recording, parts.width, each=each):
         parts.show(lines)
     is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
-    has_own_table = isinstance(report, FitReport) or feature_of(recording.command) is not None
-    if not has_own_table and (each or not (is_pasted or recording.command is Command.COMPARE)):
+    feature = feature_of(recording.command)
+    has_own_table = isinstance(report, FitReport) or (feature is not None and feature.tables is not None)
+    if not has_own_table and (each or not (is_pasted or feature is not None)):
         for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
             if not number:
                 parts.begin()

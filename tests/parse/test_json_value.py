@@ -12,9 +12,10 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import UsageError, recordings
-from ddp_doctor.app.baselines import compare, load_baseline
+from ddp_doctor.app.baselines import load_baseline
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.features.fleet.compare.use_case import compare
 from ddp_doctor.features.fleet.report import FleetReport
 from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import read_job

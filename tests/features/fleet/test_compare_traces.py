@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app import Outcome, UsageError
-from ddp_doctor.app.compare import beside
 from ddp_doctor.app.outcome import judge
 from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
+from ddp_doctor.features.fleet.compare.use_case import compare
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import compared
@@ -41,7 +41,7 @@ def table(outcome: Outcome) -> str:
 
 
 def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
-    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b"))
+    outcome = compare(job(tmp_path / "a"), job(tmp_path / "b"))
 
     assert outcome.report.verdict is Verdict.HEALTHY
     assert not found(outcome)
@@ -50,7 +50,7 @@ def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
 
 def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
     before = job(tmp_path / "a")
-    outcome = beside(before, job(tmp_path / "b", length=1300.0))
+    outcome = compare(before, job(tmp_path / "b", length=1300.0))
     [finding] = outcome.report.findings
 
     assert (finding.code, finding.severity, finding.confidence) == ("DD832", Severity.WARNING, Confidence.LIKELY)
@@ -60,20 +60,20 @@ def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
 
 
 def test_a_step_that_became_shorter_is_information(tmp_path):
-    outcome = beside(job(tmp_path / "a", length=1300.0), job(tmp_path / "b"))
+    outcome = compare(job(tmp_path / "a", length=1300.0), job(tmp_path / "b"))
 
     assert [(each.code, each.severity) for each in outcome.report.findings] == [("DD832", Severity.INFO)]
 
 
 def test_a_step_three_times_as_long_is_an_error(tmp_path):
-    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", length=3100.0))
+    outcome = compare(job(tmp_path / "a"), job(tmp_path / "b", length=3100.0))
 
     assert outcome.report.verdict is Verdict.UNHEALTHY
     assert "3.1 times as long as in" in found(outcome)["DD832"]
 
 
 def test_of_two_steps_nobody_knows_what_is_noise(tmp_path):
-    [finding] = beside(job(tmp_path / "a", count=3), job(tmp_path / "b", count=3, length=1300.0)).report.findings
+    [finding] = compare(job(tmp_path / "a", count=3), job(tmp_path / "b", count=3, length=1300.0)).report.findings
 
     assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
     assert "With fewer than 3 steps, the noise is unknown." in finding.detail
@@ -81,7 +81,7 @@ def test_of_two_steps_nobody_knows_what_is_noise(tmp_path):
 
 def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficiency(tmp_path):
     one, four = job(tmp_path / "a"), job(tmp_path / "b", ranks=4, length=1250.0)
-    forth, back = found(beside(one, four)), found(beside(four, one))
+    forth, back = found(compare(one, four)), found(compare(four, one))
 
     assert (
         forth == back == {"DD833": "4 ranks do 1.6 times the work of 2 ranks (scaling efficiency 80%): host +0.25 ms"}
@@ -89,7 +89,7 @@ def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficienc
 
 
 def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_compared(tmp_path):
-    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
+    outcome = compare(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
 
     assert "(scaling efficiency 50%)" in found(outcome)["DD833"]
     assert "the new step is scaled by 2 to the same number of samples" in table(outcome)
@@ -97,7 +97,7 @@ def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_comp
 
 def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
     before, now = job(tmp_path / "a"), job(tmp_path / "b")
-    outcome = beside(f"{before}/rank0.json", f"{now}/rank0.json")
+    outcome = compare(f"{before}/rank0.json", f"{now}/rank0.json")
 
     assert "waiting or transfer" in table(outcome)
     assert "1 of 2 ranks is here" in table(outcome)
@@ -136,7 +136,7 @@ def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
 
     for earlier, later in ((traces, str(path)), (str(path), traces), (f"{traces}/rank0.json", str(path))):
         with pytest.raises(UsageError, match=r"is a trace, but '.*other\.json' is not"):
-            beside(earlier, later)
+            compare(earlier, later)
 
 
 def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(tmp_path):
@@ -154,7 +154,7 @@ def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(
         ("mixed", "cannot compare '.*': rank 0 is there"),
     ):
         with pytest.raises(UsageError, match=why):
-            beside(traces, str(tmp_path / folder))
+            compare(traces, str(tmp_path / folder))
 
 
 def test_a_recording_of_two_jobs_on_a_gpu_names_both():

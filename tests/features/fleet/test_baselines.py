@@ -7,9 +7,10 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.baselines import compare, load_baseline, with_baseline
+from ddp_doctor.app.baselines import load_baseline, with_baseline
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.cli import compare_runs
+from ddp_doctor.features.fleet.compare.use_case import compare
 from ddp_doctor.features.fleet.use_case import baseline_of, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.choices import Severity, Verdict
