@@ -1,7 +1,7 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options.
 
-Those about a run, recordings and baselines are imported from their modules, ``running``, ``recordings``, ``redaction``
-and ``baselines``: a prolog has no time for what they need.
+Those about a run and recordings are imported from their modules, ``running``, ``recordings`` and ``redaction``: a
+prolog has no time for what they need.
 """
 
 from ddp_doctor.app.inspection import judge_settings, live_settings, live_topology, prolog, read_settings, read_topology

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -46,6 +46,11 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
 
         report = with_estimates(report, recording)
     return Outcome(recording, report, diagnosis.failures)
+
+
+def with_baseline(outcome: Outcome, comparison: Callable[[Recording, Report], Recording]) -> Outcome:
+    """Add the comparison with a baseline to a run."""
+    return replace(judge(comparison(outcome.recording, outcome.report)), spoken_by=outcome.spoken_by)
 
 
 def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | None = None, **known: Any) -> Recording:

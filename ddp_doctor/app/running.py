@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge, with_baseline
 from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
@@ -83,9 +83,7 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) ->
         return Outcome(node_run.recording, node_run.report, spoken_by=node_run.spoken_by)
     outcome = judge(node_run.finish(), checks)
     if request.baseline is not None:
-        from ddp_doctor.app.baselines import with_baseline  # few runs need it
-
-        outcome = with_baseline(outcome, *request.baseline)
+        outcome = with_baseline(outcome, request.baseline[1])
     node_run.dismiss(outcome.recording, outcome.report)
     return outcome
 

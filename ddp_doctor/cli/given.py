@@ -14,7 +14,6 @@ from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.deadlines import LONGEST_SOAK_S, MOST_REPEATS
 from ddp_doctor.knowledge.retired import RETIRED
-from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
 from ddp_doctor.model.choices import Backend, Level, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted, unknown
@@ -141,13 +140,6 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
         )
     if typed.topology is not None and not typed.isolate:
         raise UsageError("--topology requires --isolate")
-
-
-def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:
-    """The file of --baseline, and what is in it. Raises UsageError."""
-    from ddp_doctor.app.baselines import load_baseline  # few runs need it
-
-    return (path, load_baseline(path)) if path is not None else None
 
 
 def names(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -11,14 +11,16 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders, running
+from ddp_doctor.app.outcome import with_baseline
 from ddp_doctor.app.run_plan import run_plan
 from ddp_doctor.checks import checks_of
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import given_hosts, healthy_runs, of_run
+from ddp_doctor.cli.given import given_hosts, of_run
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.engine.plan import make_plan
+from ddp_doctor.features import load
 from ddp_doctor.knowledge.deadlines import longest_s
 from ddp_doctor.model.choices import Command, ExitCode, as_usage_error
 from ddp_doctor.model.error_text import quoted
@@ -55,7 +57,7 @@ def run(typed: RunOptions, outputs: Outputs) -> int:
         env,
         nproc_per_node=_ranks(typed.nproc_per_node),
         join_timeout_s=typed.join_timeout,
-        baseline=healthy_runs(typed.baseline),
+        baseline=None if (path := typed.baseline) is None else (path, load("fleet").comparison(path)),
     )
     with as_usage_error():
         require_factory(options.model, options.only)
@@ -225,9 +227,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
         print_to_stderr(f"ddp-doctor: the agent on {here.hosts[rank]} stopped: {why}")
     if outcome is not None:
         if request.baseline is not None:
-            from ddp_doctor.app.baselines import with_baseline  # few runs need it
-
-            outcome = with_baseline(outcome, *request.baseline)
+            outcome = with_baseline(outcome, request.baseline[1])
         return save_and_report(outcome, outputs, request.env)
     if ended.timed_out:
         print_to_stderr(f"ddp-doctor: the agents sent no report within {timeout_s:.0f} s, so the verdict is unsure")

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from ddp_doctor.features import FEATURES, loadable
-from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, FitReport, Report
@@ -37,7 +36,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "fit-report": (FitReport, "report of fit (--json)"),
     **_of_features(*FEATURES),
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),
-    "baseline": (Baseline, "baseline of healthy runs (fleet --write-baseline)"),
+    **{name: document for feature in loadable().values() for name, document in feature.documents.items()},
     "recording": (Recording, "recording of a run (--record)"),
 }
 #: Modules of these documents. A recording also holds facts, which may be any JSON.

@@ -3,9 +3,9 @@
 The core loads a feature by name if its command runs or a recording has its facts. It imports none.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,6 +104,8 @@ class Feature:
     """A loaded feature, as the core uses it."""
 
     report: "type[BaseModel]"  #: The class of its report.
+    #: By name in ``schema``, its other documents: the class, and what writes them.
+    documents: "Mapping[str, tuple[type[BaseModel], str]]" = field(default_factory=dict)
     about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
     rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
     errors: "Callable[[], Sequence[KnownError]]" = lambda: ()  #: Return the texts of errors that it knows.
@@ -114,6 +116,9 @@ class Feature:
     #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
     page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None
     is_of_runs: bool = False  #: Its report is on many runs, and its tables list their findings.
+    #: Read a baseline, and return the function that adds the comparison with it to the recording of a report. Raises
+    #: UsageError.
+    comparison: "Callable[[str], Callable[[Recording, Report], Recording]]" = _none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Options
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import Report
 from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.starter_channel import StarterPipe
-
-if TYPE_CHECKING:
-    from ddp_doctor.model.baseline import Baseline
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,8 @@ class RunRequest:
     progress: Callable[[str], None] = lambda _: None  # called with what the run does now
     announce: Callable[[str], None] = lambda _: None  # on the head, called with what to type on the other hosts
     of_ranks: Callable[[], Sequence[Reading]] = tuple  # the settings that the launcher's other ranks here report
-    baseline: "tuple[str, Baseline] | None" = None  # a file of healthy runs, to hold this one against
+    #: A file of healthy runs, and the function that adds the comparison with it to the recording of a report.
+    baseline: tuple[str, Callable[[Recording, Report], Recording]] | None = None
     starter: StarterPipe = field(default_factory=StarterPipe)  # where another ddp-doctor started this one
 
     @property

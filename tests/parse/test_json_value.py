@@ -12,11 +12,11 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import UsageError, recordings
-from ddp_doctor.app.baselines import load_baseline
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.compare.use_case import compare
 from ddp_doctor.features.fleet.report import FleetReport
+from ddp_doctor.features.fleet.shared import comparison_with
 from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import read_job
 from ddp_doctor.features.jobs.sources import live_gpus, live_stacks
@@ -178,7 +178,7 @@ USE_CASES: dict[str, Callable[[Path], object]] = {
     "fleet": _in_folder,
     "replay": recordings.replay,
     "compare, the earlier": lambda path: compare(str(path), str(path)),
-    "run --baseline": lambda path: load_baseline(str(path)),
+    "run --baseline": lambda path: comparison_with(str(path)),
     "logs": lambda path: read_job([str(path)]),
     "topology": lambda path: commands.topology(str(path), Outputs()),
     "env --from": lambda path: commands.env(str(path), Outputs()),

@@ -1,6 +1,7 @@
 """fleet: many runs of many nodes, compared by their reports."""
 
-from ddp_doctor.features import Feature
+from ddp_doctor.features import Feature, later
+from ddp_doctor.features.fleet.baseline import Baseline
 from ddp_doctor.features.fleet.report import FleetReport
 from ddp_doctor.features.fleet.table import parts, tables
 
@@ -9,4 +10,11 @@ def _page(report: FleetReport) -> tuple[str, dict[str, object]]:
     return "fleet.html", {"parts": list(parts(report, each=False))}
 
 
-FEATURE = Feature(report=FleetReport, tables=tables, page=_page, is_of_runs=True)
+FEATURE = Feature(
+    report=FleetReport,
+    documents={"baseline": (Baseline, "baseline of healthy runs (fleet --write-baseline)")},
+    tables=tables,
+    page=_page,
+    is_of_runs=True,
+    comparison=later(f"{__name__}.shared", "comparison_with"),
+)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
 from ddp_doctor.app.recordings import JsonFile, read_json, report_in
-from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
+from ddp_doctor.features.fleet.comparison import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.features.fleet.report import (
     CommonFinding,
     Difference,

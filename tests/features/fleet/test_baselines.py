@@ -7,10 +7,11 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.baselines import load_baseline, with_baseline
+from ddp_doctor.app.outcome import with_baseline
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.cli import compare_runs
 from ddp_doctor.features.fleet.compare.use_case import compare
+from ddp_doctor.features.fleet.shared import comparison_with
 from ddp_doctor.features.fleet.use_case import baseline_of, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.choices import Severity, Verdict
@@ -309,7 +310,7 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
     assert (finding.code, finding.title) == ("DD831", f"Differs from {baseline}: driver and GPUs")
     [of_run] = [
         reading
-        for reading in with_baseline(judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)).recording.readings
+        for reading in with_baseline(judged("p2p/one-slow-pair"), comparison_with(baseline)).recording.readings
         if reading.check == "baseline" and reading.misused
     ]
     assert "ranks of a node" in (of_run.reason or "")
@@ -335,7 +336,7 @@ def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, senten
     Path(baseline).write_text(json.dumps(written))
 
     with pytest.raises(UsageError, match=sentence):
-        load_baseline(baseline)
+        comparison_with(baseline)
 
 
 @pytest.mark.parametrize(("text", "sentence"), [("", "it is empty"), ("{}", "not a baseline"), (None, "is a report")])
@@ -343,7 +344,7 @@ def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
     (tmp_path / "x").write_text(json.dumps(made("n", 1)) if text is None else text)
 
     with pytest.raises(UsageError, match=sentence):
-        load_baseline(str(tmp_path / "x"))
+        comparison_with(str(tmp_path / "x"))
 
 
 def test_too_few_healthy_runs_make_no_baseline_and_write_none(tmp_path):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import read_json, report_in, validated
-from ddp_doctor.engine.baseline import compared, measured_run
 from ddp_doctor.facts.cluster import TracesFact
 from ddp_doctor.features import FEATURES, recorded
-from ddp_doctor.model.baseline import Baseline
+from ddp_doctor.features.fleet.baseline import Baseline
+from ddp_doctor.features.fleet.comparison import compared, measured_run
 from ddp_doctor.model.check import BASELINE as CHECK
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.error_text import quoted

@@ -12,10 +12,11 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
+from ddp_doctor.app.recordings import PLACES
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TraitDiffers
+from ddp_doctor.features.fleet.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
 from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
 from ddp_doctor.model.check import BASELINE, ENV_VARS
 from ddp_doctor.model.choices import USABLE, CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
@@ -24,9 +25,8 @@ from ddp_doctor.model.report import LogsReport, Measurement, Report, Tool
 from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
-_PLACES = ("node", "rank", "peer", "gpu")
 #: What makes no two measurements different: of others' numbers the type is not always known.
-_UNTOLD = (*_PLACES, "type")
+_UNTOLD = (*PLACES, "type")
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
 #: Who measured, among the traits.
 _MEASURED_BY, _OURS = "measured by", "ddp-doctor"
@@ -252,7 +252,7 @@ def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, fl
     )
 
 
-def held_against(recording: Recording, report: Report, baseline: Baseline, file: str) -> Recording:
+def held_against(baseline: Baseline, file: str, recording: Recording, report: Report) -> Recording:
     """The recording with readings of the check ``baseline``: what its report measured beside the healthy runs."""
     readings = (*recording.readings, *compared(measured_run(report), baseline, file))
     left_out = tuple(each for each in recording.not_run if each.check != BASELINE)
