@@ -7,10 +7,9 @@ from ddp_doctor.engine.asked import NotAsAsked, had_ranks, listed, not_run
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
-from ddp_doctor.facts.cluster import BaselineFact, TracesFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.facts.node.env_vars import SettingText
-from ddp_doctor.features import recorded_by
+from ddp_doctor.features import feature_of, recorded_by
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, FIT_MEASURED, GPUS, STRAGGLERS, Check
@@ -25,7 +24,6 @@ from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.findings import counted, short_count
 from ddp_doctor.wording.nodes import first_names, hosts, name_list
-from ddp_doctor.wording.preflight import reached
 from ddp_doctor.wording.ranks import capital, ranks_at
 from ddp_doctor.wording.repeats import none_failed
 
@@ -92,8 +90,8 @@ def _verdict(
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is Severity.WARNING for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job may stand still
-    if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
-        return Verdict.UNSURE  # how much of that is noise too few runs tell
+    if _unclear(recording, diagnosis) is not None:
+        return Verdict.UNSURE
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.DEGRADED if Severity.WARNING in severities else Verdict.HEALTHY
@@ -186,9 +184,9 @@ def _unknown_fit(recording: Recording) -> str:
     return unknown(recording)
 
 
-def _slower(diagnosis: Diagnosis) -> Finding | None:
-    """What ``compare`` found to be slower, where that is information."""
-    return next((f for f in diagnosis.findings if f.code == "DD830" and f.severity is Severity.INFO), None)
+def _unclear(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequence[str]] | None:
+    feature = feature_of(recording.command)
+    return None if feature is None else feature.unclear(diagnosis.findings)
 
 
 def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
@@ -299,10 +297,8 @@ def summary(
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
             why = _worst(diagnosis, Severity.ERROR, "a possible fault, not proved")
-        differ: tuple[str, ...] = ()
-        if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
-            why, differ = f"{slower.title}; how much of that is noise is unknown", _differ(diagnosis)
-        return _in_sentences(f"Unsure: {why}", *differ, *_ignored(diagnosis))
+        why, more = _unclear(recording, diagnosis) or (why, ())
+        return _in_sentences(f"Unsure: {why}", *more, *_ignored(diagnosis))
     judged, more = _of_command(recording, diagnosis)
     if verdict is Verdict.DEGRADED:
         judged = f"{_label(recording, diagnosis)}{_worst(diagnosis, Severity.WARNING)}"
@@ -316,7 +312,7 @@ def _in_sentences(*parts: str) -> str:
 def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequence[str]]:
     """Return what a healthy verdict says, and what it adds, as a degraded verdict does."""
     command = recording.command
-    if (feature := recorded_by(command)) is not None:
+    if (feature := feature_of(command)) is not None and feature.healthy is not None:
         return feature.healthy(recording, diagnosis.findings)
     if command is Command.FIT:
         from ddp_doctor.views.fit import advice, asked, to_take
@@ -324,20 +320,13 @@ def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequen
         chosen, *more = advice(recording)
         fits = to_take(recording, asked(recording).strategy) is not None
         return f"Fits: {chosen}" if fits else chosen, tuple(more)
-    if command is Command.COMPARE:
-        changed = "change in the step" if recording.first(TracesFact) else "slowdown"
-        return f"No {changed} beyond noise", (*_reached(recording), *_differ(diagnosis))
     if command in (Command.ENV, Command.TOPOLOGY):
         text = recording.first(SettingText)
         of = "topology" if command is Command.TOPOLOGY else "settings"
         of += " and the launch" if text is not None and text.launches else ""
         return f"No errors or warnings in the {of}", ("Nothing else was tested",)
     what, where = _scope(recording)
-    return f"Healthy: {what} passed {where}{_model(recording)}", (
-        *_reached(recording),
-        *_untested(recording),
-        *_left_out(recording),
-    )
+    return f"Healthy: {what} passed {where}{_model(recording)}", (*_untested(recording), *_left_out(recording))
 
 
 def _label(recording: Recording, diagnosis: Diagnosis) -> str:
@@ -348,10 +337,9 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
         return f"Found {name_list([counted(number, word) for number, word in kinds if number])}: "
     if diagnosis.findings[0].severity is Severity.ERROR and recording.command is Command.FIT:
         return ""  # the title says that it does not fit
-    if (feature := recorded_by(recording.command)) is not None:
+    if (feature := feature_of(recording.command)) is not None and feature.label:
         return f"{feature.label}: "
-    word = "Degraded" if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy"
-    return f"{'Slower' if recording.command is Command.COMPARE else word}: "
+    return "Degraded: " if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy: "
 
 
 def _worst(diagnosis: Diagnosis, severity: Severity, note: str = "") -> str:
@@ -360,17 +348,6 @@ def _worst(diagnosis: Diagnosis, severity: Severity, note: str = "") -> str:
     more = f"and {others} more finding{'s' if others > 1 else ''}" if others else ""
     notes = "; ".join(filter(None, (note, more)))
     return f"{diagnosis.findings[0].title.rstrip('.')}{f' ({notes})' if notes else ''}"
-
-
-def _reached(recording: Recording) -> tuple[str, ...]:
-    """Return how much of an earlier run's speed a job reaches."""
-    fact = recording.first(BaselineFact)
-    return (reached(fact, fact.preflight),) if fact is not None and fact.preflight is not None else ()
-
-
-def _differ(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Return what ``compare`` found to differ, because it may explain a speed."""
-    return tuple(finding.title for finding in diagnosis.findings if finding.code == "DD831")
 
 
 def _why_unsure(

@@ -115,9 +115,13 @@ class Feature:
     story: "Callable[..., Iterator[Iterable[str]]] | None" = None
     #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
     page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None
+    #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
+    healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]] | None" = None
+    label: str = ""  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
+    #: Return why the verdict is unsure, and sentences to add, if the findings leave it open. None: they do not.
+    unclear: "Callable[[Sequence[Finding]], tuple[str, Sequence[str]] | None]" = lambda _findings: None
     is_of_runs: bool = False  #: Its report is on many runs, and its tables list their findings.
-    #: Read a baseline, and return the function that adds the comparison with it to the recording of a report. Raises
-    #: UsageError.
+    #: Read a baseline and return the function that adds the comparison with it to a recording. Raises UsageError.
     comparison: "Callable[[str], Callable[[Recording, Report], Recording]]" = _none
 
 
@@ -133,12 +137,9 @@ class Recorded(Feature):
     diagnose: "Callable[[Recording], Any] | None" = None
     #: Return the report with the feature's own part; the last argument is the diagnosis.
     complete: "Callable[[Report, Recording, Any], Report]"
-    #: Return the verdict in one sentence by the recording, the verdict and the diagnosis. None: by the next three.
+    #: Return the verdict in one sentence by recording, verdict and diagnosis. None: by scope, healthy and label.
     summary: "Callable[[Recording, Verdict, Any], str] | None" = None
     scope: "Callable[[Recording], str]" = _none  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
-    #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
-    healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]]" = _none
-    label: str = ""  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
     tables: Callable[..., Iterator[Any]]
     in_markdown: str = ""  #: The title of its story in Markdown, which otherwise has only tables.
     #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
