@@ -23,8 +23,7 @@ from ddp_doctor.model.run_plan import RunPlan
 
 
 def _of_features(*commands: str) -> dict[str, tuple[type[BaseModel], str]]:
-    features = ((name, each.report) for name, each in loadable().items() if name in commands)
-    found = {name: report for name, report in features if report is not Report}
+    found = {name: each.report for name, each in loadable().items() if name in commands and each.report is not Report}
     return {f"{name}-report": (report, f"report of {name} (--json)") for name, report in found.items()}
 
 

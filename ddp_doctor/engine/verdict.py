@@ -85,13 +85,11 @@ def _verdict(
         return Verdict.UNHEALTHY
     severities = {finding.severity for finding in diagnosis.findings}
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
-    cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet
+    cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet or _unclear(recording, diagnosis)
     if Severity.ERROR in severities or not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is Severity.WARNING for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job may stand still
-    if _unclear(recording, diagnosis) is not None:
-        return Verdict.UNSURE
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.DEGRADED if Severity.WARNING in severities else Verdict.HEALTHY

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.knowledge.ddp.payload import LATENCY_BOUND_BYTES
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,6 @@ COMPARABLE = {
     "pcie_d2h_bandwidth": Comparable("GPU-to-host copy", _OF_NETWORK),
     "step_compute_of_rank": Comparable("forward and backward pass", _OF_GPU, less_is_better=True),
 }
-#: Smaller messages measure latency.
-LEAST_BYTES = 4 * LATENCY_BOUND_BYTES
-
 #: The label of a node's best path to any peer.
 BEST_PATH = ("path", "best")
 
@@ -48,18 +44,11 @@ SIGMA = 1.4826
 DEVIATIONS = 5.0
 #: With fewer healthy runs nobody knows what is noise.
 FEWEST_RUNS = 5
-#: A node that is unhealthy in so many runs, and more often than the others, is a "lemon node" (Kokolis et al.,
-#: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgment.
-LEMON_RUNS = 3
-#: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
-FLAPPING_CHANGES = 3
 #: A part of a traced step has changed if it differs by more than this share of the step, and by more than this many
 #: median absolute deviations between the steps of one trace.
 CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
 #: Minimum number of traced steps; the noise of fewer steps is unknown.
 FEWEST_STEPS = 3
-#: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
-FUTURE_S = 300.0
 
 
 def in_words(name: str, labels: Mapping[str, str | int | float]) -> str:

@@ -15,8 +15,8 @@ from ddp_doctor.app import UsageError, recordings
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.compare.use_case import compare
+from ddp_doctor.features.fleet.comparison import comparison_with
 from ddp_doctor.features.fleet.report import FleetReport
-from ddp_doctor.features.fleet.shared import comparison_with
 from ddp_doctor.features.fleet.use_case import fleet_outcome, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import read_job
 from ddp_doctor.features.jobs.sources import live_gpus, live_stacks

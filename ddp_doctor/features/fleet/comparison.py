@@ -7,26 +7,33 @@ them out anew. Of a pair of ranks on one node the local ranks count, because lin
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from ddp_doctor.app.recordings import PLACES
+from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.recordings import PLACES, read_json, validated
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TraitDiffers
 from ddp_doctor.features.fleet.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
-from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
+from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, loss
+from ddp_doctor.knowledge.ddp.payload import LATENCY_BOUND_BYTES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, ENV_VARS
 from ddp_doctor.model.choices import USABLE, CheckStatus, Status, Verdict
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import LogsReport, Measurement, Report, Tool
+from ddp_doctor.parse.file_kinds import BASELINE as BASELINE_FILE
 from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
 #: What makes no two measurements different: of others' numbers the type is not always known.
 _UNTOLD = (*PLACES, "type")
+#: Smaller messages measure latency.
+_LEAST_BYTES = 4 * LATENCY_BOUND_BYTES
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
 #: Who measured, among the traits.
 _MEASURED_BY, _OURS = "measured by", "ddp-doctor"
@@ -76,7 +83,7 @@ def _best(of: Iterable[tuple[Figure, tuple[int, ...]]]) -> list[Figure]:
 def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[Figure]:
     for each in measured:
         known = COMPARABLE.get(each.name)
-        if known is None or int(each.labels.get("bytes", LEAST_BYTES)) < LEAST_BYTES:
+        if known is None or int(each.labels.get("bytes", _LEAST_BYTES)) < _LEAST_BYTES:
             continue
         value = min(each.value, known.most) if known.most else each.value
         if isfinite(value) and value > 0:
@@ -168,12 +175,9 @@ def measured_run(report: Report) -> MeasuredRun:
 
 
 def _all_alike(nodes: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """Return the settings that all nodes share, or None if there are no nodes."""
-    return (
-        {name: value for name, value in nodes[0].items() if all(node.get(name) == value for node in nodes)}
-        if nodes
-        else None
-    )
+    if not nodes:
+        return None
+    return {name: value for name, value in nodes[0].items() if all(node.get(name) == value for node in nodes)}
 
 
 def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
@@ -250,6 +254,17 @@ def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, fl
         values=len(values),
         runs=len({run for run, _ in of_runs}),
     )
+
+
+def comparison_with(path: str) -> Callable[[Recording, Report], Recording]:
+    """Read a baseline, and return the function that adds the comparison with it to a recording. Raises UsageError."""
+    file = read_json(path)
+    if file.kind != BASELINE_FILE:
+        raise UsageError(
+            f"{quoted(path)} is {file.kind or 'not a baseline of ddp-doctor'}; write a"
+            " baseline with `ddp-doctor fleet REPORTS --write-baseline FILE`"
+        )
+    return partial(held_against, validated(Baseline, file, "baseline"), path)
 
 
 def held_against(baseline: Baseline, file: str, recording: Recording, report: Report) -> Recording:

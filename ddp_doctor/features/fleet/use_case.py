@@ -25,7 +25,7 @@ from ddp_doctor.features.fleet.report import (
     SharedValue,
     Since,
 )
-from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
+from ddp_doctor.knowledge.baselines import FEWEST_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import USABLE, WORST_FIRST, Command, Severity, Verdict, exit_code
 from ddp_doctor.model.error_text import quoted
@@ -42,12 +42,17 @@ _ENDINGS = (".json", ".json.gz")
 #: Keys of reports that judge a text, or less than a node.
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
+#: A node that is unhealthy in so many runs, and more often than the others, is a "lemon node" (Kokolis et al.,
+#: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgment.
+_LEMON_RUNS = 3
+#: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
+_FLAPPING_CHANGES = 3
+#: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
+_FUTURE_S = 300.0
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What is kept of a run."""
-
     at: float  # seconds since the epoch; of a run whose time cannot be right, before all others
     run_id: str
     started_at: str
@@ -79,7 +84,7 @@ class Fleet:
             if file.kind == FLEET_REPORT:
                 before = FleetReport.model_validate_json(file.text)
                 latest, at = _seconds(self.before.started_at) if self.before else None, _seconds(before.started_at)
-                if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
+                if at is not None and at <= self.now + _FUTURE_S and (latest is None or at > latest):
                     self.before = before
             elif file.kind != BASELINE:
                 self._add(path, file)
@@ -97,7 +102,7 @@ class Fleet:
         if (first := self._read.setdefault(report.run_id, path)) != path:
             raise UsageError(f"{quoted(path)} is from the same run as {quoted(first)}")
         at = _seconds(report.started_at)
-        if at is None or at > self.now + FUTURE_S:
+        if at is None or at > self.now + _FUTURE_S:
             when = f"starts in the future, {report.started_at}" if at else "has no start time"
             self.leave_out(path, f"{quoted(path)} {when}: it is treated as older than all others")
             at = 0.0
@@ -243,8 +248,8 @@ def _nodes(runs: Sequence[_Run], newest: Mapping[str, tuple[_Run, NodeVerdict]])
                 runs=len(history[host]),
                 unhealthy_runs=unhealthy_runs,
                 changes=changes,
-                flapping=changes >= FLAPPING_CHANGES,
-                lemon=unhealthy_runs >= LEMON_RUNS and unhealthy[host] > usual + usually,
+                flapping=changes >= _FLAPPING_CHANGES,
+                lemon=unhealthy_runs >= _LEMON_RUNS and unhealthy[host] > usual + usually,
             )
         )
     return nodes

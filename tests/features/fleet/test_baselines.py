@@ -11,7 +11,7 @@ from ddp_doctor.app.outcome import with_baseline
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.features.fleet.cli import compare_runs
 from ddp_doctor.features.fleet.compare.use_case import compare
-from ddp_doctor.features.fleet.shared import comparison_with
+from ddp_doctor.features.fleet.comparison import comparison_with
 from ddp_doctor.features.fleet.use_case import baseline_of, read_fleet
 from ddp_doctor.features.jobs.logs.use_case import logs
 from ddp_doctor.model.choices import Severity, Verdict

@@ -11,15 +11,14 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.wording.preflight import reached
 
 
-def healthy(recording: Recording, findings: Sequence[Finding]) -> tuple[str, Sequence[str]]:
-    """Return the sentence of a healthy verdict, and sentences to add."""
+def _healthy(recording: Recording, findings: Sequence[Finding]) -> tuple[str, Sequence[str]]:
     changed = "change in the step" if recording.first(TracesFact) else "slowdown"
     fact = recording.first(BaselineFact)
     of_job = (reached(fact, fact.preflight),) if fact is not None and fact.preflight is not None else ()
     return f"No {changed} beyond noise", (*of_job, *_differences(findings))
 
 
-def unclear(findings: Sequence[Finding]) -> tuple[str, Sequence[str]] | None:
+def _unclear(findings: Sequence[Finding]) -> tuple[str, Sequence[str]] | None:
     """Return why the verdict is unsure if too few runs show whether a slowdown is noise."""
     slower = (found.title for found in findings if found.code == "DD830" and found.severity is Severity.INFO)
     reasons = ((f"{title}; how much of that is noise is unknown", _differences(findings)) for title in slower)
@@ -30,4 +29,4 @@ def _differences(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(finding.title for finding in findings if finding.code == "DD831")
 
 
-FEATURE = Feature(report=Report, healthy=healthy, label="Slower", unclear=unclear)
+FEATURE = Feature(report=Report, healthy=_healthy, label="Slower", unclear=_unclear)

@@ -36,10 +36,7 @@ def compare(earlier: str, later: str, progress: Callable[[int, int], None] | Non
 
 
 def _compare_runs(earlier: str, later: str) -> Outcome:
-    """Compare a report or a recording with a baseline or an earlier one. Raises UsageError.
-
-    If they have no number in common, the report says so, and lists the other differences.
-    """
+    """Raises UsageError. If the runs have no number in common, the report says so and lists other differences."""
     if earlier == later == "-":
         raise UsageError("only one of the two inputs can be stdin (-); name a file for the other")
     first, report = read_json(earlier), report_in(read_json(later))
@@ -53,7 +50,6 @@ def _compare_runs(earlier: str, later: str) -> Outcome:
 
 
 def _is_trace(path: str) -> bool:
-    """Return True if the path is a directory or a trace file, compressed or not."""
     if path == "-":
         return False
     from ddp_doctor.sources.job_files import job_files
