@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.features.lint.names import canonical
-from ddp_doctor.features.lint.ranks import SPAWN_INDEX, in_a_job
+from ddp_doctor.features.lint.ranks import SPAWN_INDEX, in_a_job, rank_condition
 from ddp_doctor.features.lint.scopes import Class, Function, Scope, Store
 from ddp_doctor.features.lint.values import FIELDS, NOTHING, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Thread", "Fire", "launch", "notebook_launcher", "run"))
+#: Those that run it in this process.
+_RUN_HERE = ("Thread", "Fire", "run")
 _BUILTINS = frozenset(dir(builtins))
 #: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
@@ -273,7 +275,12 @@ class Expressions:
             args.insert(0, Value(call.node, "parameter", name=SPAWN_INDEX))
         if call.method:  # of a Fabric, which gives itself and what follows
             args = [call.receiver, *call.args[1:]]
+        before = self.place
+        if not call.name.endswith(_RUN_HERE):  # conditions of the parent hold on all ranks
+            held = [each if rank_condition(each) else each._replace(always=True) for each in before.conditions]
+            self.place = Place(conditions=tuple(held), depth=before.depth)
         self._follow_callable(call, target, args)
+        self.place = before
 
     # --- bindings ---------------------------------------------------------------------------------
 

@@ -182,6 +182,13 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
         function, cls, conditions, before, withs, in_handler, depth, guards = self
         return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards)
 
+    def excludes(self, other: Place) -> bool:
+        """Return True if the two places are in different branches of one condition."""
+        for mine, its in zip(self.conditions, other.conditions, strict=False):
+            if mine.test is not its.test or mine.holds != its.holds:
+                return mine.test is its.test
+        return False
+
 
 _OUTERMOST = Place()
 
@@ -266,8 +273,8 @@ class Call(Value):
         return made.precedes(self) or getattr(made.place.function, "name", "") == "__init__"
 
     def precedes(self, other: Call) -> bool:
-        """Whether it surely comes first; False also where the order is not known."""
-        return self.root == other.root and self.order < other.order
+        """Return True if it surely comes first; False if the order is unknown or only one of the calls runs."""
+        return self.root == other.root and self.order < other.order and not self.place.excludes(other.place)
 
 
 def is_result(value: Value, of: Callable[[Call], bool]) -> bool:
