@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_doctor.features.lint import names
 from ddp_doctor.features.lint.devices import starts_nccl
-from ddp_doctor.features.lint.expressions import Assignment
+from ddp_doctor.features.lint.expressions import Assignment, is_launch
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.rules.devices import calls_what_may_set_up
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.siblings import import_torch, is_imported_folder
-from ddp_doctor.features.lint.values import NOTHING, Call
+from ddp_doctor.features.lint.values import NOTHING, Call, Place, Value
 from ddp_doctor.knowledge.import_path import LATE, TORCH, hidden_modules
 from ddp_doctor.model.choices import Consequence, Severity
 
@@ -40,6 +40,7 @@ _READ_AT_START = (
 
 #: Names beyond these are nobody's misspelling, and none of them is gone.
 _FAMILIES = ("NCCL_", "TORCH", "GLOO_", "PET_")
+_PARSE = ("parse_args", "parse_known_args")
 _TIMEOUT = "the group's timeout: init_process_group(timeout=timedelta(minutes=30))"
 
 
@@ -119,7 +120,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
 
     Finds: An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
         that never reads LOCAL_RANK. Not reported if the script only accepts the argument for an old launcher and does
-        not use it.
+        not use it, or if it sets `args.local_rank` itself before it uses it, for example in a worker of mp.spawn.
     Why: torchrun sets the local rank in the environment and passes no argument. Every rank uses the default, so all
         ranks take the same GPU or behave like a job with one rank. torch.distributed.launch, which passes the argument,
         is deprecated and writes it with a hyphen since torch 2.0.
@@ -131,14 +132,46 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         is_local_rank = any(argument.constant in ("--local_rank", "--local-rank") for argument in call.args)
         if not is_local_rank or script.uses("LOCAL_RANK"):
             continue
-        attributes = (node for node in script.nodes if isinstance(node, ast.Attribute))
-        if any(node.attr == "local_rank" and isinstance(node.ctx, ast.Load) for node in attributes):
+        if _uses_argument(script, "local_rank"):
             yield Spot(
                 call,
                 "The script expects the local rank as an argument, but torchrun does not pass it",
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
+
+
+def _uses_argument(script: Script, name: str) -> bool:
+    """Return False if nothing reads ``args.NAME``, or only after the script has set it."""
+    attributes = (node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr == name)
+    if not any(isinstance(node.ctx, ast.Load) for node in attributes):
+        return False
+    starts = [call.place for call in script.calls if is_launch(call)]
+    if not any(each.name == name and _is_set_on_all_ranks(script, each, starts) for each in script.assignments):
+        return True
+    elsewhere = [call for call in script.calls if not any(map(call.place.excludes, starts))]
+    waiting = [part for call in elsewhere for part in (*call.parts, *(each.test for each in call.conditions))]
+    waiting += [each.value for each in script.assignments if not any(map(each.place.excludes, starts))]
+    seen = set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        if value.attribute == name and any(made.method in _PARSE for made in value.owner.calls()):
+            return True
+        seen.add(value)
+        waiting += value.parts
+    return False
+
+
+def _is_set_on_all_ranks(script: Script, at: Assignment, starts: Sequence[Place]) -> bool:
+    """Return True if ``args.local_rank`` gets a new value, at least wherever the script starts processes."""
+    if not isinstance(at.target, ast.Attribute) or at.owner in script.instances or at.value.kind == "constant":
+        return False
+    if any(source.attribute == at.name for source in at.value.sources()):
+        return False
+    asked = {each.test for each in at.place.conditions if not (each.always or each.early)}
+    return not asked or any(asked <= {each.test for each in start.conditions} for start in starts)
 
 
 @lint_rule("DDL114", "setting-read-by-nothing", Consequence.NO_EFFECT, concerns=always)
