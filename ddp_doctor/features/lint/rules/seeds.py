@@ -7,6 +7,7 @@ torch.manual_seed(seed); transforms.RandomCrop(224)                 all ranks dr
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from ddp_doctor.features.lint.chance import is_drawn, is_seeded_alike, reads_clo
 from ddp_doctor.features.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.script import Script
-from ddp_doctor.features.lint.values import Call, Value
+from ddp_doctor.features.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Consequence, Severity
 
 _TORCH_SEEDS = re.compile(r"^(torch\.(cuda\.)?manual_seed(_all)?|torch\.seed)$|seed_everything$|set_seed$|fix_seed")
@@ -106,13 +107,16 @@ def same_augmentation_on_all_ranks(script: Script) -> Iterator[Spot]:
     """All ranks draw the same random augmentation.
 
     Finds: Random transforms of torchvision or albumentations in a script that trains with a DistributedSampler and
-        seeds torch without the rank, if the loader has neither `worker_init_fn` nor `generator`.
+        seeds torch without the rank, if the loader has neither `worker_init_fn` nor `generator`. A seed that the parent
+        sets before `mp.spawn` does not count, because new processes do not inherit it. Forked processes do.
     Why: The workers of a DataLoader derive their seeds from torch's seed. With one seed for all ranks, the n-th sample
         of each rank gets the same crop and flip, so a step sees fewer different augmentations than samples.
     Remedy: Seed by rank after the model is built: `torch.manual_seed(seed + rank)`.
     See: https://pytorch.org/docs/stable/data.html#data-loading-randomness
     """
+    starts = list(_starts_without_seed(script))
     seeds = [call for call in script.calls if _TORCH_SEEDS.search(call.name) and call.arguments]
+    seeds = [seed for seed in seeds if _runs_on_import(script, seed) or not any(map(seed.precedes, starts))]
     if not script.wraps or not script.calls_any(names.SAMPLER) or not seeds or any(map(_is_by_rank, seeds)):
         return
     if not any(_AUGMENTS.match(call.name) for call in script.calls) or script.uses_in_any_case("worker_init_fn"):
@@ -127,3 +131,19 @@ def same_augmentation_on_all_ranks(script: Script) -> Iterator[Spot]:
         remedy="Add the rank to the seed after the model is built",
         write=("torch.manual_seed(seed + rank)",),
     )
+
+
+def _starts_without_seed(script: Script) -> Iterator[Call]:
+    """Yield the calls that start new Python processes, which begin with a random seed."""
+    spawns = script.named(names.SPAWN, "torch.multiprocessing.start_processes")
+    yield from (call for call in spawns if call.argument(5, "start_method").constant != "fork")
+    if script.texts & {"spawn", "forkserver"}:
+        processes = script.named("torch.multiprocessing.Process", "multiprocessing.Process")
+        yield from (*processes, *script.methods("Process"))
+
+
+def _runs_on_import(script: Script, call: Call) -> bool:
+    """Return True for module code outside ``if __name__ == "__main__":``, which new processes run again."""
+    guards = (node for node in script.tree.body if isinstance(node, ast.If) and "__name__" in written(node.test))
+    is_guarded = any(node.lineno <= call.node.lineno <= (node.end_lineno or 0) for node in guards)
+    return call.place.function is None and not is_guarded
