@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.features.lint.names import canonical
+from ddp_doctor.features.lint.narrowing import claims
 from ddp_doctor.features.lint.ranks import SPAWN_INDEX, in_a_job, rank_condition
-from ddp_doctor.features.lint.scopes import Class, Function, Scope, Store
+from ddp_doctor.features.lint.scopes import Class, Function, Key, Scope, Store
 from ddp_doctor.features.lint.values import FIELDS, NOTHING, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
@@ -47,6 +48,7 @@ class Expressions:
         self.root = 0
         self._order = 0
         self._looked_into = 0  # dictionaries
+        self._narrowed: set[Value] = set()  # values of names in one branch
         self._scope = Scope()
         self._store = Store()
         self.instances: dict[Value, Class] = {}
@@ -137,7 +139,10 @@ class Expressions:
         held = in_a_job(test)
         for branch, holds in ((node.body, True), (node.orelse, False)):
             self.place = before.under(Condition(test, holds=holds, always=held is holds))
+            narrowed = self.narrow(test, node.test, holds=holds)
             options.append(self.value(branch))
+            for key, value in narrowed.items():
+                self._store.bind(*key, value)
         self.place = before
         return Value(node, "choice", parts=tuple(options)) if held is None else options[not held]
 
@@ -283,6 +288,24 @@ class Expressions:
         self.place = before
 
     # --- bindings ---------------------------------------------------------------------------------
+
+    def narrow(self, test: Value, node: ast.expr, *, holds: bool) -> Mapping[Key, Value]:
+        """Bind names to what they are where a test holds, or does not. Return their values before."""
+        found: dict[Key, Value] = {}
+        for claim in claims(test, holds=holds):
+            old, new = claim.subject, claim.narrowed()
+            parts = (*ast.walk(node), *ast.walk(claim.at)) if new is not old else ()
+            for part in parts:
+                if isinstance(part, ast.Name) and self.value(part) is old:
+                    key: Key = (self._scope, part.id)
+                elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and self.value(part) is old:
+                    key = (_object(self.value(part.value)), part.attr)
+                else:
+                    continue
+                self._store.bind(*key, new)
+                found[key] = old
+                self._narrowed.add(new)
+        return found
 
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
         """Bind a target to a value."""

@@ -193,8 +193,10 @@ class Trace(Expressions):
         held = in_a_job(test)
         if held is not None and _starts_the_group(node):
             held = None
-        body_ends, body = self._branch(node.body, Condition(test, holds=True, always=held is True))
-        else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False, always=held is False))
+        body_ends, body = self._branch(node.body, Condition(test, holds=True, always=held is True), node.test)
+        else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False, always=held is False), node.test)
+        if not (body_ends or else_ends or self._narrowed.isdisjoint((*body.values(), *orelse.values()))):
+            body, orelse = self._widened(body), self._widened(orelse)
         alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]
         if held is not None and len(alive) == 2:  # what the other branch binds counts only for names without a value
             other, taken = (orelse, body) if held else (body, orelse)
@@ -204,13 +206,20 @@ class Trace(Expressions):
             self._lasting = [Condition(test, holds=else_ends, early=True, always=held is else_ends)]
         return body_ends and else_ends
 
-    def _branch(self, statements: Sequence[ast.stmt], condition: Condition) -> tuple[bool, Mapping[Key, Value]]:
+    def _branch(
+        self, statements: Sequence[ast.stmt], condition: Condition, test: ast.expr | None = None
+    ) -> tuple[bool, Mapping[Key, Value]]:
         before = self.place
         self.place = before.under(condition)
         self._store.begin()
+        if test is not None:
+            self.narrow(condition.test, test, holds=condition.holds)
         ends = self._inner(statements)
         self.place = before
         return ends, self._store.end()
+
+    def _widened(self, bound: Mapping[Key, Value]) -> Mapping[Key, Value]:
+        return {key: value for key, value in bound.items() if value not in self._narrowed}
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         before = self.place
