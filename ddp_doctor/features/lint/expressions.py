@@ -100,12 +100,15 @@ class Expressions:
         if module:
             found = self._store.get(module, name)
             return found or Value(node, "name", canonical(f"{module}.{name}"))
-        owner = _object(owner)
-        found = self._store.get(owner, name)
-        if found is None and owner in self.instances:
-            found = self._of_base(self.instances[owner], name)
+        first = _object(owner)
+        found = self._store.get(first, name)
+        if found is None and first in self.instances:
+            found = self._of_base(self.instances[first], name)
+        if found is None and owner is not first:
+            found = self._store.get(owner, name)
         if found is None:
-            found = Value(node, "attribute", parts=(owner,), attribute=name)
+            others = [option for option in owner.objects() if option is not first] if owner is not first else []
+            found = Value(node, "attribute", parts=(first, *others), attribute=name)
             if keep:
                 self._store.keep(owner, name, found)
         return found
@@ -328,14 +331,17 @@ class Expressions:
             self._unpack(target.elts, value, node)
 
     def _unpack(self, targets: Sequence[ast.expr], value: Value, node: ast.AST) -> None:
-        whole = value.returned or value if isinstance(value, Call) else value
-        fits = (
-            whole.kind == "tuple"
-            and len(whole.parts) == len(targets)
-            and not any(isinstance(target, ast.Starred) for target in targets)
-        )
+        wholes = list(value.objects())
+        fits = bool(wholes) and all(each.kind == "tuple" and len(each.parts) == len(targets) for each in wholes)
+        fits = fits and not any(isinstance(target, ast.Starred) for target in targets)
         for number, target in enumerate(targets):
-            part = whole.parts[number] if fits else Value(target, "element", parts=(value,), attribute=str(number))
+            parts = list(dict.fromkeys(each.parts[number] for each in wholes)) if fits else []
+            if len(parts) == 1:
+                part = parts[0]
+            elif parts:
+                part = Value(target, "choice", parts=tuple(parts))
+            else:
+                part = Value(target, "element", parts=(value,), attribute=str(number))
             self.assign(target, part, node)
 
     def _note(self, node: ast.AST, target: ast.expr, name: str, owner: Value, value: Value) -> None:

@@ -223,6 +223,8 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
         first = first_uses.get(call.root)
         if first is None or not first.precedes(call):
             continue
+        if any(each.precedes(first) for each in script.named(names.SET_DEVICE)):
+            continue  # the function runs again
         if first.conditions == call.conditions[: len(first.conditions)]:
             yield Spot(
                 call,

@@ -140,7 +140,7 @@ def _samplers_with_epoch(script: Script) -> set[int] | None:
         return None if script.uses("set_epoch") else set()
     found = set[int]()
     for call in calls:
-        samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
+        samplers = [sampler for sampler in _samplers(call.parts[0]) if sampler.kind != "constant"]
         if not samplers or any(sampler.name != names.SAMPLER or sampler.kind != "call" for sampler in samplers):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
@@ -155,7 +155,8 @@ def _samplers(receiver: Value) -> Iterator[Value]:
     """What ``sampler`` or ``loader.sampler`` may be."""
     for option in receiver.objects():
         is_of_loader = option.kind == "attribute" and option.attribute == "sampler"
-        for made in option.owner.objects() if is_of_loader else (option,):
+        loaders = (loader for owner in option.parts for loader in owner.objects())
+        for made in loaders if is_of_loader else (option,):
             sampler = NOTHING
             if is_of_loader and isinstance(made, Call) and made.name == names.LOADER:
                 sampler = made.argument(training.SAMPLER, "sampler")
