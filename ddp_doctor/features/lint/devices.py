@@ -169,6 +169,24 @@ def starts_nccl(script: Script, group: Call) -> bool:
     )
 
 
+def is_over_gloo(script: Script) -> bool:
+    """Return True if all groups use gloo, by name or by the default of a command-line option."""
+    backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
+    return bool(backends) and all(
+        backend and all(_is_gloo(script, option) for option in backend.alternatives()) for backend in backends
+    )
+
+
+def _is_gloo(script: Script, backend: Value) -> bool:
+    if backend.kind == "attribute":  # args.dist_backend
+        flag = backend.attribute.replace("_", "-")
+        for call in script.methods("add_argument"):
+            given = (call.argument(None, "dest"), *call.args)
+            if any(str(each.constant).lstrip("-").replace("_", "-") == flag for each in given):
+                backend = call.argument(None, "default")
+    return str(backend.constant).lower() == "gloo" or backend.name.endswith("Backend.GLOO")
+
+
 def chooses_visible_gpus(script: Script) -> bool:
     """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all.
 

@@ -18,6 +18,7 @@ from ddp_doctor.features.lint.devices import (
     goes_to_gpu,
     has_one_rank,
     index_in,
+    is_over_gloo,
     moves_before,
     starts_nccl,
     target_of,
@@ -26,7 +27,7 @@ from ddp_doctor.features.lint.ranks import chosen_ranks, is_surely_global, rank_
 from ddp_doctor.features.lint.rule import Spot, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Value
-from ddp_doctor.model.choices import Consequence
+from ddp_doctor.model.choices import Consequence, Severity
 
 _LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
 #: torch 2.15 takes the group's GPU from device_id, else by LOCAL_RANK or the rank, and never from set_device.
@@ -50,7 +51,7 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     Finds: `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Not
         reported if the script mentions CUDA_VISIBLE_DEVICES, which may give each process its own GPU 0, if the call is
         under a condition, if the group has one rank, or if only one of several callers passes the number: `train(0, 1)`
-        next to `mp.spawn(train, ...)`.
+        next to `mp.spawn(train, ...)`. Severity is warning if the group uses gloo, also by the default of an option.
     Why: torchrun starts one process per GPU, and all of them use the same one. NCCL refuses two ranks on one GPU
         ("Duplicate GPU detected"). torch 2.15 binds groups to the GPU of LOCAL_RANK and refuses the tensors
         ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo accepts them, and one
@@ -62,14 +63,14 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     if chooses_visible_gpus(script) or has_one_rank(script):
         return
     for call in script.named(names.SET_DEVICE):
-        yield from _hard_coded(call, call.argument(0, "device"), sure=not call.conditions)
+        yield from _hard_coded(script, call, call.argument(0, "device"), sure=not call.conditions)
     for wrap in script.wraps:
         ids = device_ids(wrap)
         if len(ids) == 1:
             sure = chosen_ranks(wrap.conditions) is None and not _is_of_one_caller(script, wrap, ids[0])
-            yield from _hard_coded(wrap, ids[0], sure=sure)
+            yield from _hard_coded(script, wrap, ids[0], sure=sure)
         for move in moves_before(script, wrap):
-            yield from _hard_coded(move, target_of(move), sure=not move.conditions)
+            yield from _hard_coded(script, move, target_of(move), sure=not move.conditions)
 
 
 def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
@@ -83,10 +84,12 @@ def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
     return is_handed_over and bool(wrap.conditions)
 
 
-def _hard_coded(call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
+def _hard_coded(script: Script, call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
     gpu = fixed_gpu(device)
     if gpu is not None and sure:
-        yield Spot(call, f"Every rank uses {gpu}", remedy="Use the GPU with number LOCAL_RANK", write=_OWN_GPU)
+        severity, gloo = _over_gloo(script)
+        remedy = "Use the GPU with number LOCAL_RANK"
+        yield Spot(call, f"Every rank uses {gpu}", gloo, remedy, write=_OWN_GPU, severity=severity)
 
 
 @lint_rule("DDL105", "global-rank-as-device", Consequence.RISK)
@@ -135,10 +138,12 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
 
     Finds: A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
         without `torch.cuda.set_device`. Not reported if the script mentions CUDA_VISIBLE_DEVICES, or if it calls
-        functions of other modules that may choose the GPU.
+        functions of other modules that may choose the GPU. Severity is warning if the group uses gloo, also by the
+        default of an option.
     Why: "cuda" is the current device, which is GPU 0 in every process until `set_device` changes it. All ranks of a
         node use GPU 0. NCCL refuses this ("Duplicate GPU detected"), and torch 2.15 fails before NCCL does
-        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0").
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo accepts it, and one
+        GPU does all the work.
     Remedy: Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA. In torch 2.3
         and newer, also pass it to the group: `init_process_group("nccl", device_id=device)`.
     See: https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
@@ -154,13 +159,22 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         for move in moves_before(script, wrap):
             target = target_of(move)
             if not target or device_text(target) == "cuda":
+                severity, gloo = _over_gloo(script)
                 yield Spot(
                     move,
                     "The model moves to the current GPU, which is GPU 0 in every process",
-                    detail="This script never calls torch.cuda.set_device.",
+                    detail=f"This script never calls torch.cuda.set_device. {gloo}".rstrip(),
                     remedy="Call torch.cuda.set_device with LOCAL_RANK",
                     write=_OWN_GPU,
+                    severity=severity,
                 )
+
+
+def _over_gloo(script: Script) -> tuple[Severity | None, str]:
+    """Return the severity and the consequence of one GPU for all ranks if it differs from NCCL's."""
+    if not is_over_gloo(script):
+        return None, ""
+    return Severity.WARNING, "gloo accepts several ranks on one GPU, so one GPU per node does all the work."
 
 
 def calls_what_may_set_up(script: Script) -> bool:
