@@ -228,7 +228,7 @@ def _called(call: Call, depth: int) -> RankTest | None:
     if call.name == "bool" and call.args:
         return _rank_test(call.args[0], depth - 1)
     found = _rank_test(call.returned, depth - 1) or _true_on(_numbers(call))
-    return found or _main(call.method or call.name.rpartition(".")[2])
+    return found or _main(call.method or getattr(call.local, "name", "") or call.name.rpartition(".")[2])
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -42,6 +42,7 @@ class Trace(Expressions):
         self.leaves: list[Leave] = []
         self.delegated: list[tuple[Value, Place]] = []  # what ``yield from`` goes through
         self._visits: dict[int, int] = {}
+        self._results: dict[tuple[object, ...], Value] = {}  # of functions, by their arguments
         self._returns: list[list[tuple[Value, bool]]] = []  # and whether a job can reach them
         self._entered = 0  # conditions around the call of the function that is followed
         self._lasting: list[Condition] = []
@@ -76,8 +77,10 @@ class Trace(Expressions):
     ) -> Value:
         """Follow a local function where it is called. Returns what it returns, or NOTHING if that is not known."""
         visits = self._visits.get(id(function.node), 0)
+        arguments = (*given, *named.values(), bound)
+        asked = (function.node, *named, *(each.constant if each.kind == "constant" else each for each in arguments))
         if visits >= _MOST_VISITS or self.place.depth >= _DEEPEST:
-            return NOTHING
+            return self._results.get(asked, NOTHING)
         self._visits[id(function.node)] = visits + 1
         outer, before, lasting = self._scope, self.place, self._lasting
         self._scope, self._lasting = Scope(function.scope), []
@@ -94,7 +97,8 @@ class Trace(Expressions):
         self._scope, self.place, self._lasting = outer, before, lasting
         if not found:
             return NOTHING
-        return found[0] if len(found) == 1 else Value(found[0].node, "choice", parts=tuple(found))
+        self._results[asked] = found[0] if len(found) == 1 else Value(found[0].node, "choice", parts=tuple(found))
+        return self._results[asked]
 
     def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
         arguments = function.node.args
