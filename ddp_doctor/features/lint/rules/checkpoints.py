@@ -35,6 +35,8 @@ _WAITS = re.compile(
 )
 #: Words in paths and conditions that differ between nodes.
 _NODE = re.compile(r"node|host|machine|GROUP_RANK|TMPDIR|scratch|SLURM", re.IGNORECASE)
+#: Saves that each save is compared with.
+_MOST_SAVES = 50
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
 _SAVE = "torch.save"
@@ -86,25 +88,57 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
 
     Finds: `torch.save` of a state dict or of the wrapped model, `save_pretrained` of the model inside the wrapper, or
         `save` of a scripted model, if every rank of a training script reaches it and the path is the same on all ranks.
+        This includes a condition on the rank whose two branches save to the same path.
     Why: The ranks of a node write one file at the same time. A process that reads it during the write, or after a rank
         died in the middle, gets a broken checkpoint. On a shared file system, N ranks write N copies instead of one.
     Remedy: Save on rank 0 only. If other ranks read the file next, add a barrier after the save, outside the condition.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     trains = {call.root for call in (*training.passes(script), *script.wraps)}
-    for call, path, saved in _saves(script):
-        if not path or call.root not in trains or _runs_on_some_ranks(script, call):
+    saves = [(call, path, saved) for call, path, saved in _saves(script) if path and call.root in trains]
+    for call, path, saved in saves:
+        split = (_in_both_branches((call, path), other[:2]) for other in saves[:_MOST_SAVES])
+        where = next(filter(None, split), "")
+        if not where and _runs_on_some_ranks(script, call):
             continue
-        if any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in path.sources()):
+        if _differs_by_rank(path):
             continue  # each rank has a path of its own, or writes no file at all
         is_model = call.method or training.surely_ddp(saved.wrapper)
         if is_model or any(part.method == "state_dict" for part in saved.calls()):
             yield Spot(
                 call,
-                "Every rank writes this checkpoint to the same path",
-                remedy="Save only on rank 0",
-                write=("if dist.get_rank() == 0:",),
+                f"Every rank writes this checkpoint to the same path{where}",
+                remedy="Save only on rank 0, and delete this branch" if where else "Save only on rank 0",
+                write=() if where else ("if dist.get_rank() == 0:",),
             )
+
+
+def _in_both_branches(save: tuple[Call, Value], other: tuple[Call, Value]) -> str:
+    """Return which ranks save here and which in the branch of rank 0, if all other conditions are the same."""
+    mine, its = ({(each.test, each.holds) for each in call.conditions} for call, _ in (save, other))
+    split = [each for each in save[0].conditions if (each.test, each.holds) not in its]
+    here = rank_condition(split[0]) if len(split) == 1 else None
+    if here is None or not here.ranks or 0 in here.ranks:
+        return ""
+    if any(_ONE_OF_ALL.search(test.text) for test, _ in mine & its):
+        return ""
+    if its - mine != {(split[0].test, not split[0].holds)} or not _is_same_path(save[1], other[1]):
+        return ""
+    return f": {here.who} in this line, {here.negated().who} in line {other[0].node.lineno}"
+
+
+def _differs_by_rank(path: Value) -> bool:
+    """Return True if a rank is in a path. The number of a step is no rank, though ranks share out the loader."""
+    waiting, seen = [path], set[Value]()
+    while waiting:
+        part = waiting.pop()
+        if part in seen:
+            continue
+        if rank_kind(part) is not None or _PER_RANK.search(part.text):
+            return True
+        seen.add(part)
+        waiting += () if part.kind == "loop" or part.name == "len" else part.parts
+    return False
 
 
 def _saves(script: Script) -> Iterator[tuple[Call, Value, Value]]:
