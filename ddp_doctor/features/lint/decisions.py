@@ -35,16 +35,21 @@ _SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
 
+#: Collectives that change none of their arguments.
+_CHANGE_NOTHING = ("barrier", "monitored_barrier", "new_group")
+
+
 @lru_cache(maxsize=1)  # for each condition
-def _of_torch(script: Script) -> tuple[Call, ...]:
-    return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
+def _making_equal(script: Script) -> tuple[Call, ...]:
+    made = {f"torch.distributed.{name}" for name in names.COLLECTIVES if name not in _CHANGE_NOTHING}
+    return tuple(call for call in script.calls if call.name in made)
 
 
 def _agreed(script: Script, test: Value, order: int) -> set[Value]:
     """The values that an earlier collective made equal on all ranks, not only under this same condition."""
     arguments = [
         argument
-        for call in _of_torch(script)
+        for call in _making_equal(script)
         if call.order < order and all(earlier.test is not test for earlier in call.conditions)
         for argument in call.arguments
     ]

@@ -265,6 +265,9 @@ class Expressions:
             if isinstance(option, Function):
                 call.returned = self.follow(option.decorated or option, args, named)
                 return None
+            if option in self.instances and (method := self.instances[option].find("__call__")):
+                call.returned = self.follow(method.decorated or method, args, named, option)
+                return None
             made = _inside(_object(option.owner))
             cls = self.instances.get(made) if option.kind == "attribute" else None
             if cls and (method := cls.find(option.attribute)):
