@@ -35,6 +35,7 @@ from ddp_doctor.features.lint.values import NOTHING, Call, Value, written
 from ddp_doctor.model.choices import Consequence, Severity
 
 _OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+_OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 _ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
 #: If one of these is read or set, something other than torchrun starts the ranks, or the script starts them itself.
 _OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_", "JSM_", "LSB_", "PBS_")
@@ -72,7 +73,9 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
 def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
     """LOCAL_RANK is used instead of the global rank.
 
-    Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
+    Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group, even if the script reads RANK when
+        LOCAL_RANK is not set. Severity is info for a DistributedSampler that gets the local rank and
+        `torch.cuda.device_count()`, in a job whose size comes from the launcher.
     Why: On one node, both are the same number. On two nodes, each number occurs twice. The sampler gives both nodes the
         same half of the data, and the other half is never used, without an error. The process group waits for ranks
         that never arrive.
@@ -81,18 +84,49 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
+    groups = list(script.named(names.INIT))
+    from_launcher = all(group.lacks(3, "world_size") and group.lacks(4, "rank") for group in groups)
+    reported = list[Call]()
     for call, size, rank in _worlds_and_ranks(script):
-        if "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
+        rank = _under_torchrun(rank)  # noqa: PLW2901 - one of several ranks
+        if GLOBAL_RANKS & environment(rank) or any(map(call.place.excludes, (each.place for each in reported))):
             continue
-        if is_device_count(size) or _OF_ONE_NODE & environment(size):
-            continue  # shares within each node, on purpose
         what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
-        yield Spot(
-            call,
-            f"{what} gets LOCAL_RANK as rank, but needs the rank in the entire job",
-            detail="Correct on one node. On several nodes, each number occurs once per node.",
-            remedy="Remove rank, or use RANK",
-        )
+        if is_device_count(size):
+            if call.name == names.SAMPLER and from_launcher and rank_kind(rank) == "local_rank":
+                yield Spot(
+                    call,
+                    "DistributedSampler splits the data among the GPUs of one node only",
+                    detail="Correct on one node. On several nodes, every node trains on all data.",
+                    remedy="Remove num_replicas and rank: both come from the process group",
+                    severity=Severity.INFO,
+                )
+        elif "LOCAL_RANK" in environment(rank) and not _OF_ONE_NODE & environment(size):
+            reported.append(call)
+            yield Spot(
+                call,
+                f"{what} gets LOCAL_RANK as rank, but needs the rank in the entire job",
+                detail="Correct on one node. On several nodes, each number occurs once per node.",
+                remedy="Remove rank, or use RANK",
+            )
+
+
+def _under_torchrun(rank: Value) -> Value:
+    """The alternative of a rank whose conditions all ask for variables that torchrun sets."""
+    options = [option for option in rank.alternatives() if isinstance(option, Call)]
+    tests = [{(each.test, each.holds) for each in option.conditions} for option in options]
+    shared = set[tuple[Value, bool]]().union(*tests).intersection(*tests)
+    taken = (each for each, asked in zip(options, tests, strict=True) if all(_is_set(*one) for one in asked - shared))
+    return next(taken, rank) if len(options) > 1 else rank
+
+
+def _is_set(test: Value, holds: bool) -> bool:
+    """Return True for ``"LOCAL_RANK" in os.environ`` and ``os.environ.get("RANK") is not None``."""
+    if not isinstance(test.node, ast.Compare) or len(test.parts) != 2:
+        return holds and bool(environment(test) & _OF_TORCHRUN)
+    is_asked = test.parts[0].constant in _OF_TORCHRUN and test.parts[1].name == "os.environ"
+    is_asked |= test.parts[1].is_none and bool(environment(test) & _OF_TORCHRUN)
+    return is_asked and isinstance(test.node.ops[0], ast.In | ast.IsNot) is holds
 
 
 @lint_rule("DDL162", "torchrun-endpoint-overwritten", Consequence.FAILS)
