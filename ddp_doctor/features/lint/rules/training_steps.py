@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.features.lint import training
+from ddp_doctor.features.lint import names, training
 from ddp_doctor.features.lint.ranks import rank_condition
 from ddp_doctor.features.lint.rule import Spot, lint_rule
 from ddp_doctor.features.lint.script import Script
@@ -21,15 +21,16 @@ from ddp_doctor.features.lint.values import NOTHING, Call, Value, written
 from ddp_doctor.model.choices import Consequence
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
-_MICRO = re.compile(r"accum|micro", re.IGNORECASE)
+_MICRO = re.compile(r"accu|micro", re.IGNORECASE)
+_DATA = re.compile(r"load|dataset|epoch", re.IGNORECASE)
 
 
 @lint_rule("DDL124", "accumulation-without-no-sync", Consequence.COST)
 def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
     """Gradients are accumulated over several backward passes, and each pass reduces them over all ranks.
 
-    Finds: A backward pass through a wrapped model, if the optimizer steps only once every few batches and the script
-        has no `no_sync()`.
+    Finds: A backward pass through a wrapped model, if the optimizer steps only once every few batches, or after a loop
+        over parts of a batch, and the script has no `no_sync()`.
     Why: DDP reduces the gradients in every backward pass. With k passes per step, k - 1 of these reductions are wasted,
         and so is the time that ranks wait for them. The result is correct.
     Remedy: Run all passes except the last, forward and backward, inside `with model.no_sync():`.
@@ -43,13 +44,17 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
     for call in training.backwards(script):
         if any(training.exclude_each_other(call, other) for other in reported):
             continue  # the same pass, with a loss scaler and without
-        if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(call, steps, clears)):
+        if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(script, call, steps, clears)):
             reported.append(call)
+            model = written(training.forwards_in(script, call.receiver)[0].node.func)
             yield Spot(
                 call,
                 "Every accumulated backward pass reduces gradients over all ranks, but only the last must",
-                remedy="Run all passes except the last, forward and backward, inside model.no_sync()",
-                write=("with model.no_sync() if not last else contextlib.nullcontext():",),
+                remedy=f"Run all passes except the last, forward and backward, inside {model}.no_sync()",
+                write=(
+                    f"last = {_last_pass(call, steps)}",
+                    f"with contextlib.nullcontext() if last else {model}.no_sync():",
+                ),
             )
 
 
@@ -121,16 +126,39 @@ def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bo
     )
 
 
-def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
+def _is_micro_step(script: Script, call: Call, steps: list[Call], clears: list[Call]) -> bool:
     """``for micro_step in range(accumulation): ... backward()``, with the step after that loop."""
     loop, outer = call.loops[-1], call.loops[:-1]
-    if not isinstance(loop.node, ast.For) or not outer:
+    if not isinstance(loop.node, ast.For) or not outer or any(loop in each.loops for each in (*steps, *clears)):
         return False
     words = f"{written(loop.node.target)} {written(loop.node.iter)}"
-    return (
-        bool(_MICRO.search(words))
-        and any(loop not in step.loops and outer[-1] in step.loops for step in steps)
-        and not any(loop in call.loops for call in (*steps, *clears))
+    behind = [step for step in steps if loop not in step.loops and outer[-1] in step.loops]
+    if _MICRO.search(words) or not behind:
+        return bool(behind)
+    step = next((step for step in behind if step.order > call.order and _is_of_optimizer(step)), None)
+    if step is None or _DATA.search(words) or training.passed_on(loop.over).name == names.LOADER:
+        return False
+    is_cleared = any(call.order < clear.order < step.order for clear in clears)
+    return not is_cleared and all(loop in forward.loops for forward in training.forwards_in(script, call.receiver))
+
+
+def _last_pass(call: Call, steps: list[Call]) -> str:
+    """The test of the last backward pass before a step, as the script would write it."""
+    loop = call.loops[-1]
+    asked = (each for step in steps if loop in step.loops for each in training.beyond(step, call))
+    if found := next((each for each in asked if training.counts(each.test)), None):
+        return found.test.text if found.holds else f"not ({found.test.text})"
+    over = loop.over
+    if isinstance(loop.node, ast.For) and over.name == "range" and isinstance(over, Call) and len(over.args) == 1:
+        return f"{written(loop.node.target)} == {written(over.node.args[0])} - 1"
+    return "...  # True in the last pass before optimizer.step()"
+
+
+def _is_of_optimizer(step: Call) -> bool:
+    """Return True unless the object may be something else that makes steps, such as a scheduler."""
+    made = [maker.name for maker in step.receiver.makers()]
+    return "optim" in written(step.node.func) or any(
+        name.startswith("torch.optim.") and ".lr_scheduler" not in name for name in made
     )
 
 
