@@ -12,15 +12,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ddp_doctor.features.lint import names, training
 from ddp_doctor.features.lint.ranks import rank_condition
 from ddp_doctor.features.lint.rule import Spot, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import NOTHING, Call, Value, written
-from ddp_doctor.model.choices import Consequence
+from ddp_doctor.model.choices import Consequence, Severity
 
-_SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
+_SWITCH = "require_backward_grad_sync"
+_SWITCHED = ("no_sync", _SWITCH, "set_requires_gradient_sync", "register_comm_hook")
 _MICRO = re.compile(r"accu|micro", re.IGNORECASE)
 _DATA = re.compile(r"load|dataset|epoch", re.IGNORECASE)
 
@@ -62,21 +64,34 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
 def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
     """The backward pass is inside no_sync(), but its forward is outside.
 
-    Finds: `with model.no_sync():` around a `backward()` whose forward ran outside it.
+    Finds: `with model.no_sync():`, even under a condition, around a `backward()` whose forward ran outside it. Severity
+        is error for `model.require_backward_grad_sync` that is set between the forward and the backward.
     Why: The forward decides whether gradients are reduced. If only the backward is inside `no_sync()`, DDP still
-        reduces the gradients. The context has no effect, and the accumulation costs as much as without it.
-    Remedy: Move the forward into the context.
+        reduces the gradients. The context has no effect, and the accumulation costs as much as without it. A switch
+        that is set too late applies to the next pass: only the first pass of a step is reduced, and the ranks drift
+        apart (seen: two ranks with gradients of 111.5 and 221.5 instead of 166.5).
+    Remedy: Move the forward into the context, and set the switch before the forward.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
-        for context in _no_syncs(script, call):
-            if all(context not in forward.place.withs for forward in forwards):
+        line = forwards[0].node.lineno
+        for context in call.place.withs:
+            inside = any(context in forward.place.withs for forward in forwards)
+            for option in () if inside else filter(partial(_is_no_sync, script), context.objects()):
                 yield Spot(
-                    context,
-                    f"no_sync() has no effect: the forward in line {forwards[0].node.lineno} is outside of it",
+                    option,
+                    f"no_sync() has no effect: the forward in line {line} is outside of it",
                     remedy="Also move the forward into the context",
                 )
+        for switch in _late_switches(script, forwards, call):
+            yield Spot(
+                switch,
+                f"require_backward_grad_sync is set after the forward in line {line} has read it",
+                detail="Only the first pass of each step is reduced, so the gradients differ between ranks.",
+                remedy="Set it before the forward",
+                severity=Severity.ERROR,
+            )
 
 
 @lint_rule("DDL126", "step-without-synchronisation", Consequence.WRONG)
@@ -110,9 +125,27 @@ def step_without_synchronisation(script: Script) -> Iterator[Spot]:
 
 
 def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
-    for context in call.place.withs:
-        if isinstance(context, Call) and context.method == "no_sync" and script.is_ddp(context.receiver):
-            yield context
+    contexts = (context for context in call.place.withs if getattr(context, "method", "") == "no_sync")
+    return (context for context in contexts if _is_no_sync(script, context))
+
+
+def _is_no_sync(script: Script, context: Value) -> bool:
+    """``model.no_sync()``, and ``context()`` of ``context = nullcontext if last else model.no_sync``."""
+    called = context.callee.alternatives() if isinstance(context, Call) else ()
+    return any(each.attribute == "no_sync" and script.is_ddp(each.owner) for each in called)
+
+
+def _late_switches(script: Script, forwards: list[Call], backward: Call) -> Iterator[ast.AST]:
+    """Yield where ``require_backward_grad_sync`` is set only between the forward and the backward of a pass."""
+    switches = [
+        each
+        for each in script.assignments
+        if each.name == _SWITCH and each.root == backward.root and script.is_ddp(each.owner)
+        if backward.loops and each.place.loops[-1:] == backward.loops[-1:] and each.value.constant is not True
+    ]
+    orders = [forward.order for forward in forwards]
+    if not any(each.order < min(orders) for each in switches):
+        yield from (each.node for each in switches if max(orders) < each.order < backward.order)
 
 
 def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bool:
