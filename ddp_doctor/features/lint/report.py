@@ -115,7 +115,7 @@ def _check(
 
 def _summary(findings: Sequence[LintFinding], failed: Sequence[str], linted: Sequence[Linted]) -> str:
     by_severity = [
-        counted(count, severity.value)
+        counted(count, "info finding" if severity is Severity.INFO else severity.value)
         for severity in (Severity.ERROR, Severity.WARNING, Severity.INFO)
         if (count := sum(finding.severity is severity for finding in findings))
     ]

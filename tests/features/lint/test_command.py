@@ -133,7 +133,7 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
     lines = lint("both.py", cwd=folder).stdout.splitlines()
 
     assert "  both.py:3:1: info DDL110 This process group is never destroyed" in lines
-    assert lines[-2:] == ["(more: ddp-doctor explain DDL104)", "Found 2 errors and 1 info in 1 file."]
+    assert lines[-2:] == ["(more: ddp-doctor explain DDL104)", "Found 2 errors and 1 info finding in 1 file."]
 
 
 def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):

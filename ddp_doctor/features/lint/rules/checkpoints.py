@@ -70,7 +70,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
-                    "The checkpoint contains the DDP wrapper's state: all keys start with module.",
+                    "The checkpoint contains the DDP wrapper's state: all keys start with 'module.'",
                     remedy=_save_the_inner_model(part.node.func),
                 )
 

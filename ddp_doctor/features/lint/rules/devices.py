@@ -28,6 +28,7 @@ from ddp_doctor.features.lint.rule import Spot, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Value
 from ddp_doctor.model.choices import Consequence, Severity
+from ddp_doctor.wording.nodes import name_list
 
 _LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
 #: torch 2.15 takes the group's GPU from device_id, else by LOCAL_RANK or the rank, and never from set_device.
@@ -97,8 +98,8 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     """The GPU is chosen by the global rank, which is not a valid GPU number from the second node on.
 
     Finds: `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK from the environment, unchanged,
-        as the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Not reported if the script starts
-        its processes with mp.spawn.
+        as the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Reported once, with the other
+        lines. Not reported if the script starts its processes with mp.spawn.
     Why: On one node, rank and local rank are equal. On the second node of 8 GPUs, ranks start at 8, and CUDA has no
         device 8: "invalid device ordinal".
     Remedy: Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
@@ -108,14 +109,18 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     """
     if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
         return
-    for call, device in _device_arguments(script):
-        if is_surely_global(index_in(device)):
-            yield Spot(
-                call,
-                "The GPU is chosen by the global rank: the second node has no GPU with that number",
-                remedy="Choose the GPU by LOCAL_RANK",
-                write=(_LOCAL_RANK,),
-            )
+    calls = [call for call, device in _device_arguments(script) if is_surely_global(index_in(device))]
+    if calls:
+        first = min(calls, key=lambda call: call.node.lineno)
+        lines = [*map(str, sorted({call.node.lineno for call in calls} - {first.node.lineno}))]
+        at = f"line{'s' * (len(lines) > 1)} {name_list(lines)}"
+        yield Spot(
+            first,
+            "The GPU is chosen by the global rank: the second node has no GPU with that number",
+            detail=f"The global rank also chooses it in {at}." if lines else "",
+            remedy="Choose the GPU by LOCAL_RANK",
+            write=(_LOCAL_RANK,),
+        )
 
 
 def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:

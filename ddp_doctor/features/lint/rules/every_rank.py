@@ -50,7 +50,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         yield Spot(
             call,
             f"Every rank downloads {call.name.rpartition('.')[2]} to the same path",
-            remedy="Download before the job, or on rank 0 followed by a barrier, and open it with download=False",
+            remedy="Download the data before the job starts, then set download=False",
         )
 
 
@@ -107,7 +107,7 @@ def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
         if not any(_SOME_RANK.search(each.test.text) for each in call.conditions):
             yield Spot(
                 call,
-                "Every rank makes this directory: FileExistsError on ranks that are late",
+                "Every rank creates this directory: a late rank fails with FileExistsError",
                 remedy="Set exist_ok=True",
             )
 

@@ -79,9 +79,10 @@ def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
         pinned = call.argument(training.PIN_MEMORY, "pin_memory")
         title, option = "", ""
         if not workers or workers.constant == 0:
-            title, option = "This loader reads batches in the training process: the GPU waits", "num_workers"
+            title = "This loader has no workers: the GPU waits while the process reads each batch"
+            option = "num_workers"
         elif not pinned or pinned.constant is False:
-            title = "Batches of this loader are not pinned: the CPU waits for copies to the GPU"
+            title = "This loader does not pin its batches: copies to the GPU delay the next step"
             option = "pin_memory=True"
         if option:
             yield Spot(

@@ -252,13 +252,13 @@ _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issu
 Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
 _WHY: Mapping[Way, str] = {
     "surely": "torch.cuda.set_device does not change that, and the first operation fails",
-    "by what is not known": "Correct if both numbers are equal; otherwise, the first operation fails",
+    "by what is not known": "Correct if both numbers are equal. Otherwise, the first operation fails",
     "by the launcher": (
-        "Correct if ranks are numbered node by node, with as many per node as a"
-        " process sees GPUs; otherwise, the first operation fails"
+        "Correct if ranks are numbered node by node, with one rank per visible GPU."
+        " Otherwise, the first operation fails"
     ),
     "by the processes of a node": (
-        "Correct if each node has as many processes as a process sees GPUs; otherwise, the first operation fails"
+        "Correct if each node runs one process per visible GPU. Otherwise, the first operation fails"
     ),
 }
 

@@ -16,15 +16,17 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 
-from ddp_doctor.features.lint import names
+from ddp_doctor.features.lint import frameworks, names
 from ddp_doctor.features.lint.collectives import collectives, forwards, is_doubtful
 from ddp_doctor.features.lint.expressions import is_launch
 from ddp_doctor.features.lint.ranks import RankTest, rank_condition, ranks_under
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.scopes import Function
 from ddp_doctor.features.lint.script import Script
-from ddp_doctor.features.lint.values import Call, Condition, Leave, Place, Value
+from ddp_doctor.features.lint.values import Call, Condition, Leave, Place, Value, written
 from ddp_doctor.model.choices import Consequence, Severity
+
+_REMEDY_ELSEWHERE = "Run the forward on all ranks, or give the function the model inside the wrapper"
 
 
 @lint_rule("DDL133", "collective-on-some-ranks", Consequence.HANGS, concerns=always)
@@ -44,7 +46,8 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
         Conditions around the call of a function that is also passed to an unknown function do not count.
     Why: A collective ends when all ranks have called it. The ranks that called it hang until the timeout of the process
         group, 10 minutes with NCCL and 30 with gloo. If the other ranks call another collective, they exchange garbage.
-    Remedy: Move the collective out of the condition. Leave only the work of one rank inside: printing, saving.
+    Remedy: Move the collective out of the condition. Leave only the work of one rank inside: printing, saving. To run
+        the forward of a DDP model on one rank, call `model.module(...)`.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
         https://pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
@@ -65,12 +68,26 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
             calls, hangs = ("calls", "it hangs") if len(who.ranks or ()) == 1 else ("call", "they hang")
             is_unknown = call in forwards(script) and is_doubtful(script, call)
             until = "if the model has buffers" if is_unknown else "until the timeout"
+            is_named = call.name in frameworks.FUNCTIONS or frameworks.together(script, call)
+            what = f"{written(call.node.func)}()" if is_named else f"this {collectives(script)[call]}"
             yield Spot(
                 call,
-                f"Only {who.who} {calls} this {collectives(script)[call]} {at}: {hangs} {until}",
-                remedy="Move the collective out of the condition, so that all ranks call it",
+                f"Only {who.who} {calls} {what} {at}: {hangs} {until}",
+                remedy=_remedy(script, call),
                 severity=Severity.WARNING if is_doubtful(script, call) else None,
             )
+
+
+def _remedy(script: Script, call: Call) -> str:
+    """What to write instead of a collective under a condition."""
+    if call not in forwards(script):
+        return "Move the collective out of the condition, so that all ranks call it"
+    wrapper, _, elsewhere, _ = forwards(script)[call]
+    if elsewhere:
+        return _REMEDY_ELSEWHERE
+    if wrapper != "DDP" or call.method:
+        return "Run the forward on all ranks"
+    return f"Call {written(call.node.func)}.module(...) here, or run the forward on all ranks"
 
 
 def _run_elsewhere(script: Script) -> Iterator[Spot]:
@@ -83,7 +100,7 @@ def _run_elsewhere(script: Script) -> Iterator[Spot]:
             call,
             f"Only {who.who} {runs} the {collectives(script)[call]}: {hangs}"
             f" {'if the model has buffers' if is_unknown else 'until the timeout'}",
-            remedy="Run the forward on all ranks, or give the function the model inside the wrapper",
+            remedy=_REMEDY_ELSEWHERE,
             severity=Severity.WARNING if is_unknown else None,
         )
 

@@ -125,12 +125,42 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
         if call.has_stars or (shuffled.kind == "constant" and shuffled.constant is not True):
             continue
         if not training.is_for_evaluation(script, call):
+            sampler, epoch, at = _names_in_epoch_loop(script, call)
             yield Spot(
                 call,
                 "This DistributedSampler never gets the epoch: every epoch has the same order",
-                remedy="Call set_epoch at the start of every epoch",
-                write=("sampler.set_epoch(epoch)",),
+                remedy=f"Call set_epoch at the start of every epoch{at}",
+                write=(f"{sampler}.set_epoch({epoch})",),
             )
+
+
+def _names_in_epoch_loop(script: Script, sampler: Call) -> tuple[str, str, str]:
+    """Return the sampler and the epoch by the names that the loop over epochs can use, and the place of that loop."""
+    loaders = {each for each in script.named(names.LOADER) if sampler in each.sources()}
+    around = (loops for over, loops in training.iterations(script) if loops and not loaders.isdisjoint(over.sources()))
+    loops = next(around, ())
+    loop = next((each.node for each in loops if _is_epoch_loop(each)), loops[0].node if loops else None)
+    if not isinstance(loop, ast.For | ast.While):
+        return "sampler", "epoch", ""
+    used = {written(node) for node in ast.walk(loop) if isinstance(node, ast.Name | ast.Attribute)}
+    made = [(training.written_to(script, each), each) for each in (sampler, *loaders)]
+    same = made[1:] if made[0][0] in [name for name, _ in made[1:]] else made  # of a loader that is made with it
+    known = [
+        name if each is sampler else f"{name}.sampler"
+        for name, each in same
+        if name in used or (name.isidentifier() and _is_in(each.place.function, loop))
+    ]
+    inner = (each.loops[-1] for each in training.passes(script) if each.loops)
+    iterated = (getattr(each.node, "iter", None) for each in inner if not loaders.isdisjoint(each.over.sources()))
+    parts = (node for each in iterated if each for node in ast.walk(each) if isinstance(node, ast.Attribute))
+    known += [f"{written(node)}.sampler" for node in parts if written(node).startswith("self.")]
+    target = getattr(loop, "target", None)
+    epoch = target.id if isinstance(target, ast.Name) and target.id != "_" else "epoch"
+    return next(iter(known), "sampler"), epoch, f", in the loop in line {loop.lineno}"
+
+
+def _is_in(function: ast.AST | None, loop: ast.For | ast.While) -> bool:
+    return function is None or any(node is loop for node in ast.walk(function))
 
 
 def _samplers_with_epoch(script: Script) -> set[int] | None:
