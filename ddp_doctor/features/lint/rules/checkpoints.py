@@ -108,7 +108,7 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 f"Every rank writes this checkpoint to the same path{where}",
-                remedy="Save only on rank 0, and delete this branch" if where else "Save only on rank 0",
+                remedy="Delete this save, so that only rank 0 saves" if where else "Save only on rank 0",
                 write=() if where else ("if dist.get_rank() == 0:",),
             )
 

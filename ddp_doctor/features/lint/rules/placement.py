@@ -82,7 +82,7 @@ def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
             title = "This loader has no workers: the GPU waits while the process reads each batch"
             option = "num_workers"
         elif not pinned or pinned.constant is False:
-            title = "This loader does not pin its batches: copies to the GPU delay the next step"
+            title = "This loader does not pin its batches: copies to the GPU cannot overlap with steps"
             option = "pin_memory=True"
         if option:
             yield Spot(
