@@ -16,5 +16,5 @@ FEATURE = Feature(
     tables=tables,
     page=_page,
     is_of_runs=True,
-    comparison=later(f"{__name__}.comparison", "comparison_with"),
+    comparison=later("fleet", ".comparison", "comparison_with"),
 )
