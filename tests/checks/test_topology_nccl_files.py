@@ -25,7 +25,7 @@ def test_a_dump_is_judged_as_a_matrix_is() -> None:
     (seen,) = outcome.recording.facts(TopologyFact)
     assert (seen.fact.source, seen.fact.cpu_vendor) == ("nccl-xml", "GenuineIntel")
     assert codes(outcome) == ["DD403", "DD408"]
-    assert "GPU3 has 16, but the others have 18" in outcome.report.findings[0].title
+    assert "GPU3 has 16, but others have 18" in outcome.report.findings[0].title
 
 
 def test_nothing_is_concluded_about_pairs_that_nvlink_may_join() -> None:

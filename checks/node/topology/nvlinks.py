@@ -17,6 +17,7 @@ a warning below. Errors from before the first look say little: the counters run 
 loaded, maybe months ago.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,9 +82,9 @@ def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall
 
 
 def _enough(counts: Sequence[int]) -> bool:
-    """Whether those with the most links are enough, and more than the others."""
-    top = counts.count(max(counts))
-    return top >= _LEAST_WITNESSES and top > len(counts) - top
+    """Whether those with the most links are enough, and more than those with any other number."""
+    (_, most), *others = sorted(Counter(counts).items(), reverse=True)
+    return most >= _LEAST_WITNESSES and all(most > count for _, count in others)
 
 
 #: One more of these while the doctor looks is a fault: the link lost data and had to send it again, or
@@ -274,11 +275,11 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
             text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
             yield finding(
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
-                f"NVLinks are missing on {where}: {names} {have}, but the others have {short.expected}",
+                f"NVLinks are missing on {where}: {names} {have}, but others have {short.expected}",
                 Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers),
                 look_at_nvlinks(short.gpus, none=not short.links),
                 confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
-                detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
+                detail="An all-reduce is as slow as the slowest link, so every GPU on the node is slowed down.",
                 severity=Severity.INFO if harmless and not short.links else None,
             )
 
