@@ -29,6 +29,7 @@ def fix(code: str, text: str) -> tuple[str, tuple[str, ...]]:
     [
         ("torch.cuda.set_device(dist.get_rank())", ""),
         ("rank = dist.get_rank()\ntorch.cuda.set_device(rank)\nnet.to(rank)", "line 4"),
+        ("def rank():\n    return dist.get_rank()\nnet.to(rank())\ntorch.device(f'cuda:{rank()}')", "line 5"),
         (
             "torch.cuda.set_device(int(os.environ['RANK']))\nnet.to(dist.get_rank())\nnet.cuda(dist.get_rank())",
             "lines 3 and 4",
