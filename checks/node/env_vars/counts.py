@@ -22,6 +22,9 @@ from ddp_doctor.remedies.kinds import in_job_script
 from ddp_doctor.wording.findings import counted, finding
 
 _ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
+_ONE_DEEPSPEED = (
+    "Start deepspeed once, on the first node, with a host file of all nodes; or give each node --no_ssh and --node_rank"
+)
 _ONE_EACH_POD = (
     "Start one torchrun in each pod, with as many ranks as GPUs, --nnodes as the number of pods, the address of the"
     " first pod, and a --node-rank for each, for example $JOB_COMPLETION_INDEX"
@@ -192,7 +195,7 @@ def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
     if launch.program == "pods":
         return _Fault(title, f"each of {nodes} pods starts it, without a number of nodes", Severity.WARNING)
     why = f"{launch.program} starts it on each of {nodes} nodes, without a number of nodes"
-    fix = f"Give {launch.starts} --nnodes={nodes} and the first node's address" if torchruns(launch) else ""
+    fix = f"Give {launch.starts} --nnodes={nodes} and the first node's address" if torchruns(launch) else _ONE_DEEPSPEED
     return _Fault(title, why, Severity.WARNING, fix)
 
 

@@ -120,8 +120,11 @@ def _summary(findings: Sequence[LintFinding], failed: Sequence[str], linted: Seq
         if (count := sum(finding.severity is severity for finding in findings))
     ]
     unread = sum(file.unread is not None for file in linted)
-    files = counted(len(linted) - unread, "file")
-    sentences = [f"Found {name_list(by_severity)} in {files}." if by_severity else f"No problems found in {files}."]
+    read = len(linted) - unread
+    where = f" in {counted(read, 'file')}" if read else ""
+    sentences = (
+        [f"Found {name_list(by_severity)}{where}."] if by_severity else [f"No problems found{where}."] * bool(read)
+    )
     if suppressed := sum(file.suppressed for file in linted):
         sentences.append(f"{suppressed} suppressed.")
     if unread:

@@ -156,7 +156,8 @@ def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
     outcome = read_settings(content, read_file=partial(read_beside, path, most_bytes=MOST_BYTES))
     found = outcome.recording.first(SettingText)
     if found is None or not (found.written or found.launches or found.unchecked):
-        reason = (outcome.recording.readings[0].reason if found is None else None) or _NOTHING
+        why = outcome.recording.readings[0].reason if found is None else None
+        reason = why if why and "sets no variable" not in why else _NOTHING
         return Linted(unread=Unread(path=shown, line=1, reason=reason))
     lines = {written.name: written.line for written in found.written}
     run = {each.file for each in found.launches} | {each.file for each in found.unchecked}
