@@ -88,7 +88,7 @@ def search(phrase: str, entries: Sequence[Entry], most: dict[str, int], *, cover
     wanted = {*(_corrected(words, frequency) if covered < 1 else words)}
 
     def weigh(words: Iterable[str]) -> float:
-        return sum(weight.get(word, math.log(1 + len(entries))) for word in words)
+        return math.fsum(weight.get(word, math.log(1 + len(entries))) for word in words)  # the same in any order
 
     def score(titles: Iterable[frozenset[str]], text: frozenset[str]) -> float:
         found = ((weigh(wanted & title), weigh(title)) for title in titles)

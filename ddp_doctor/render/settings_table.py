@@ -78,7 +78,7 @@ def versions(report: EnvReport) -> str:
             " not checked because the table is for NVIDIA's NCCL"
         )
     if report.nccl:
-        return f"NCCL {report.nccl}, which torch would load here, and {NEWEST_TORCH}"
+        return f"NCCL {report.nccl}, which torch would load, and {NEWEST_TORCH}"
     return f"{RELEASES}, because it is unknown which NCCL a job would load"
 
 

@@ -35,6 +35,8 @@ def with_settings(report: Report, recording: Recording) -> EnvReport:
         of_env |= {"torch": software.torch_version, "rocm": software.torch_hip}
         of_env["nccl"] = None if software.torch_hip else software.nccl_loaded
     if (text := recording.first(SettingText)) is not None:
+        if text.torch:
+            of_env |= {"torch": text.torch, "rocm": text.rocm, "nccl": None if text.rocm else text.nccl}
         of_env["unread_lines"] = tuple(
             UnreadLine(
                 line=each.line, text=each.quote, reason=each.reason, is_launch=each in text.unchecked, file=each.file
@@ -51,10 +53,11 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     set_here = {row.name for row in rows if row.note is None or not row.note.startswith(_VOID)}
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
-    here, has_rccl = Installed(), software is not None and bool(software.torch_hip)
+    torch, nccl, rocm = (text.torch, text.nccl, text.rocm) if text else (None, None, None)
     if software is not None:
-        nccl = None if has_rccl else software.nccl_loaded
-        here = Installed(release(nccl or ""), release(software.torch_version or ""))
+        torch, nccl, rocm = software.torch_version, software.nccl_loaded, software.torch_hip
+    has_rccl = bool(rocm)
+    here = Installed(() if has_rccl else release(nccl or ""), release(torch or ""))
     for row in sorted(rows, key=lambda row: row.name):
         about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _known_of_variable(row.name, here)
         yield row.model_copy(update=about)

@@ -208,10 +208,10 @@ def _names(variable: Variable, value: str) -> Misread | None:
             "matches no interface",
             "The value is an address, but NCCL expects interface names. It finds no interface and init fails.",
         )
-    if re.search(rf"[*?!\[\s{_QUOTES}]", names):
-        why = "NCCL takes names literally as prefixes, without patterns, quotes or white space."
-        meant = front + _as_list(re.sub(rf"[*{_QUOTES}]", "", names))
-        some = any(not re.search(rf"[*?!\[\s{_QUOTES}]", name) for name in names.split(","))
+    if re.search(rf"[*?!/\[\s{_QUOTES}]", names):
+        why = "NCCL takes names literally as prefixes, without patterns, slashes, quotes or white space."
+        meant = front + _as_list(re.sub(rf"[*/{_QUOTES}]", "", names))
+        some = any(not re.search(rf"[*?!/\[\s{_QUOTES}]", name) for name in names.split(","))
         becomes = "matches unintended devices" if some else "matches no device"
         return Misread(becomes, why, None if meant == value or "!" in value else meant)
     return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.env_vars import EnvVars, SettingText
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.settings.names import is_of_rccl
@@ -38,7 +38,8 @@ def read_by_another_backend(name: str, backend: str | None) -> bool:
 
 def with_rccl(recording: Recording) -> frozenset[int]:
     """The nodes whose torch is built for ROCm."""
-    return frozenset(node.node for node in of_the_job(recording) if node.fact.torch_hip)
+    written = (node.node for node in recording.facts(SettingText) if node.fact.rocm)
+    return frozenset(written).union(node.node for node in of_the_job(recording) if node.fact.torch_hip)
 
 
 def installed(recording: Recording) -> Mapping[int, Installed]:
@@ -52,6 +53,9 @@ def installed(recording: Recording) -> Mapping[int, Installed]:
         if fact is not None:
             nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
             found[node.node] = Installed(nccl, release(fact.torch_version or ""), backend)
+        elif (text := recording.first(SettingText)) is not None and text.torch:
+            nccl = () if text.rocm else release(text.nccl or "")
+            found[node.node] = Installed(nccl, release(text.torch), backend)
     return found
 
 

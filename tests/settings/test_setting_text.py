@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor import app
 from ddp_doctor.facts.node.env_vars import SettingText
+from ddp_doctor.model.report import EnvReport
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 from ddp_doctor.settings.text.shell_words import commands
 
@@ -200,7 +202,36 @@ def test_commands_in_variables_that_call_each_other_are_read_once_each():
 def test_the_variables_of_collect_env_are_those_of_a_process():
     text = "Collecting environment information...\nPyTorch version: 2.5.1\n\nNCCL_DEBUG=version\nNCCL_CUMEM_ENABLE=0\n"
 
-    assert values(text) == {"NCCL_DEBUG": "version", "NCCL_CUMEM_ENABLE": "0"}
+    script = "\n```\nRun it with:\n#!/bin/bash\nexport A=b\ntorchrun train.py\npip list\nls\n"
+
+    assert values(text) == values(text + script) == {"NCCL_DEBUG": "version", "NCCL_CUMEM_ENABLE": "0"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "`NCCL_DEBUG=INFO NCCL_IB_TC=160 torchrun x.py`",
+        "$ NCCL_DEBUG=INFO NCCL_IB_TC=160 torchrun x.py",
+        "me@node1:~/work$ NCCL_DEBUG=INFO NCCL_IB_TC=160 torchrun x.py",
+        "(env) root@node1:/data/x# NCCL_DEBUG=INFO NCCL_IB_TC=160 torchrun x.py",
+    ],
+)
+def test_a_command_is_read_behind_a_prompt_and_in_markdown(line: str):
+    assert values(f"#!/bin/bash\n{line}\n") == {"NCCL_DEBUG": "INFO", "NCCL_IB_TC": "160"}
+
+
+def test_the_releases_of_collect_env_decide_what_is_read():
+    text = "PyTorch version: 2.5.1+cu124\nROCM used to build PyTorch: N/A\n[pip3] nvidia-nccl-cu12==2.21.5\n"
+    text += "NCCL_MIN_CTAS=4\n"
+
+    def releases(text: str) -> tuple[str | None, str | None, str | None]:
+        report = app.read_settings(text).report
+        assert isinstance(report, EnvReport)
+        return report.nccl, report.torch, report.rocm
+
+    assert releases(text) == ("2.21.5", "2.5.1+cu124", None)
+    assert releases(text.replace("N/A", "6.2.1")) == (None, "2.5.1+cu124", "6.2.1")
+    assert releases(f"{text}nvidia-nccl-cu12==2.26.2\n")[0] is None
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,9 @@ class SettingText(Fact):
     launches: tuple[Launch, ...] = ()  # in their order
     unchecked: tuple[Unchecked, ...] = ()  # lines that start ranks, maybe, and were not understood
     unread: tuple[Unchecked, ...] = ()  # other lines
+    torch: str | None = None  # the releases in the output of torch.utils.collect_env
+    nccl: str | None = None
+    rocm: str | None = None
 
     def in_force(self) -> dict[str, Written]:
         """By name, the one that counts."""

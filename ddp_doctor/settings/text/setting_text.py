@@ -45,11 +45,22 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
-#: A command with variables in front of it and options or a script behind it, which no listing has.
-_RUNS = re.compile(r"(?:[A-Za-z_]\w*=\S* +)+[\w./][\w./-]* +(?:-|\S+\.(?:py|sh)\b)")
+#: A command with variables in front of it and options or a script behind it: ``CMD=python x.py -a`` is none.
+_RUNS = re.compile(
+    r"(?:NCCL|CUDA|OMP|TORCH|GLOO|UCX|MASTER|NODE|NNODES|NPROC|LD|HF|PYTHON)\w*=\S* +(?:[A-Za-z_]\w*=\S* +)*"
+    r"[\w./][\w./-]* +(?:-|\S+\.(?:py|sh)\b)"
+)
+#: A line of Markdown that is code, and what a shell prints in front of a command.
+_CODE = re.compile(r"^\s*`([^`]+)`\s*$")
+_TYPED = re.compile(r"^\s*(?:\([\w.-]{1,50}\) )?(?:[\w.-]{1,50}@[\w.-]{1,80}:[^\s$#]{0,200}\s?[$#]|\$) (?=[A-Za-z./])")
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
+_RELEASES = {
+    "torch": re.compile(r"PyTorch version: (\d\S*)"),
+    "nccl": re.compile(r"(?:\[\w+\] )?nvidia-nccl-cu\d+(?:==| +)(\d[\d.]*)"),
+    "rocm": re.compile(r"ROCM used to build PyTorch: (\d\S*)"),
+}
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
 #: ``[me@node1 x]$ export …``, ``(base) me@node1:~$ export …``
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?(?<![\w.-])[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
@@ -101,7 +112,7 @@ def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile
 
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
         raise NoSettings("is not text")
-    lines = plain_lines(text.replace("\0", "\n"))
+    lines = [_TYPED.sub("", _CODE.sub(r"\1", line)) for line in plain_lines(text.replace("\0", "\n"))]
     if lines and _PYTHON.match(lines[0]):
         raise NoSettings("is a Python script; run `ddp-doctor lint` to check it")
     form = _form([*filter(None, lines)])
@@ -129,7 +140,16 @@ def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile
         launches=found.launches,
         unchecked=found.unchecked,
         unread=found.unread,
+        **_releases(lines),
     )
+
+
+def _releases(lines: Sequence[str]) -> dict[str, str]:
+    """Return the releases in the output of torch.utils.collect_env; nothing if it names several of one."""
+    found: dict[str, set[str]] = {}
+    for name, pattern in _RELEASES.items():
+        found[name] = {match[1] for line in lines if (match := pattern.match(line[:300]))}
+    return {name: releases.pop() for name, releases in found.items() if len(releases) == 1}
 
 
 def _name_in_container(name: str) -> str:
@@ -146,10 +166,10 @@ def _form(lines: Sequence[str]) -> Form:
                 names.add(found[1])
         elif line.strip() and not line.startswith("#"):
             others += 1
+    if any(line.startswith(_COLLECT_ENV) for line in lines):  # with a script behind it in many reports
+        return "listing"
     if any(line.startswith(("#!", "#SBATCH")) for line in lines):
         return "script"
-    if any(line.startswith(_COLLECT_ENV) for line in lines):
-        return "listing"
     if len(names) >= 3:
         return "environment"
     return "listing" if others * 4 <= named and not any(map(_RUNS.match, lines)) else "script"
