@@ -231,6 +231,7 @@ FILES = {
 }
 WITH_FILES = {
     "an included address": f"DD127 E {FOUR}source ./env.sh\nsrun {ON_FOUR} {MEET} x.py",
+    "a script with a usual subcommand": f"DD128 E {FOUR.replace('4', '2')}{HEAD}srun ./run.sh export",
     "a script with another number of nodes": f"DD128 E {FOUR.replace('4', '2')}{HEAD}srun bash run.sh x.py",
     "a script in the folder of this one": f'DD127 E {FOUR}export HEAD=localhost\nsrun "$(dirname "$0")/run.sh" x.py',
     "an argument that the script gets": f"DD131 E {FOUR}{HEAD}srun bash static.sh $SLURM_NODEID",
@@ -281,6 +282,7 @@ def test_a_launch_that_is_right_with_its_files_is_healthy(text: str):
 UNCHECKED = {
     "another launcher below srun": f"{FOUR}srun -n1 horovodrun -np 8 -H localhost:8 python x.py",
     "another launcher behind variables": "export A=b\nCUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 python x.py",
+    "an unknown program with a usual subcommand": f"{FOUR}srun trainer prepare",
     "a misspelt module": f"{FOUR}srun python -m torch.distribute.launch --nnodes=4 x.py",
     "a misspelt module behind variables": "NCCL_DEBUG=WARN A=b python3 -m torch.distribution.launch x.py",
     "a trainer of its own": "export NNODES=2 NODE_RANK=0\nswift sft --model m",

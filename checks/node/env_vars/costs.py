@@ -89,7 +89,7 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
         needed = variables()[name].needed_for
-        cost = needed or "a hang or wrong data may return if it was set against them"
+        cost = needed or "a hang or wrong data may return if it was set to prevent them"
         unset = f"Unset {name}{', unless the job needs it' if needed else ''}, then measure again"
         without = node.without([name], "NCCL then chooses by itself", unset, NO_TRIAL)
         yield setting_draft(

@@ -30,7 +30,7 @@ _ONE_EACH_POD = (
     " first pod, and a --node-rank for each, for example $JOB_COMPLETION_INDEX"
 )
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
-_SBATCH = "man sbatch: #SBATCH lines are comments, in which no shell expands variables"
+_SBATCH = "man sbatch: #SBATCH lines are comments, so no shell expands their variables"
 _SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
 

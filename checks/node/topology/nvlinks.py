@@ -82,7 +82,7 @@ def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall
 
 
 def _enough(counts: Sequence[int]) -> bool:
-    """Whether those with the most links are enough, and more than those with any other number."""
+    """Return True if enough have the most links, and more than have any other number."""
     (_, most), *others = sorted(Counter(counts).items(), reverse=True)
     return most >= _LEAST_WITNESSES and all(most > count for _, count in others)
 

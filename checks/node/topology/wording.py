@@ -70,7 +70,7 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
     return nccl.by_setting(
         f"Unset {name}; if it was set as a workaround for a fault, repair the fault first",
         Setting(name=name, action="unset", why=gains),
-        cost="a hang or wrong data may return if it was set against them",
+        cost="a hang or wrong data may return if it was set to prevent them",
         undo=f"export {name}={value}",
     )
 

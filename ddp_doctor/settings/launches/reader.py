@@ -172,7 +172,7 @@ class Reader(Runner):
         shown = self.values.shown(name)
         if name.endswith(".py"):
             self._launcher("python", ["python", *words], frame, start, call)
-        elif words[1:] and words[1] in starts.SIDE_STEPS:
+        elif name in starts.WITH_SIDE_STEPS and words[1:] and words[1] in starts.SIDE_STEPS:
             pass
         elif ("/" in words[0] or "." in name) and self._run_file(words, frame.inner(frame.depth + 1), start):
             return

@@ -65,9 +65,10 @@ OTHER_LAUNCHERS = _names("""
 #: These start several ranks on their own ...
 ALWAYS_LAUNCH = _names("horovodrun torchx swift xtuner axolotl litgpt llamafactory-cli")
 #: ... but not with these subcommands.
+WITH_SIDE_STEPS = OTHER_LAUNCHERS | {"trl"}
 SIDE_STEPS = _names("""
-    api chat convert convert_to_hf deploy download env evaluate export list merge preprocess prepare rollout serve
-    status stop version vllm-serve webchat webui
+    api chat convert convert_to_hf download export list merge preprocess prepare serve status stop version vllm-serve
+    webchat webui
 """)
 #: A misspelt torch.distributed.run or torch.distributed.launch.
 MISSPELT = re.compile(r"torch[._]?distribut\w*[._](?:launch|run)\w*")
