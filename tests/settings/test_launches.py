@@ -15,6 +15,8 @@ FOUR = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --g
 HEAD = 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nexport HEAD\n'
 MEET = "--rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500"
 STATIC = "--master-addr=$HEAD --master-port=29500"
+BY_NAME = "--master-addr=n0 --master-port=29500"
+ON_TWO = "torchrun --nnodes=2 --nproc-per-node=8"
 ON_FOUR = "torchrun --nnodes=4 --nproc-per-node=8"
 
 
@@ -57,6 +59,11 @@ BROKEN = {
     "a number for all": f"DD131 E {FOUR}{HEAD}srun {ON_FOUR} --node_rank=0 {STATIC} x.py",
     "no rank": f"DD131 E {FOUR}{HEAD}srun uv run {ON_FOUR} --rdzv-endpoint=$HEAD:1 x.py",
     "the rank on the node": f"DD131 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} --node_rank=$SLURM_LOCALID {STATIC} x.py'",
+    "a network of the container": f"DD127 E docker run --gpus all img {ON_TWO} --node-rank=$1 {BY_NAME} x.py",
+    "one host after another": "DD128 E #!/bin/bash\nfor i in 0 1; do"
+    f' ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x"; done',
+    "one function after another": f'DD128 E #!/bin/bash\nf() {{ ssh $1 "{ON_TWO} --node-rank=$2 {BY_NAME} x"; }}\n'
+    "f n0 0\nf n1 1",
     "RANK for all tasks": f"DD131 W {FOUR}export MASTER_ADDR=n0 RANK=$SLURM_PROCID\nsrun python x.py",
     "one rank over ssh": 'DD131 E for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=0 --master_addr=a x" & done',
     "a rank without a shell": "DD131 E "
@@ -146,6 +153,13 @@ RIGHT = {
     " --node-rank=$SLURM_NODEID --master-addr=$HEAD --master-port=$P x.py'",
     "options in an array": f"{FOUR}{HEAD}A=(--nnodes=$SLURM_NNODES)\nA+=({MEET})\n"
     'srun -l torchrun "${A[@]}" --nproc_per_node=8 x.py',
+    "the network of the host": f"docker run --net host img {ON_TWO} --node-rank=$1 {BY_NAME} x.py",
+    "hosts in the background": f'#!/bin/bash\nfor i in 0 1; do ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x" & done',
+    "a background on each host": f'#!/bin/bash\nfor i in 0 1; do ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x &"; done',
+    "the head in the foreground": f"#!/bin/bash\nssh -f n1 '{ON_TWO} --node-rank=1 {BY_NAME} x'\n"
+    f"{ON_TWO} --node-rank=0 {BY_NAME} x",
+    "a loop with branches": "#!/bin/bash\nfor i in 0 1; do\nif [ $i = 1 ]; then"
+    f" ssh n1 '{ON_TWO} --node-rank=1 {BY_NAME} x'; else ssh n0 '{ON_TWO} --node-rank=0 {BY_NAME} x' & fi\ndone",
     "a function": f"{FOUR}{HEAD}run() {{\n  srun {ON_FOUR} {MEET} $1\n}}\nrun x.py",
     "a container": f"{FOUR}{HEAD}srun apptainer exec --nv i.sif {ON_FOUR} {MEET} x.py",
     "a container's shell": f"{FOUR}{HEAD}srun --container-image=i.sqsh bash -lc 'exec {ON_FOUR} {MEET} x.py'",
@@ -215,7 +229,6 @@ def test_a_right_launch_is_healthy(text: str):
 
 
 HOSTS = "#!/bin/bash\n#SBATCH --nodelist=n[1-2]\n#SBATCH --ntasks-per-node=1 --gpus-per-node=8\n"
-ON_TWO = "torchrun --nnodes=2 --nproc-per-node=8"
 #: The files next to a script, by name.
 FILES = {
     "run.sh": f'{ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 "$@"',

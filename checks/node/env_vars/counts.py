@@ -43,8 +43,9 @@ def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
         more torchruns than --nnodes, or fewer than it waits for: without srun, only the first node starts one. A
         warning if srun starts more tasks than GPUs, if each node starts a separate job, or if several torchruns of
         several ranks start on each node without a number of GPUs or nodes. Also a --node-rank that is not below
-        --nnodes, fewer --ntasks than nodes times --ntasks-per-node, and a variable in an #SBATCH line. Not reported
-        if only SLURM knows a number, if the number of nodes is a range, or if each torchrun has its node rank.
+        --nnodes, fewer --ntasks than nodes times --ntasks-per-node, a variable in an #SBATCH line, and nodes that a
+        script starts one after another, each when the one before has ended. Not reported if only SLURM knows a number,
+        if the number of nodes is a range, or if each torchrun has its node rank.
     Why: Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
         The rendezvous refuses extra torchruns, and the others wait for missing ones.
     Remedy: Start one torchrun task on each node, as many ranks as GPUs, and set --nnodes to the job's nodes.
@@ -99,7 +100,8 @@ def _fault(text: SettingText, launch: Launch) -> _Fault | None:
     job = text.job
     others = any(each is not launch and each.starts in (launch.starts, "script") for each in text.launches)
     return (
-        _without_starter(job, launch)
+        _one_after_another(text, launch)
+        or _without_starter(job, launch)
         or _no_such_node_rank(launch)
         or _fewer_tasks(job, launch)
         or _other_number_of_torchruns(job, launch)
@@ -119,6 +121,20 @@ def _without_starter(job: Launch | None, launch: Launch) -> _Fault | None:
     title = f"python starts once, on the first node, but the job has {counted(tasks, 'task')}"
     fix = "Start it on all tasks: srun python ..., or on each node: srun torchrun --nnodes=... ..."
     return _Fault(title, "no srun and no launcher starts it", Severity.WARNING, fix)
+
+
+def _one_after_another(text: SettingText, launch: Launch) -> _Fault | None:
+    """Return the fault of a script that starts the next node when the first, which waits for it, has ended."""
+    if not launch.waits or launch.path or not torchruns(launch) or launch.agents is None or launch.agents[0] < 2:
+        return None
+    own = launch.arguments.get("--node-rank")
+    later = (each.arguments.get("--node-rank") for each in text.launches[text.launches.index(launch) + 1 :])
+    in_loop = launch.program == "ssh" and not launch.by_hand  # over hosts
+    if not in_loop and (own is None or all(other is None or other.text == own.text for other in later)):
+        return None
+    title = f"The script starts one node at a time, but {launch.starts} waits for {launch.agents[0]} nodes"
+    fix = "Start each node in the background (end the command with &), and end the script with wait"
+    return _Fault(title, "no & follows the command, so the next node starts after its end", fix=fix)
 
 
 def _more_ranks_than_devices(launch: Launch) -> _Fault | None:

@@ -40,6 +40,7 @@ _ON_EACH = {
 }
 #: A program in the place of a script.
 _NO_SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
+_BRIDGE = "docs.docker.com/engine/network/drivers/bridge: containers on a bridge are on one host"
 _TORCHRUN = "torch/distributed/run.py"
 _WAIT = "The nodes wait for each other until the rendezvous times out."
 
@@ -145,11 +146,12 @@ def _draft(
     detail: str = _WAIT,
     severity: Severity | None = None,
     name: str = "",
+    source: str = _TORCHRUN,
 ) -> Draft:
     return finding(
         [Culprit(kind="setting", name=name or launch.starts)],
         title,
-        Evidence(text=f"{launch.place}: {why}", expected_from=_TORCHRUN),
+        Evidence(text=f"{launch.place}: {why}", expected_from=source),
         remedy,
         detail=detail,
         confidence=Confidence.LIKELY,
@@ -159,14 +161,14 @@ def _draft(
 
 @rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
 def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
-    """The ranks of several nodes use the loopback interface, or each node connects to itself.
+    """The ranks of several nodes use the loopback interface, or each node reaches only itself.
 
     Finds: A rendezvous endpoint, --master-addr or MASTER_ADDR that is localhost, that each node expands for itself
         ($(hostname) inside `bash -c '...'`), or that is missing, which means localhost; NCCL_SOCKET_IFNAME or
-        GLOO_SOCKET_IFNAME set to lo. A warning if it is uncertain: localhost as a default or after ||, and
-        `hostname -i` or `hostname -I`, which print 127.0.1.1 or several addresses on many hosts. Not reported if
-        there may be only one node (--nodes=1-4), if torchrun runs on one node only, or if the value depends on a
-        branch or is overwritten before the ranks start.
+        GLOO_SOCKET_IFNAME set to lo; docker run or podman run without --network. A warning if it is uncertain:
+        localhost as a default or after ||, and `hostname -i` or `hostname -I`, which print 127.0.1.1 or several
+        addresses on many hosts. Not reported if there may be only one node (--nodes=1-4), if torchrun runs on one
+        node only, or if the value depends on a branch or is overwritten before the ranks start.
     Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or their connections
         are refused. With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
     Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the
@@ -176,7 +178,9 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
     text = recording.first(SettingText)
     drafts = list(_of_job(text)) if text is not None and all(map(starts_once, text.launches)) else []
     for of_text, launch, nodes in launches_of_several(recording):
-        drafts += [*_of_interfaces(of_text, launch, nodes), *_of_endpoint(of_text, launch, nodes)]
+        drafts += _of_interfaces(of_text, launch, nodes)
+        drafts += _of_endpoint(of_text, launch, nodes)
+        drafts += _of_container(launch, nodes)
     yield from _each_once(drafts)
 
 
@@ -208,6 +212,19 @@ def _of_interfaces(text: SettingText, launch: Launch, nodes: int) -> Iterator[Dr
         is_sure = value.kind == "literal" and not value.unless
         if is_sure and _is_own_host(name, value.text) and not (name == "MASTER_ADDR" and launch.starts != "python"):
             yield _lost(text, name, value.text, nodes, launch)
+
+
+def _of_container(launch: Launch, nodes: int) -> Iterator[Draft]:
+    if launch.container:
+        yield _draft(
+            launch,
+            f"Other nodes cannot reach the container: {launch.container} run creates a separate network for it",
+            f"{_counted(nodes)}, and {launch.container} run without --network",
+            in_job_script(f"Add --network=host to {launch.container} run"),
+            detail="Ranks listen on ports that torch and NCCL choose, so publishing one port with -p is not enough.",
+            severity=None if nodes else Severity.WARNING,
+            source=_BRIDGE,
+        )
 
 
 def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch | None) -> Draft:
@@ -368,7 +385,8 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
             fixed.setdefault(rank.text, []).append(launch)
         if rank is not None and rank.text == "$PET_NODE_RANK" and launch.arguments.get("-m"):
             yield _of_older_operator(launch)
-        fault = _fault_of_rank(launch, rank, option) if starts_several(launch) else ""
+        is_known_to_start_all = starts_several(launch) and not _starts_another_rank(text, launch)
+        fault = _fault_of_rank(launch, rank, option) if is_known_to_start_all else ""
         if fault:
             by_env = option == "RANK"  # which the script may not read
             severity, name = Severity.WARNING if by_env or not nodes else None, option if by_env else ""
@@ -416,6 +434,14 @@ def _of_older_operator(launch: Launch) -> Draft:
         detail="With an older operator, or a torch before 1.9, every pod takes node rank 0 and 127.0.0.1 and waits.",
         severity=Severity.WARNING,
     )
+
+
+def _starts_another_rank(text: SettingText, launch: Launch) -> bool:
+    """Return True if this is one of several branches of a loop over hosts, each with its own node rank."""
+    own = launch.arguments.get("--node-rank")
+    others = (each.arguments.get("--node-rank") for each in text.launches if each.program == "ssh")
+    is_one = launch.program == "ssh" and own is not None and own.kind == "literal"
+    return is_one and any(other is not None and other != own for other in others)
 
 
 def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:

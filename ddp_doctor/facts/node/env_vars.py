@@ -93,6 +93,8 @@ class Launch(Frozen):
     arguments: dict[str, Argument] = Field(default_factory=dict)  # torchrun's, by option; PET_* count
     path: Path = ()  # of the branch that it is in
     by_hand: bool = False  # nothing in the file starts it on several nodes
+    container: str = ""  # the program that starts it in a container with its own network
+    waits: bool = False  # it starts one of the nodes, and the script goes on after its end
     pods: int | None = None  # with this very command
     environment: dict[str, Argument] = Field(default_factory=dict)  # as far as it decides who meets where
     hosts: tuple[str, ...] = ()  # of SLURM's --nodelist, in SLURM's order

@@ -67,15 +67,18 @@ class Frame:
     depth: int = 0
     sometimes: int = 0  # the conditions that it is in
     loops: int = 0
+    background: int = 0  # the commands followed by ``&`` that it is in
     exports_all: bool = False
     numbers: dict[str, int] = field(default_factory=dict)  # SLURM's own: SLURM_NNODES
     is_batch: bool = False  # the script that sbatch runs, and not a step of it
+    container: str = ""  # the program whose container, with its own network, it is in
 
     def inner(self, depth: int, *, hands_on: bool = True) -> Frame:
         """The shell that a command of this one starts; ``hands_on`` where it has the same environment."""
         names = self.variables.keys() if self.exports_all else self.exported & self.variables.keys()
         known = {name: self.variables[name] for name in names} if hands_on else {}
         inner = Frame(known, set(known), files=self.files, depth=depth, sometimes=self.sometimes, numbers=self.numbers)
+        inner.background, inner.container = self.background, self.container
         if hands_on:
             inner.functions = {name: self.functions[name] for name in self.exported & self.functions.keys()}
         return inner

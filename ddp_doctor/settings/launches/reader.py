@@ -19,7 +19,7 @@ from ddp_doctor.settings.launches import starts
 from ddp_doctor.settings.launches.expansion import Frame
 from ddp_doctor.settings.launches.running import ASSIGNMENT, Runner, Start, numbers_of
 from ddp_doctor.settings.launches.shell_tree import Call
-from ddp_doctor.settings.launches.values import ONCE
+from ddp_doctor.settings.launches.values import OF_LOOP, ONCE
 
 #: A name of what holds a launcher's options, and of what holds a launcher.
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|DIST|RDZV|LAUNCH|EXTRA", re.IGNORECASE)
@@ -85,19 +85,25 @@ class Reader(Runner):
         fields = starts.fields_of([self.values.literal(word) or word for word in words[1:]], options)
         is_one = fields.get("nodes") == (1, 1) or fields.get("tasks") == 1
         if frame.loops and (is_one or any(word.startswith(("-w", "--nodelist")) for word in words)):
-            return Start("ssh", call.line, frame.depth + 1)
+            return Start("ssh", call.line, frame.depth + 1, on_one=self._is_of_loop(words[1:]))
         program: Program = "srun" if name == "srun" else "mpirun"
-        return Start(program, call.line, frame.depth + 1, fields)
+        return Start(program, call.line, frame.depth + 1, fields, on_one=is_one)
 
     def _remote(self, name: str, words: list[str], frame: Frame, call: Call) -> None:
         at = 1
         while at < len(words) and words[at].startswith("-"):
             at += 1 if _SSH_FLAGS.fullmatch(words[at]) or (len(words[at]) > 2 and words[at][1] != "-") else 2
         rest = words[at + 1 :] if name == "ssh" else words[at:]
-        start = Start("ssh", call.line, frame.depth + 1, by_hand=name == "ssh" and not frame.loops)
+        is_left = any(_SSH_FLAGS.fullmatch(word) and "f" in word for word in words[1:at])
+        on_one = name == "ssh" and not is_left and (not frame.loops or self._is_of_loop(words[at : at + 1]))
+        by_hand = name == "ssh" and not frame.loops
+        start = Start("ssh", call.line, frame.depth + 1, by_hand=by_hand, on_one=on_one)
         inner = frame.inner(frame.depth + 1, hands_on=False)
         text = " ".join(rest) or (call.document or "")
         self._run_text(text, call.line + (1 if not rest else 0), inner, start)
+
+    def _is_of_loop(self, words: list[str]) -> bool:
+        return any(part.depth == OF_LOOP for word in words for part in self.values.parts(word))
 
     def _shell(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         inner = frame.inner(frame.depth + 1)
@@ -156,6 +162,8 @@ class Reader(Runner):
         at = _payload(words)
         inner = frame.inner(frame.depth, hands_on=False) if name in starts.ISOLATING else frame
         inner = _handed(words[: at or len(words)], inner)
+        if name in starts.ISOLATING and words[1:2] == ["run"] and self._has_own_network(words[: at or len(words)]):
+            inner = replace(inner, container=name)
         if at:
             self.start(words[at:], inner, start, call)
         elif script := next((word for word in words[1:] if word.endswith(".py")), None):
@@ -164,6 +172,11 @@ class Reader(Runner):
             self._of_unknown([opaque], inner, start, call)
         elif start is not None and name in starts.ISOLATING:
             self.leave(call.line, "what its image runs is unknown")
+
+    def _has_own_network(self, words: list[str]) -> bool:
+        """Return True if no option names the network of a container."""
+        names_one = any(word.startswith("--net") for word in words)
+        return not names_one and all(self.values.only(word) is None for word in words)
 
     def _is_launcher(self, word: str) -> bool:
         return self.values.only(word) is not None and _OF_LAUNCHER.search(self.values.shown(word)) is not None
@@ -313,6 +326,8 @@ class Reader(Runner):
             environment=environment,
             path=((frame.sometimes, 0),) if frame.sometimes else (),
             by_hand=by_hand,
+            container=frame.container,
+            waits=start is not None and start.on_one and not frame.background,
             cut=line if script == "/" else None,
             script=script,
             misspelt=misspelt,

@@ -50,6 +50,7 @@ class Start:
     depth: int  # words of this depth and deeper expand on each node
     fields: dict[str, Any] = field(default_factory=dict)
     by_hand: bool = False
+    on_one: bool = False  # it starts one of several nodes; the next start follows
 
 
 class Runner(Expander):
@@ -130,6 +131,7 @@ class Runner(Expander):
                 return
             sometimes = node.before == "||" or (node.before == "&&" and is_test)
             frame.sometimes += sometimes
+            frame.background += node.in_background
             if isinstance(node, Block):
                 self._block(node, frame, start)
                 is_test = False
@@ -137,6 +139,7 @@ class Runner(Expander):
                 self._call(node, frame, start)
                 is_test = _is_test(node)
             frame.sometimes -= sometimes
+            frame.background -= node.in_background
 
     def _block(self, block: Block, frame: Frame, start: Start | None) -> None:
         if block.kind == "function":

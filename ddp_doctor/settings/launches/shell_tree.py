@@ -11,6 +11,7 @@ or bracket that is never closed costs the line in which it begins, and the rest 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -44,6 +45,7 @@ class Call:
     output: Word | None = None  # the file behind ``>``
     source: Word | None = None  # what is behind ``<`` or ``<<<``
     is_broken: bool = False  # a quote in it is not closed
+    in_background: bool = False  # ``&`` follows it
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Block:
     head: list[Word] = field(default_factory=list)  # the words of ``for NAME in …``
     name: str = ""  # of a function
     bodies: list[list[Node]] = field(default_factory=list)  # more than one of an ``if`` or ``case``
+    in_background: bool = False  # ``&`` follows it
 
 
 Node: TypeAlias = "Call | Block"
@@ -80,6 +83,14 @@ _MOST_FAULTS = 20
 
 class _Open(Exception):
     pass
+
+
+def _put_into_background(nodes: Sequence[Node]) -> None:
+    """Mark the last command, with the others of its pipe or its list of ``&&`` and ``||``."""
+    for node in reversed(nodes):
+        node.in_background = True
+        if not node.before:
+            return
 
 
 class Script:
@@ -115,6 +126,8 @@ class Script:
                 before = ""
                 continue
             if sign:
+                if sign == "&":
+                    _put_into_background(found)
                 before = "" if sign in ("\n", ";", "&") and before not in ("&&", "||", "|") else sign
                 before = {"|&": "|", "\n": before if before in ("&&", "||", "|") else ""}.get(before, before)
                 continue
