@@ -69,7 +69,7 @@ HEALTHY = {
     "one task a node": f"{FOUR}srun --ntasks-per-node=1 torchrun --nnodes=4 --nproc-per-node=8 train.py\n",
     "counts of variables": f"{FOUR}srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=$SLURM_GPUS_ON_NODE x.py\n",
     "a node rank each": f"{FOUR}for n in $NODES; do srun -N1 -n1 torchrun --nnodes=4 --node-rank=$i x.py & done\n",
-    "two torchruns a node": "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 --gres=gpu:8\n"
+    "two torchruns a node": "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 --gpus-per-task=4\n"
     "srun torchrun --nnodes=4 --nproc-per-node=4 x.py\n",
     "elastic": f"{FOUR}srun torchrun --nnodes=1:4 --nproc-per-node=8 x.py\n",
     "as many as GPUs": f"{FOUR}srun torchrun --nnodes=4 --nproc-per-node=gpu x.py\n",

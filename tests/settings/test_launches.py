@@ -105,8 +105,28 @@ BROKEN = {
     "two tasks on two nodes with four GPUs": "DD128 W #!/bin/bash\n#SBATCH -N 2 -n 2\n#SBATCH --tasks-per-node=2\n"
     "srun python x.py",
     "a variable for SLURM": "DD128 E #!/bin/bash\n#SBATCH --nodes=$N\n#SBATCH --gpus-per-node=8\nsrun python x.py",
-    "one GPU for all tasks": f"DD131 W {FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0"
+    "one GPU for all tasks": "DD131 W #!/bin/bash\n#SBATCH -N 4 --ntasks-per-node=8\nexport MASTER_ADDR=n0"
     " CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun python x.py",
+    "two torchruns with the same GPUs": f"DD128 E {FOUR.replace('node=1', 'node=2')}{HEAD}srun torchrun --nnodes=8"
+    f" --nproc-per-node=4 {MEET} x.py",
+    "an option that sbatch does not have": f"DD132 E #!/bin/bash\n#SBATCH --constraints=gpu\n{FOUR[12:]}{HEAD}"
+    f"srun {ON_FOUR} {MEET} x.py",
+    "a misspelt directive": f"DD132 W #!/bin/bash\n#SABTCH --time=1:0:0\n{FOUR[12:]}{HEAD}srun {ON_FOUR} {MEET} x.py",
+    "a directive after a command": f"DD132 W {FOUR}{HEAD}#SBATCH --time=1:0:0\nsrun {ON_FOUR} {MEET} x.py",
+    "a PBS job on its first host": "DD128 E #!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\ntorchrun --nnodes=2"
+    " --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$(head -1 $PBS_NODEFILE):1 x.py",
+    "an LSF job with one node rank": f"DD131 E #!/bin/bash\n#BSUB -n 8\n#BSUB -R span[ptile=4]\n"
+    f"blaunch -z n0 {ON_TWO} --node-rank=0 {BY_NAME} x.py",
+    "two addresses": f"DD129 E {ON_TWO} --node-rank=0 --master-addr=10.0.0.1 --master-port=1 x.py\n"
+    f"{ON_TWO} --node-rank=1 --master-addr=10.0.0.2 --master-port=1 x.py",
+    "two ports": f"DD129 E ssh n0 '{ON_TWO} --node-rank=0 --master-addr=n0 --master-port=1 x' &\n"
+    f"ssh n1 '{ON_TWO} --node-rank=1 --master-addr=n0 --master-port=2 x'",
+    "a name without $": f"DD132 E {FOUR}srun bash -c '{ON_FOUR} --node-rank=$SLURM_NODEID --master-addr=MASTER_ADDR"
+    " --master-port=1 x.py'",
+    "the head before the others": f"DD128 E {ON_TWO} --node-rank=0 {BY_NAME} x.py\nssh n1 '{ON_TWO} --node-rank=1"
+    f" {BY_NAME} x.py'",
+    "accelerate without an address": f"DD127 W {FOUR}srun bash -c 'accelerate launch --num_machines 4"
+    " --num_processes 32 --machine_rank $SLURM_NODEID x.py'",
     "one local rank for all tasks": f"DD131 W {FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0\n"
     "L=$SLURM_LOCALID\nexport LOCAL_RANK=$L\nsrun python x.py",
     "a user in the address": f"DD127 E {FOUR}srun torchrun --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=me@n0:1 x.py",
@@ -153,6 +173,17 @@ RIGHT = {
     " --node-rank=$SLURM_NODEID --master-addr=$HEAD --master-port=$P x.py'",
     "options in an array": f"{FOUR}{HEAD}A=(--nnodes=$SLURM_NNODES)\nA+=({MEET})\n"
     'srun -l torchrun "${A[@]}" --nproc_per_node=8 x.py',
+    "GPUs by task": "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 --gpus-per-task=4\n"
+    f"{HEAD}srun torchrun --nnodes=4 --nproc-per-node=4 {MEET} x.py",
+    "options of a plug-in": f"{FOUR}#SBATCH --nvmps --container-image=i.sqsh\n{HEAD}srun {ON_FOUR} {MEET} x.py",
+    "directives in another script": f"{FOUR}{HEAD}cat > j.sh <<E\n#SBATCH --time=1\nE\nsrun {ON_FOUR} {MEET} x.py",
+    "a PBS job on all hosts": "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\nH=$(head -1 $PBS_NODEFILE)\n"
+    "pbsdsh -- torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$H:1 x.py",
+    "an LSF job on all hosts": '#!/bin/bash\n#BSUB -n 8\n#BSUB -R "span[ptile=4]"\nP=$(python3 free.py)\n'
+    'blaunch -z "$L" torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$HOSTNAME:$P x.py',
+    "the devices of a task": f"{FOUR}{HEAD}export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun {ON_FOUR} {MEET} x.py",
+    "one address on two lines": f"{ON_TWO} --node-rank=0 {BY_NAME} x.py\n{ON_TWO} --node-rank=1 {BY_NAME} x.py",
+    "a shell's arguments": f"{FOUR}{HEAD}srun bash -c -- '{ON_FOUR} {MEET} x.py'",
     "the network of the host": f"docker run --net host img {ON_TWO} --node-rank=$1 {BY_NAME} x.py",
     "hosts in the background": f'#!/bin/bash\nfor i in 0 1; do ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x" & done',
     "a background on each host": f'#!/bin/bash\nfor i in 0 1; do ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x &"; done',

@@ -7,7 +7,7 @@ Raw input; only such names are recorded, and no value that looks like a credenti
     RANK=3 MASTER_PORT=29500 PET_NNODES=2 NCCL_IB_DISABLE=true NCCL_SOCKET_IFNAM=eth0 LOGLEVEL=debug
 """
 
-from ddp_doctor.checks.node.env_vars import costs, counts, devices, hosts, launch, meeting, names, values
+from ddp_doctor.checks.node.env_vars import costs, counts, devices, hosts, launch, meeting, names, options, values
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
@@ -47,6 +47,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(EnvVars, SettingText, SettingOrigins),
-    rules=rules_in(names, costs, devices, hosts, launch, values, meeting, counts),
+    rules=rules_in(names, costs, devices, hosts, launch, values, meeting, options, counts),
     cost_s=0.01,
 )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.checks.node.env_vars.meeting import (
+from ddp_doctor.checks.node.env_vars.launches import (
     backend,
     is_above_range,
     is_address,
@@ -29,10 +29,12 @@ _ONE_EACH_POD = (
     "Start one torchrun in each pod, with as many ranks as GPUs, --nnodes as the number of pods, the address of the"
     " first pod, and a --node-rank for each, for example $JOB_COMPLETION_INDEX"
 )
+#: Programs that start a command on all nodes of a job, by scheduler.
+_STARTERS = {"pbs": "mpiexec or pbsdsh", "lsf": "blaunch or jsrun"}
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
 _SBATCH = "man sbatch: #SBATCH lines are comments, so no shell expands their variables"
-_SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
-_TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
+_SRUN = "man srun: one task per node by default"
+_TORCHRUN = "torch/distributed/run.py: each torchrun counts as one node and starts --nproc-per-node ranks"
 
 
 @rule("DD128", "counts-of-a-script-disagree", Consequence.FAILS, SettingText)
@@ -105,6 +107,7 @@ def _fault(text: SettingText, launch: Launch) -> _Fault | None:
         or _no_such_node_rank(launch)
         or _fewer_tasks(job, launch)
         or _other_number_of_torchruns(job, launch)
+        or _same_devices(job, launch)
         or _too_few_starts(job, launch, others=others)
         or _more_ranks_than_devices(launch)
         or _more_ranks_than_gpus(job, launch)
@@ -128,9 +131,12 @@ def _one_after_another(text: SettingText, launch: Launch) -> _Fault | None:
     if not launch.waits or launch.path or not torchruns(launch) or launch.agents is None or launch.agents[0] < 2:
         return None
     own = launch.arguments.get("--node-rank")
-    later = (each.arguments.get("--node-rank") for each in text.launches[text.launches.index(launch) + 1 :])
     in_loop = launch.program == "ssh" and not launch.by_hand  # over hosts
-    if not in_loop and (own is None or all(other is None or other.text == own.text for other in later)):
+    later = text.launches[text.launches.index(launch) + 1 :]
+    if launch.program == "torchrun":  # another one without ssh may be for another host
+        later = tuple(each for each in later if each.program != "torchrun")
+    others = {rank.text for each in later if (rank := each.arguments.get("--node-rank"))}
+    if not in_loop and (own is None or not others - {own.text}):
         return None
     title = f"The script starts one node at a time, but {launch.starts} waits for {launch.agents[0]} nodes"
     fix = "Start each node in the background (end the command with &), and end the script with wait"
@@ -193,7 +199,8 @@ def _too_few_starts(job: Launch | None, launch: Launch, *, others: bool) -> _Fau
     waits = launch.agents[0] if launch.agents and torchruns(launch) else 1
     if waits < 2 or not is_one or launch.by_hand or launch.path or others or job is None:
         return None
-    started = "no srun starts it" if launch.program == "torchrun" else f"{launch.program} starts one task"
+    missing = _STARTERS.get(job.program, "srun")
+    started = f"no {missing} starts it" if launch.program == "torchrun" else f"{launch.by} starts one task"
     return _Fault(f"{launch.starts} starts on 1 node, but waits for {waits}", f"--nnodes {waits}; {started}")
 
 
@@ -210,7 +217,7 @@ def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
     title = f"{nodes} separate jobs start: each node runs its own {launch.starts}"
     if launch.program == "pods":
         return _Fault(title, f"each of {nodes} pods starts it, without a number of nodes", Severity.WARNING)
-    why = f"{launch.program} starts it on each of {nodes} nodes, without a number of nodes"
+    why = f"{launch.by} starts it on each of {nodes} nodes, and --nnodes is not given, so it is 1"
     fix = f"Give {launch.starts} --nnodes={nodes} and the first node's address" if torchruns(launch) else _ONE_DEEPSPEED
     return _Fault(title, why, Severity.WARNING, fix)
 
@@ -241,6 +248,20 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
     what, option = ("torchrun", "--nnodes") if by_torchrun else ("accelerate launcher", "--num_machines")
     verb = "starts" if count == 1 else "start"
     return _Fault(f"{counted(count, what)} {verb}, but {option}={expected} {needs}", why)
+
+
+def _same_devices(job: Launch | None, launch: Launch) -> _Fault | None:
+    """Return the fault of several torchruns on a node whose ranks have the same local ranks."""
+    each, inside = _tasks_of_a_node(job, launch), launch.ranks_per_task
+    asked = [request for request in (launch, job) if request is not None]
+    if launch.program != "srun" or launch.starts != "torchrun" or not inside or each is None or each < 2:
+        return None
+    is_apart = "CUDA_VISIBLE_DEVICES" in launch.environment or any(request.gpus_per_task for request in asked)
+    if is_apart or launch.agents is None or not any(request.gpus or request.gpus_per_node for request in asked):
+        return None
+    title = f"{each} torchruns on a node use the same GPUs: each numbers its ranks from LOCAL_RANK=0"
+    fix = f"Start one torchrun per node with --nproc-per-node={each * inside}, or add --gpus-per-task={inside}"
+    return _Fault(title, f"{each} tasks on a node, --nproc-per-node={inside}", fix=fix)
 
 
 def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:

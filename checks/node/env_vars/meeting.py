@@ -1,4 +1,4 @@
-"""DD127, DD129, DD131, DD132: whether the nodes of a launch meet, and as different nodes.
+"""DD127, DD129, DD131: whether the nodes of a launch meet, and as different nodes.
 
 Source: torch 2.13 torch/distributed/run.py (config_from_args, get_rdzv_endpoint, run) and
 torch/distributed/elastic/rendezvous (static_tcp_rendezvous.py, c10d_rendezvous_backend.py). With the default backend
@@ -11,26 +11,36 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import setting_draft
 from ddp_doctor.checks.node.env_vars.launch import is_loopback
+from ddp_doctor.checks.node.env_vars.launches import (
+    FIRST,
+    WAIT,
+    backend,
+    counted_nodes,
+    draft,
+    first_host,
+    if_several,
+    is_address,
+    launches_of_several,
+    severity_of,
+    started_by,
+    starts_once,
+    starts_several,
+    torchruns,
+)
 from ddp_doctor.facts.node.env_vars import Argument, Launch, SettingText
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
-from ddp_doctor.model.choices import Confidence, Consequence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.choices import Consequence, Severity
+from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.wording.findings import finding
 
 #: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
 _LOOPBACK = ("lo", "=lo", "lo0")
-#: By what starts the nodes.
-_FIRST = {
-    "pods": "Give the address of the pod with node rank 0, for example POD-0.SERVICE of a headless service",
-    "slurm": 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-    "hosts": "Give the name of the first host, as the other hosts resolve it",
-}
 _ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
 _IN_EACH_TASK = "Set them in each task: srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python ...'"
+_ONE_DEVICE = "Set it in each task, or remove it: torch.cuda.set_device(LOCAL_RANK) chooses the GPU"
 _ONE_GPU = "All tasks of a node then use one GPU, which NCCL refuses."
 _OR_C10D = ", or use --rdzv-backend=c10d, which needs no node rank"
 _ON_EACH = {
@@ -38,125 +48,8 @@ _ON_EACH = {
     "slurm": "Expand the node rank on each node: srun bash -c 'torchrun ... --node-rank=$SLURM_NODEID ...'" + _OR_C10D,
     "hosts": f"Give each host its own node rank ($OMPI_COMM_WORLD_RANK in a shell, or a loop counter){_OR_C10D}",
 }
-#: A program in the place of a script.
-_NO_SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
 _BRIDGE = "docs.docker.com/engine/network/drivers/bridge: containers on a bridge are on one host"
-_TORCHRUN = "torch/distributed/run.py"
-_WAIT = "The nodes wait for each other until the rendezvous times out."
-
-
-def torchruns(launch: Launch) -> bool:
-    """Return True if a launch starts torchrun, itself or through accelerate."""
-    return launch.starts in ("torchrun", "accelerate")
-
-
-def is_address(text: str) -> bool:
-    """Return False for a text with a user or a scheme, such as ``me@10.0.0.1`` or ``tcp://n0``, and for a number."""
-    return not (re.search(r"[@/\s]", text) or text.isdecimal())
-
-
-def is_above_range(port: str) -> bool:
-    """Return True for a number that is too high for a port."""
-    return port.isdecimal() and int(port[:9]) > 65535
-
-
-def starts_once(launch: Launch) -> bool:
-    """Return True for a Python program that nothing starts on several nodes, in a job of several tasks."""
-    return launch.starts == "python" and launch.program == "torchrun" and not launch.by_hand
-
-
-def backend(launch: Launch) -> str:
-    """The rendezvous backend of a torchrun; empty if only the script knows it when it runs."""
-    given = launch.arguments.get("--rdzv-backend")
-    return "static" if given is None else given.text if given.kind == "literal" else ""
-
-
-def is_alone(launch: Launch) -> bool:
-    """Return True if each of these torchruns is a separate job."""
-    return "--standalone" in launch.arguments or "--nnodes" not in launch.arguments
-
-
-def starts_several(launch: Launch) -> bool:
-    """Return True if this line starts on several nodes, or may."""
-    if launch.program == "torchrun":
-        return launch.by_hand
-    is_one = launch.nodes == (1, 1) or (launch.tasks == 1 and launch.nodes is None)
-    return not launch.by_hand and not is_one and launch.program != "configuration"
-
-
-def nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    """Return the minimum and maximum number of nodes whose ranks meet; None if unknown."""
-    if torchruns(launch) and (launch.agents or is_alone(launch)):
-        return launch.agents or (1, 1)
-    if launch.tasks == 1 or launch.program == "torchrun":
-        return None if launch.by_hand and _is_open(launch) else (1, 1)
-    if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
-        count = -(-launch.tasks // launch.tasks_per_node)
-        return (count, count)
-    return launch.nodes or (job.nodes if job and launch.program == "srun" else None)
-
-
-def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Launch, int]]:
-    """The launches whose ranks are on several nodes, and on how many."""
-    text = recording.first(SettingText)
-    for launch in text.launches if text else ():
-        nodes = nodes_of_launch(text.job, launch) if text else None
-        number = nodes[0] if nodes else _SEVERAL if _is_open(launch) else 1
-        if text is not None and number != 1 and launch.program != "configuration" and not launch.cut:
-            yield text, launch, number
-
-
-#: The number of nodes if only the shell that runs the launch knows it.
-_SEVERAL = 0
-
-
-def _is_open(launch: Launch) -> bool:
-    given = launch.arguments.get("--nnodes")
-    return torchruns(launch) and given is not None and (given.kind != "literal" or "$" in given.text)
-
-
-def _started_by(text: SettingText, launch: Launch) -> str:
-    in_slurm = launch.program == "srun" or (text.job is not None and text.job.program == "sbatch")
-    return "pods" if launch.program == "pods" else "slurm" if in_slurm else "hosts"
-
-
-def _first(text: SettingText, launch: Launch) -> str:
-    return _FIRST[_started_by(text, launch)]
-
-
-def _counted(nodes: int) -> str:
-    return f"{nodes} nodes" if nodes else "several nodes"
-
-
-def _if_several(nodes: int) -> str:
-    return "" if nodes else " if --nnodes is above 1"
-
-
-def _severity(launch: Launch, nodes: int) -> Severity | None:
-    """Return a warning if the number of nodes is unknown or if another program may set PET_*."""
-    return Severity.WARNING if launch.by_hand or not nodes else None
-
-
-def _draft(
-    launch: Launch,
-    title: str,
-    why: str,
-    remedy: Remedy,
-    *,
-    detail: str = _WAIT,
-    severity: Severity | None = None,
-    name: str = "",
-    source: str = _TORCHRUN,
-) -> Draft:
-    return finding(
-        [Culprit(kind="setting", name=name or launch.starts)],
-        title,
-        Evidence(text=f"{launch.place}: {why}", expected_from=source),
-        remedy,
-        detail=detail,
-        confidence=Confidence.LIKELY,
-        severity=severity,
-    )
+_IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 
 @rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
@@ -216,10 +109,10 @@ def _of_interfaces(text: SettingText, launch: Launch, nodes: int) -> Iterator[Dr
 
 def _of_container(launch: Launch, nodes: int) -> Iterator[Draft]:
     if launch.container:
-        yield _draft(
+        yield draft(
             launch,
             f"Other nodes cannot reach the container: {launch.container} run creates a separate network for it",
-            f"{_counted(nodes)}, and {launch.container} run without --network",
+            f"{counted_nodes(nodes)}, and {launch.container} run without --network",
             in_job_script(f"Add --network=host to {launch.container} run"),
             detail="Ranks listen on ports that torch and NCCL choose, so publishing one port with -p is not enough.",
             severity=None if nodes else Severity.WARNING,
@@ -236,7 +129,7 @@ def _lost(text: SettingText, name: str, value: str, nodes: int, launch: Launch |
         f"{shown(name, value)} reaches no other node, but the job has {nodes} nodes",
         f"{shown(name, value)}{f' in line {lines[-1]}' if lines else ''}; {nodes} nodes: {where}",
         "a loopback interface reaches only its own host",
-        in_job_script(_FIRST["slurm"] if launch is None else _first(text, launch))
+        in_job_script(FIRST["slurm"] if launch is None else first_host(text, launch))
         if name == "MASTER_ADDR"
         else unset({name: value}, "it reaches no other node"),
         detail=f"Each rank looks for the other ranks on its own node, so init_process_group() {fails}.",
@@ -260,47 +153,58 @@ def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draf
         if torchruns(launch) and backend(launch) in ("static", "c10d"):
             yield _no_endpoint(text, launch, nodes)
         return
-    remedy = in_job_script(_first(text, launch))
+    remedy = in_job_script(first_host(text, launch))
     own = "Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs."
     if host.kind == "literal" and not is_address(host.text):
         title = f"{name} is not an address; expected a host name or an IP address"
-        yield _draft(launch, title, "torch looks it up unchanged", remedy)
+        yield draft(launch, title, "torch looks it up unchanged", remedy)
     elif host.kind == "literal" and is_loopback(host.text):
         unless = f" unless {host.unless} is set" if host.unless else ""
-        title = f"{name} reaches no other node, but the job has {_counted(nodes)}{_if_several(nodes)}{unless}"
+        title = f"{name} reaches no other node, but the job has {counted_nodes(nodes)}{if_several(nodes)}{unless}"
         if launch.starts != "python":
             severity = Severity.WARNING if host.unless or not nodes else None
-            yield _draft(launch, title, f"the nodes meet at {host.text}", remedy, detail=own, severity=severity)
+            yield draft(launch, title, f"the nodes meet at {host.text}", remedy, detail=own, severity=severity)
     elif host.kind == "each" and host.means in ("own-name", "own-address", "own-addresses"):
-        title = f"{name} is each node's own address: {host.text} expands on each of {_counted(nodes)}"
-        severity = _severity(launch, nodes)
-        yield _draft(launch, title, "each node waits for the others at itself", remedy, detail=own, severity=severity)
+        title = f"{name} is each node's own address: {host.text} expands on each of {counted_nodes(nodes)}"
+        severity = severity_of(launch, nodes)
+        yield draft(launch, title, "each node waits for the others at itself", remedy, detail=own, severity=severity)
     elif host.means in ("own-address", "own-addresses"):
         what = "may be 127.0.1.1 or" if host.means == "own-address" else "is a list of"
         title = f"The rendezvous address {host.text} {what} several addresses"
         why = "a loopback address reaches no other node, and several addresses are not an endpoint"
-        yield _draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
+        yield draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
     elif is_loopback(host.fallback):
-        title = f"{name} falls back to {host.fallback}, which reaches no other node, but the job has {_counted(nodes)}"
+        but = f"which reaches no other node, but the job has {counted_nodes(nodes)}"
+        title = f"{name} falls back to {host.fallback}, {but}"
         why = f"after ||: {host.fallback}"
         detail = "If the command in front of || fails, as scontrol does in most containers, each node meets itself."
-        remedy = in_job_script(f"Remove the fallback. {_first(text, launch)}")
-        yield _draft(launch, title, why, remedy, detail=detail, severity=Severity.WARNING)
+        remedy = in_job_script(f"Remove the fallback. {first_host(text, launch)}")
+        yield draft(launch, title, why, remedy, detail=detail, severity=Severity.WARNING)
 
 
 def _no_endpoint(text: SettingText, launch: Launch, nodes: int) -> Draft:
+    if launch.starts == "accelerate":  # utils/launch.py: rdzv_endpoint = f"{main_process_ip}:{main_process_port}"
+        return draft(
+            launch,
+            f"accelerate starts {counted_nodes(nodes)} without --main_process_ip, so they have no address to meet at",
+            "unless accelerate's configuration file has main_process_ip",
+            in_job_script(first_host(text, launch).replace("Give", "Give --main_process_ip")),
+            detail="",
+            severity=Severity.WARNING,
+            source="accelerate/utils/launch.py",
+        )
     is_static = backend(launch) == "static"
     ignored = "--master-addr" in launch.arguments and not is_static
     default = "127.0.0.1:29500" if is_static else "localhost:29400"
     because = "--rdzv-backend=c10d ignores --master-addr, so" if ignored else "No rendezvous endpoint is given, so"
     unless = " unless PET_MASTER_ADDR or PET_RDZV_ENDPOINT is set" if launch.by_hand else ""
-    return _draft(
+    return draft(
         launch,
-        f"{because} each of {_counted(nodes)} meets only itself at {default}{_if_several(nodes)}{unless}",
-        f"{_counted(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
-        in_job_script(_first(text, launch).replace("Give", "Give --rdzv-endpoint")),
+        f"{because} each of {counted_nodes(nodes)} meets only itself at {default}{if_several(nodes)}{unless}",
+        f"{counted_nodes(nodes)}; no {'--master-addr or ' if is_static else ''}--rdzv-endpoint",
+        in_job_script(first_host(text, launch).replace("Give", "Give --rdzv-endpoint")),
         detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
-        severity=_severity(launch, nodes),
+        severity=severity_of(launch, nodes),
     )
 
 
@@ -316,6 +220,8 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
+    if text := recording.first(SettingText):
+        yield from _of_lines_that_differ(text)
     for text, launch, nodes in launches_of_several(recording):
         if "--standalone" in launch.arguments:
             continue
@@ -326,16 +232,17 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
                 who = "rank" if by_env else "node"
                 drawn = "draws its own" if value.kind == "random" else "has another"
                 title = f"Each {who} {drawn} {name if by_env else f'rendezvous {name}'}: {value.text}"
-                why = f"expanded on each of {_counted(nodes)}"
+                why = f"expanded on each of {counted_nodes(nodes)}"
                 severity = None if nodes else Severity.WARNING
-                yield _draft(launch, title, why, in_job_script(_ONCE), name=name if by_env else "", severity=severity)
+                yield draft(launch, title, why, in_job_script(_ONCE), name=name if by_env else "", severity=severity)
         host = _address(launch)[1]
         if host is not None and (
             host.means == "submit-host" or (host.means == "last-host" and (by_env or backend(launch) == "static"))
         ):
             where = "the host that submitted the job" if host.means == "submit-host" else "the last node"
             title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
-            yield _draft(launch, title, "node rank 0 listens, on the first node", in_job_script(_first(text, launch)))
+            fix = in_job_script(first_host(text, launch))
+            yield draft(launch, title, "node rank 0 listens, on the first node", fix)
         hosts = text.job.hosts if text.job and launch.program == "srun" and launch.nodes is None else ()
         if host is not None and host.kind == "literal" and not host.unless and len(hosts) >= nodes > 0:
             name = host.text.partition(".")[0]
@@ -343,9 +250,39 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             if not is_first and _stem(name) in map(_stem, hosts):  # other names may be aliases
                 where = "another node of the job, not the first one" if name in hosts else "not a node of the job"
                 why = f"--nodelist: {', '.join(hosts[:8])}"
-                yield _draft(
-                    launch, f"The rendezvous address {name} is {where}", why, in_job_script(_first(text, launch))
+                yield draft(
+                    launch, f"The rendezvous address {name} is {where}", why, in_job_script(first_host(text, launch))
                 )
+
+
+def _of_lines_that_differ(text: SettingText) -> Iterator[Draft]:
+    """Yield the findings about commands for the nodes of one job, each with its node rank, that do not meet."""
+    first = next(filter(_is_for_one_node, text.launches), None)
+    if first is None:
+        return
+    for other in filter(_is_for_one_node, text.launches):
+        given = first.arguments, other.arguments
+        ranks, hosts, ports = ([each[name].text for each in given] for name in ("--node-rank", "host", "port"))
+        if ranks[0] == ranks[1] or other.agents != first.agents or other.starts != first.starts:
+            continue
+        are_alike = _IPV4.fullmatch(hosts[0]) is not None and _IPV4.fullmatch(hosts[1]) is not None
+        is_at_itself = any(is_loopback(host) for host, rank in zip(hosts, ranks, strict=True) if rank == "0")
+        for name, values in (("address", hosts if are_alike and not is_at_itself else ["", ""]), ("port", ports)):
+            if values[0] != values[1]:
+                title = f"Node {ranks[0]} gets the {name} {values[0]}, and node {ranks[1]} gets {values[1]}"
+                why = f"{first.place} has {values[0]}; all nodes need the {name} of node 0"
+                fix = in_job_script(f"Give all nodes the {name} of node 0")
+                yield draft(other, title, why, fix)
+                return
+
+
+def _is_for_one_node(launch: Launch) -> bool:
+    """Return True for a command with a node rank, an address and a port, written for one of several nodes."""
+    names = ("--node-rank", "host", "port")
+    given = [launch.arguments[name] for name in names if name in launch.arguments]
+    is_several = launch.agents is not None and launch.agents[0] > 1
+    is_literal = len(given) == len(names) and all(each.kind == "literal" and "$" not in each.text for each in given)
+    return is_several and is_literal and backend(launch) == "static" and launch.program in ("torchrun", "ssh")
 
 
 def _stem(host: str) -> str:
@@ -390,14 +327,14 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
         if fault:
             by_env = option == "RANK"  # which the script may not read
             severity, name = Severity.WARNING if by_env or not nodes else None, option if by_env else ""
-            why = f"{_counted(nodes)}, each with the same {option}"
+            why = f"{counted_nodes(nodes)}, each with the same {option}"
             by_task = by_env and launch.program == "srun"
-            fix = in_job_script(_IN_EACH_TASK if by_task else _ON_EACH[_started_by(text, launch)])
-            yield _draft(launch, fault, why, fix, name=name, severity=severity)
+            fix = in_job_script(_IN_EACH_TASK if by_task else _ON_EACH[started_by(text, launch)])
+            yield draft(launch, fault, why, fix, name=name, severity=severity)
     for rank_text, launches in fixed.items():
         if len(launches) > 1:
             title = f"Two templates of the job have --node-rank={rank_text}"
-            yield _draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH["pods"]))
+            yield draft(launches[1], title, f"{launches[0].place} has it too", in_job_script(_ON_EACH["pods"]))
 
 
 def _expanded_once(recording: Recording) -> Iterator[Draft]:
@@ -407,26 +344,42 @@ def _expanded_once(recording: Recording) -> Iterator[Draft]:
         if launch.program not in ("srun", "mpirun") or launch.tasks == 1 or launch.cut:
             continue
         # torchrun gives its ranks their own RANK and LOCAL_RANK.
-        names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")[2 * (launch.starts != "python") :]
+        names = ("RANK", "LOCAL_RANK") if launch.starts == "python" else ()
+        if not sets_devices(text, launch):
+            names = (*names, "CUDA_VISIBLE_DEVICES")
         values = {name: launch.environment[name] for name in names if name in launch.environment}
         once = {name: value.text for name, value in values.items() if value.kind == "once"}
         if once:
-            starter, (first, text_of_first) = launch.program, next(iter(once.items()))
-            yield _draft(
+            starter, (first, text_of_first) = launch.by, next(iter(once.items()))
+            yield draft(
                 launch,
                 f"Every task has the same {' and '.join(once)}: {text_of_first} expands once, before {starter} starts"
                 " the tasks",
                 f"set before {starter}: {', '.join(f'{name}={value}' for name, value in once.items())}",
-                in_job_script(_IN_EACH_TASK if starter == "srun" else _ONCE),
-                detail=_WAIT.replace("nodes", "tasks") if first == "RANK" else _ONE_GPU,
+                in_job_script(
+                    _ONE_DEVICE
+                    if first == "CUDA_VISIBLE_DEVICES"
+                    else _IN_EACH_TASK
+                    if launch.program == "srun"
+                    else _ONCE
+                ),
+                detail=WAIT.replace("nodes", "tasks") if first == "RANK" else _ONE_GPU,
                 severity=Severity.WARNING,
                 name=first,
             )
 
 
+def sets_devices(text: SettingText | None, launch: Launch) -> bool:
+    """Return True if SLURM sets CUDA_VISIBLE_DEVICES in each task, or the only task of a node has all GPUs."""
+    job = text.job if text else None
+    asked = [each for each in (launch, job) if each is not None]
+    is_alone = any(each.tasks_per_node == 1 for each in asked)
+    return is_alone or any(each.gpus or each.gpus_per_node or each.gpus_per_task for each in asked)
+
+
 def _of_older_operator(launch: Launch) -> Draft:
     """The warning about torch.distributed.launch in a PyTorchJob, which is right only with a newer operator."""
-    return _draft(
+    return draft(
         launch,
         "torch.distributed.launch gets its --node-rank and --master-addr only from training-operator 1.7 or newer",
         "no --node-rank and no --master-addr; the operator sets PET_NODE_RANK and PET_MASTER_ADDR since v1.7.0",
@@ -450,72 +403,10 @@ def _fault_of_rank(launch: Launch, rank: Argument | None, option: str) -> str:
     if rank.kind == "literal" and re.match(r"\$\{?\w", rank.text):
         return f"{option}={rank.text} is not expanded, because no shell runs the command"
     if rank.kind == "once" and option != "RANK":  # see _expanded_once
-        return f"Every node has the same {option}: {rank.text} expands once, before {launch.program} starts the nodes"
+        return f"Every node has the same {option}: {rank.text} expands once, before {launch.by} starts the nodes"
     if rank.means == "local-rank" and option == "--node-rank" and (launch.tasks_per_node or 1) == 1:
         return f"Every node has node rank 0: {rank.text} counts the tasks of one node"
     is_one_of_pods = launch.program == "pods" and launch.pods == 1
     if rank.kind in ("literal", "same") and not launch.by_hand and not rank.unless and not is_one_of_pods:
         return f"Every node has the same {option}: {rank.text}"
     return ""
-
-
-@rule("DD132", "launcher-option-without-effect", Consequence.FAILS, SettingText)
-def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
-    """Options of a launch do not reach the launcher, or the chosen rendezvous ignores them.
-
-    Finds: A line of options that the shell runs as a separate command, because the line before it does not end with
-        \\, or has a space or a comment after it. --standalone together with --nnodes above 1: each node then waits for
-        the others at its own localhost. --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes.
-    Why: torchrun prints a warning at most, and the job differs from its command line.
-    Remedy: End each line but the last with \\ and nothing behind it; remove the option, or choose the rendezvous that
-        uses it.
-    See: https://docs.pytorch.org/docs/stable/elastic/run.html
-    """
-    text = recording.first(SettingText)
-    for launch in text.launches if text else ():
-        given = launch.arguments
-        if launch.cut:
-            yield _of_cut(launch)
-        elif launch.program != "configuration":
-            yield from _of_words(launch)
-        if launch.starts != "torchrun" or launch.cut:
-            continue
-        is_several = (launch.agents or (1, 1))[0] > 1
-        is_meant = _is_open(launch) and given.keys() & {"--node-rank", "--master-addr", "--rdzv-endpoint"}
-        if "--standalone" in given and (is_several or is_meant):
-            number = f"--nnodes={given['--nnodes'].text}"
-            title = f"--standalone with {number}: each node waits for the others at its own localhost"
-            why = "--standalone moves the rendezvous to localhost, and keeps --nnodes"
-            severity = None if is_several else Severity.WARNING
-            yield _draft(launch, title, why, in_job_script("Remove --standalone"), detail="", severity=severity)
-        elif "--node-rank" in given and backend(launch) == "c10d":
-            title = "--node-rank has no effect with --rdzv-backend=c10d"
-            why = f"--node-rank={given['--node-rank'].text}"
-            yield _draft(launch, title, why, in_job_script("Remove --node-rank"), detail="", severity=Severity.INFO)
-
-
-def _of_cut(launch: Launch) -> Draft:
-    """The finding about a launch whose command ends before its last option."""
-    what = launch.starts if launch.starts != "python" else "the script"
-    title = f"The options in line {launch.cut} do not reach {what}: the command ends in front of them"
-    why = f"the shell runs line {launch.cut} as a separate command"
-    fix = "End each line but the last with \\ and nothing behind it, also no space or comment"
-    if launch.cut == launch.line:
-        title = f"The first line of the command ends with /, which {what} takes for the script"
-        why, fix = "only \\ continues a command", "Write \\ instead of / at the end of the line"
-    return _draft(launch, title, why, in_job_script(fix), detail="")
-
-
-def _of_words(launch: Launch) -> Iterator[Draft]:
-    """Yield the findings about words that a launcher refuses."""
-    if launch.misspelt:
-        typed, meant = launch.misspelt
-        yield _draft(launch, f"torchrun has no option {typed}", f"did you mean {meant}?", in_job_script(f"Use {meant}"))
-    if _NO_SCRIPT.fullmatch(launch.script):
-        title = f"{launch.starts} starts {launch.script} as the script, because it follows the options"
-        why = f"{launch.starts} runs Python itself"
-        yield _draft(launch, title, why, in_job_script(f"Remove {launch.script} from the command"), detail="")
-    port = launch.arguments.get("port") or launch.environment.get("MASTER_PORT")
-    if port is not None and is_above_range(port.text):
-        fix = in_job_script("Give a port from 1024 to 65535")
-        yield _draft(launch, f"The port {port.text} is above 65535", "the highest port is 65535", fix, detail="")

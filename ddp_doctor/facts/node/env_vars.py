@@ -61,7 +61,9 @@ class Argument(Frozen):
 
 
 #: What starts ranks: one program on all nodes, a loop over hosts, the pods of a manifest, an array of jobs.
-Program = Literal["sbatch", "kubernetes", "srun", "mpirun", "ssh", "pods", "array", "torchrun", "configuration"]
+Program = Literal[
+    "sbatch", "pbs", "lsf", "kubernetes", "srun", "mpirun", "ssh", "pods", "array", "torchrun", "configuration"
+]
 Started = Literal["", "torchrun", "accelerate", "deepspeed", "python", "script"]
 
 
@@ -93,6 +95,7 @@ class Launch(Frozen):
     arguments: dict[str, Argument] = Field(default_factory=dict)  # torchrun's, by option; PET_* count
     path: Path = ()  # of the branch that it is in
     by_hand: bool = False  # nothing in the file starts it on several nodes
+    starter: str = ""  # the program that starts the tasks, as typed: srun, mpirun, jsrun
     container: str = ""  # the program that starts it in a container with its own network
     waits: bool = False  # it starts one of the nodes, and the script goes on after its end
     pods: int | None = None  # with this very command
@@ -109,6 +112,11 @@ class Launch(Frozen):
         """``line 5`` or ``run.sh line 5``."""
         return f"{self.file} line {self.line}".lstrip()
 
+    @property
+    def by(self) -> str:
+        """The name of what starts it on the nodes."""
+        return self.starter or self.program
+
 
 class Unchecked(Frozen):
     """A line that was not understood."""
@@ -124,6 +132,16 @@ class Unchecked(Frozen):
         return f"{self.file} line {self.line}".lstrip()
 
 
+class HeaderFault(Frozen):
+    """A line for sbatch that it ignores or refuses."""
+
+    line: int
+    quote: str
+    kind: Literal["option", "directive", "late"]  # no option of sbatch; no directive; behind the first command
+    typed: str
+    meant: str = ""
+
+
 class SettingText(Fact):
     """What a text sets, in its order."""
 
@@ -136,6 +154,7 @@ class SettingText(Fact):
     launches: tuple[Launch, ...] = ()  # in their order
     unchecked: tuple[Unchecked, ...] = ()  # lines that start ranks, maybe, and were not understood
     unread: tuple[Unchecked, ...] = ()  # other lines
+    header_faults: tuple[HeaderFault, ...] = ()
     torch: str | None = None  # the releases in the output of torch.utils.collect_env
     nccl: str | None = None
     rocm: str | None = None

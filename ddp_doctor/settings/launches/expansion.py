@@ -310,6 +310,8 @@ class Expander:
             found = self._output(frame.functions[name].bodies[0], frame, shown)
             self._deep -= 1
             return found
+        if words[:1] == ["which"] or words[:2] == ["command", "-v"]:
+            return words[-1]
         if name in ("srun", "ssh", "timeout", "env", "sudo", "command"):
             at = next((at for at, word in enumerate(words) if posixpath.basename(word) in _PRINT_HOSTS), None)
             value = self._source(words[at:], frame, shown) if at else None

@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.node.env_vars import Launch, Unchecked
+from ddp_doctor.facts.node.env_vars import HeaderFault, Launch, Unchecked
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.parse.yaml_text import Node, Scalar, read_yaml
 from ddp_doctor.settings.files import ReadFile, read_none
+from ddp_doctor.settings.launches.headers import array_of, faults_of_header, job_of
 from ddp_doctor.settings.launches.manifests import Manifest
 from ddp_doctor.settings.launches.running import Start
-from ddp_doctor.settings.launches.starts import array_of, job_of
 from ddp_doctor.settings.launches.values import Part, Values
 
 _MANIFEST = re.compile(r"^(?:kind: *[\"']?[A-Z]|num_machines:)", re.MULTILINE)
@@ -37,6 +37,7 @@ class Launches:
     launches: tuple[Launch, ...] = ()
     unchecked: tuple[Unchecked, ...] = ()
     unread: tuple[Unchecked, ...] = ()
+    header_faults: tuple[HeaderFault, ...] = ()
 
 
 def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launches:
@@ -44,6 +45,7 @@ def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launch
     kept = [line if len(line) <= _LONGEST_LINE else "" for line in lines[:_MOST_LINES]]
     text = Values.cleaned("\n".join(kept))
     job = job_of(kept)
+    header_faults = tuple(faults_of_header(kept))
     reader = Manifest(text, job, read_file)
     for number, (line, as_given) in enumerate(zip(kept, lines, strict=False), 1):
         if line != as_given or _OF_TEMPLATE.fullmatch(line):
@@ -65,7 +67,8 @@ def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launch
         is_array = count is not None and (job is None or job.nodes in (None, (1, 1)))
         reader.read_script(text, Start("array", 1, 0, {"nodes": (count, count)}) if is_array else None)
     reader.leave_if_missed(text)
-    return Launches(job or reader.job, tuple(reader.launches), tuple(reader.unchecked), tuple(reader.unread))
+    noted = tuple(reader.unchecked), tuple(reader.unread)
+    return Launches(job or reader.job, tuple(reader.launches), *noted, header_faults)
 
 
 def _of_json(text: str) -> Node:

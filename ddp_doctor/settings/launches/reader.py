@@ -17,7 +17,8 @@ from ddp_doctor.facts.node.env_vars import Argument, Launch, Program, Started
 from ddp_doctor.parse.yaml_text import read_yaml
 from ddp_doctor.settings.launches import starts
 from ddp_doctor.settings.launches.expansion import Frame
-from ddp_doctor.settings.launches.running import ASSIGNMENT, Runner, Start, numbers_of
+from ddp_doctor.settings.launches.headers import job_of
+from ddp_doctor.settings.launches.running import ASSIGNMENT, UNREAD_SCRIPT, Runner, Start, numbers_of
 from ddp_doctor.settings.launches.shell_tree import Call
 from ddp_doctor.settings.launches.values import OF_LOOP, ONCE
 
@@ -36,11 +37,16 @@ class Reader(Runner):
     """The launches of one file."""
 
     _last = 0  # the line of the launch that the command before this one made
+    _without_options: Launch | None = None  # a launch with options in another file
 
     def _cut(self, call: Call) -> None:
         """Note that this line has options of the launch before it: a backslash is missing, or a space follows it."""
         file, line = self.located(self._last)
         _, rest = self.located(call.line)
+        left = self._without_options
+        if left is not None and (left.file, left.line) == (file, line):
+            self.launches.append(left)
+            self.unchecked = [each for each in self.unchecked if (each.file, each.line) != (file, line)]
         self.launches = [
             each.model_copy(update={"cut": rest})
             if self._last and (each.file, each.line, each.cut) == (file, line, None)
@@ -58,15 +64,19 @@ class Reader(Runner):
             self._cut(call)
             return
         self._last = 0
+        words = [self.values.literal(words[0]) or words[0], *words[1:]]
         name = posixpath.basename(words[0])
         if self.values.only(words[0]) and self.values.literal(words[0]) is None:
             self._of_unknown(words, frame, start, call)
-        elif name == "srun" or name in starts.MPIRUN:
+        elif name in starts.TASK_STARTERS:
+            words = words[1:] if name == "flux" else words
             at = starts.behind_options(words)
             inner = self._starter(name, words[:at], frame, call)
             numbers = {**frame.numbers, **numbers_of(Launch(program="srun", line=0, **inner.fields))}
             more = _handed(words[1:at], replace(frame, numbers=numbers))
             self.start(words[at:], more, inner, call)
+        elif name in starts.ON_ALLOCATED:
+            self._on_allocated(name, words, frame, call)
         elif name in starts.REMOTE:
             self._remote(name, words, frame, call)
         elif name == "sbatch":
@@ -81,13 +91,24 @@ class Reader(Runner):
             self._program(name, words, frame, start, call)
 
     def _starter(self, name: str, words: list[str], frame: Frame, call: Call) -> Start:
-        options = starts.SLURM if name == "srun" else starts.MPI
-        fields = starts.fields_of([self.values.literal(word) or word for word in words[1:]], options)
+        fields = starts.fields_of([self.values.literal(word) or word for word in words[1:]], starts.options_of(name))
         is_one = fields.get("nodes") == (1, 1) or fields.get("tasks") == 1
         if frame.loops and (is_one or any(word.startswith(("-w", "--nodelist")) for word in words)):
             return Start("ssh", call.line, frame.depth + 1, on_one=self._is_of_loop(words[1:]))
-        program: Program = "srun" if name == "srun" else "mpirun"
-        return Start(program, call.line, frame.depth + 1, fields, on_one=is_one)
+        file = dict(starts.leading(words[1:], ())).get("--hostfile", "") if name in starts.MPIRUN else ""
+        if starts.VARIABLE.fullmatch(file):
+            self.leave(call.line, f"{file} is the name of a variable: $ is missing")
+        program: Program = "srun" if name in starts.SRUN else "mpirun"
+        return Start(program, call.line, frame.depth + 1, fields, on_one=is_one, typed=name)
+
+    def _on_allocated(self, name: str, words: list[str], frame: Frame, call: Call) -> None:
+        """Follow pbsdsh or blaunch, which start a command on all hosts of the job or on a numbered one."""
+        at = 1
+        while at < len(words) and words[at].startswith("-"):
+            at += 2 if words[at] in starts.ON_ALLOCATED[name] else 1
+        on_one = "-n" in words[1:at] and name == "pbsdsh"
+        start = Start("ssh", call.line, frame.depth + 1, by_hand=on_one and not frame.loops, on_one=on_one, typed=name)
+        self.start(words[at:], frame, start, call)
 
     def _remote(self, name: str, words: list[str], frame: Frame, call: Call) -> None:
         at = 1
@@ -108,6 +129,8 @@ class Reader(Runner):
     def _shell(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         inner = frame.inner(frame.depth + 1)
         at = next((at for at, word in enumerate(words) if at and re.fullmatch(r"-[a-zA-Z]*c", word)), None)
+        if at is not None and words[at + 1 : at + 2] == ["--"]:
+            at += 1
         if at is not None and at + 1 < len(words):
             self._run_text(words[at + 1], call.line, inner, start)
             return
@@ -134,7 +157,7 @@ class Reader(Runner):
             text = call.document if call.is_literal else self.text(call.document, frame)
         elif file:
             line, text = file
-        outer, self.job = self.job, starts.job_of([*text.split("\n")], words[1:])
+        outer, self.job = self.job, job_of([*text.split("\n")], words[1:])
         if text:
             inner = frame.inner(0, hands_on="--export=NONE" not in words)
             inner.is_batch, inner.numbers, inner.sometimes = True, numbers_of(self.job), 0
@@ -146,7 +169,7 @@ class Reader(Runner):
             self.leave(call.line, f"{self.values.shown(file)} was not read")
             self._add("script", {}, frame, start, call)
         else:
-            self._note(self.unread, call.line, "the script that it runs")
+            self._note(self.unread, call.line, UNREAD_SCRIPT)
 
     def _of_unknown(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         shown = self.values.shown(words[0])
@@ -266,6 +289,10 @@ class Reader(Runner):
             given = self._of_file(given.get("--config-file", ""), frame) | given
             is_several = start is not None or (self.job is not None and self.job.nodes not in (None, (1, 1)))
             if is_several and not self._is_known_to_accelerate(given, call):
+                file, line = self.located(call.line)
+                program: Program = start.program if start else "torchrun"
+                self._last, quote = call.line, self.quote(call.line)
+                self._without_options = Launch(program=program, line=line, file=file, starts=started, quote=quote)
                 return
         self._add(started, given, frame, start, call, script, misspelt)
 
@@ -326,8 +353,9 @@ class Reader(Runner):
             environment=environment,
             path=((frame.sometimes, 0),) if frame.sometimes else (),
             by_hand=by_hand,
+            starter=start.typed if start else "",
             container=frame.container,
-            waits=start is not None and start.on_one and not frame.background,
+            waits=(start is None or start.on_one) and not frame.background,
             cut=line if script == "/" else None,
             script=script,
             misspelt=misspelt,

@@ -39,6 +39,7 @@ _MOST_NOTED = 100
 #: More is no argument of a launcher.
 _LONGEST_VALUE, _MOST_WORDS = 32_768, 1000
 _MOST_FILES = 20
+UNREAD_SCRIPT = "the script that it runs"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Start:
     depth: int  # words of this depth and deeper expand on each node
     fields: dict[str, Any] = field(default_factory=dict)
     by_hand: bool = False
+    typed: str = ""  # the name of a starter of tasks
     on_one: bool = False  # it starts one of several nodes; the next start follows
 
 
@@ -78,6 +80,10 @@ class Runner(Expander):
         """Note what starts once in a job of several tasks, or names a launcher, if nothing else starts ranks."""
         if self.bare and not (self.launches or self.unchecked):
             self.launches.append(self.bare)
+        if not (self.launches or self.unchecked) and self.job is not None:  # what the job does, is in that script
+            why = {"reason": f"{UNREAD_SCRIPT} was not read"}
+            self.unchecked = [each.model_copy(update=why) for each in self.unread if each.reason == UNREAD_SCRIPT]
+            self.unread = [each for each in self.unread if each.reason != UNREAD_SCRIPT]
         if not (self.launches or self.unchecked) and (found := _STARTS.search(text)):
             self.leave(text.count("\n", 0, found.start()) + 1, "nothing in the file runs it")
 

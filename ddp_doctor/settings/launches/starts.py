@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ddp_doctor.facts.node.env_vars import Argument, HostFile, Launch
+from ddp_doctor.facts.node.env_vars import HostFile
 from ddp_doctor.parse.hostlist import expand
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -32,7 +33,7 @@ MPI = _fields("""
     -ppn tasks_per_node --map-by tasks_per_node -map-by tasks_per_node
 """)
 #: Options without a value, of srun, mpirun, torchrun, accelerate and deepspeed ...
-FLAGS = _names("""
+FLAGS = names("""
     -l --label -u --unbuffered --exclusive --overlap --exact --pty -v -Q -q -O --overcommit -s --oversubscribe -K
     --kill-on-bad-exit -k --no-kill --multi-prog --allow-run-as-root --tag-output --report-bindings --verbose
     --container-writable --container-mount-home --no-container-mount-home --container-remap-root
@@ -41,45 +42,56 @@ FLAGS = _names("""
     --no-local-rank --bind-cores-to-rank --enable-elastic-training
 """)
 #: Options of Open MPI that a word follows, although they begin with one dash and are words ...
-_OPEN_MPI = _names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
+_OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
 #: ... and those of mpirun that two words follow.
-_PAIRS = _names("-mca --mca -genv --gmca -gmca")
-MPIRUN = _names("mpirun mpiexec orterun mpiexec.hydra prterun")
+_PAIRS = names("-mca --mca -genv --gmca -gmca")
+MPIRUN = names("mpirun mpiexec orterun mpiexec.hydra prterun aprun ibrun")
+SRUN = names("srun yhrun")
+#: jsrun(1) of LSF on Summit, flux-run(1), lrun(1): tasks, tasks of a node, nodes.
+_RESOURCES = {
+    "jsrun": _fields("-n tasks --nrs tasks -r tasks_per_node --rs_per_host tasks_per_node -a each --tasks_per_rs each"),
+    "flux": _fields("-N nodes --nodes nodes -n tasks --ntasks tasks --tasks-per-node tasks_per_node"),
+    "lrun": _fields("-N nodes -n tasks -T tasks_per_node"),
+    "aprun": _fields("-n tasks -N tasks_per_node"),
+}
+TASK_STARTERS = SRUN | MPIRUN | _RESOURCES.keys()
+#: They start a command on each host of the job, and their options with a value.
+ON_ALLOCATED = {"pbsdsh": names("-n -c"), "blaunch": names("-u -z")}
 PYTHON = re.compile(r"python[\d.]*|pypy3?")
-TORCHRUN_MODULES = _names("torch.distributed.run torch.distributed.launch")
-SHELLS = _names("bash sh dash zsh ksh")
-REMOTE = _names("ssh pdsh clush pssh parallel-ssh dsh")
+TORCHRUN_MODULES = names("torch.distributed.run torch.distributed.launch")
+SHELLS = names("bash sh dash zsh ksh")
+REMOTE = names("ssh pdsh clush pssh parallel-ssh dsh")
 #: Commands that only run another command, which is found by its name.
-WRAPPERS = _names("""
+WRAPPERS = names("""
     env time nohup exec nice sudo stdbuf numactl taskset timeout ionice setsid unbuffer command nsys ncu strace py-spy
     uv poetry pixi conda mamba micromamba pipenv hatch apptainer singularity enroot docker podman nerdctl shifter ch-run
     pyxis sarus udocker podman-hpc xargs chrt catchsegv tini dumb-init gosu flock
 """)
 #: Wrappers that pass on only the variables that their options name.
-ISOLATING = _names("docker podman nerdctl udocker podman-hpc")
+ISOLATING = names("docker podman nerdctl udocker podman-hpc")
 #: Launchers that are known and not followed.
-OTHER_LAUNCHERS = _names("""
+OTHER_LAUNCHERS = names("""
     horovodrun colossalai composer torchx ray fabric lightning sky bagua tune torchrunx
     swift xtuner axolotl litgpt llamafactory-cli
 """)
 #: These start several ranks on their own ...
-ALWAYS_LAUNCH = _names("horovodrun torchx swift xtuner axolotl litgpt llamafactory-cli")
+ALWAYS_LAUNCH = names("horovodrun torchx swift xtuner axolotl litgpt llamafactory-cli")
 #: ... but not with these subcommands.
 WITH_SIDE_STEPS = OTHER_LAUNCHERS | {"trl"}
-SIDE_STEPS = _names("""
+SIDE_STEPS = names("""
     api chat convert convert_to_hf download export list merge preprocess prepare serve status stop version vllm-serve
     webchat webui
 """)
 #: A misspelt torch.distributed.run or torch.distributed.launch.
 MISSPELT = re.compile(r"torch[._]?distribut\w*[._](?:launch|run)\w*")
 #: torch 2.13 torch/distributed/run.py, with - for _ in names; -m is the older module, which may not read PET_*.
-TORCHRUN = _names("""
+TORCHRUN = names("""
     --nnodes --nproc-per-node --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint
     --rdzv-id -m
 """)
 #: All options of torchrun, which takes the beginning of an option for the option.
 _TORCHRUN_OPTIONS = sorted(
-    _names("""
+    names("""
     --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts --role
     --monitor-interval --start-method --event-log-handler --module --no-python --run-path --log-dir --redirects --tee
     --local-ranks-filter --node-rank --master-addr --master-port --local-addr --logs-specs --numa-binding --use-env
@@ -93,61 +105,30 @@ ACCELERATE = _fields("""
     --main-process-port --master-port --rdzv-backend --rdzv-backend --config-file --config-file
 """)
 #: deepspeed/launcher/runner.py.
-DEEPSPEED = _names("--hostfile --include --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
+DEEPSPEED = names("--hostfile --include --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
 #: Programs that srun starts and that start no ranks: they set nodes up, show them or measure.
-HARMLESS = _names("""
-    hostname echo printf true false sleep date ls rm mkdir cp mv cat ln chmod tar rsync find du df free ps id which wait
-    nvidia-smi rocm-smi dcgmi lscpu lspci ulimit printenv env kill pkill killall sbcast scontrol module pip pip3 git
-    wget curl touch test [ [[ cd export mount umount fusermount nvidia-cuda-mps-control ddp-doctor dmesg uptime whoami
-    getent ip ping sync sysctl sed awk grep set unset ldd modprobe systemctl trap source tee uname nproc
+HARMLESS = names("""
+    hostname echo printf true false sleep date ls rm mkdir cp mv cat ln chmod tar rsync find du df free ps id
+    which wait nvidia-smi rocm-smi dcgmi lscpu lspci ulimit printenv env kill pkill killall sbcast scontrol
+    module pip pip3 git wget curl touch test [ [[ cd export mount umount fusermount nvidia-cuda-mps-control ddp-
+    doctor dmesg uptime whoami getent ip ping sync sysctl sed awk grep wandb huggingface-cli hf aws gcloud
+    gsutil set unset ldd modprobe systemctl trap source tee uname nproc
 """)
-_PAYLOADS = {"torchrun", "accelerate", "deepspeed", "srun"} | SHELLS | OTHER_LAUNCHERS | MPIRUN
+_PAYLOADS = {"torchrun", "accelerate", "deepspeed"} | SHELLS | OTHER_LAUNCHERS | TASK_STARTERS | ON_ALLOCATED.keys()
 HARMLESS_FORMS = re.compile(r"ib\w+|\w+_perf|osu_\w+")
+#: A name with an underscore, so a variable: no host has one.
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})(?=$|[,(])|^(?:[^:,]+:)?(\d{1,6})$")
 _RANGE = re.compile(r"(\d{1,6})(?:[-:](\d{1,6}))?")
 _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
 
 
-def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
-    """Return what the #SBATCH lines before the first command ask for, or None, as for jobs of several parts."""
-    words: list[str] = []
-    first = 0
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            break
-        if line.startswith("#SBATCH"):
-            first = first or number
-            of_line = line[7:].split(" #")[0].replace('"', "").replace("'", "").split()
-            words += of_line[: _behind_all_options(of_line)]
-    words += options
-    if not words or "hetjob" in words or "packjob" in words:
-        return None
-    unexpanded = {name: Argument(text=value) for name, value in leading(words, SLURM) if "$" in value and name in SLURM}
-    job = Launch(program="sbatch", line=first, arguments=unexpanded, **fields_of(words, SLURM))
-    is_by_hosts = job.hosts and job.nodes is None and job.tasks is None
-    return job.model_copy(update={"nodes": (len(job.hosts), len(job.hosts))}) if is_by_hosts else job
-
-
-def array_of(lines: Sequence[str]) -> int | None:
-    """Return the number of jobs in ``#SBATCH --array=0-3``, or None."""
-    for line in lines:
-        found = re.match(r"#SBATCH\s+(?:--array[= ]|-a ?)(\d{1,6})-(\d{1,6})(?:%\d+)?\s*(?:#.*)?$", line)
-        if found:
-            return int(found[2]) - int(found[1]) + 1
-    return None
-
-
-def _behind_all_options(words: Sequence[str]) -> int:
-    """Return the place of the first word of an #SBATCH line that is neither an option nor the value of one."""
-    at = 0
-    while at < len(words) and (words[at].startswith("-") or words[at] in ("hetjob", "packjob")):
-        at += words_of_option(words, at)
-    return at
-
-
 def fields_of(words: Sequence[str], options: dict[str, str]) -> dict[str, Any]:
     """Return the fields of Launch that leading options set; the last of several counts."""
-    return {options[name]: _value(options[name], value) for name, value in leading(words, options) if name in options}
+    found = {options[name]: _value(options[name], value) for name, value in leading(words, options) if name in options}
+    if found.pop("each", 1) != 1:  # jsrun: -n and -r count resource sets, which have several tasks
+        found = {name: value for name, value in found.items() if not name.startswith("tasks")}
+    return found
 
 
 def leading(words: Sequence[str], options: Any) -> Iterator[tuple[str, str]]:
@@ -155,7 +136,7 @@ def leading(words: Sequence[str], options: Any) -> Iterator[tuple[str, str]]:
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         name, equals, value = words[at].partition("=")
-        if name not in options and re.fullmatch(r"-[A-Za-z]\S+", name) and name[:2] in options and options is SLURM:
+        if name not in options and re.fullmatch(r"-[A-Za-z]\S+", name) and name[:2] in options and options is not MPI:
             name, equals, value = name[:2], "=", name[2:]
         length = 1 if equals else words_of_option(words, at)
         if not equals and length > 1:
@@ -172,6 +153,11 @@ def behind_options(words: Sequence[str]) -> int:
             return at + 1
         at += words_of_option(words, at)
     return at
+
+
+def options_of(name: str) -> dict[str, str]:
+    """Return the fields of Launch by option of a program that starts tasks."""
+    return SLURM if name in SRUN else _RESOURCES.get(name, MPI)
 
 
 def words_of_option(words: Sequence[str], at: int) -> int:

@@ -21,7 +21,7 @@ until it is exported.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
@@ -73,6 +73,8 @@ _PBS = re.compile(r"#PBS\s+-v\s+")
 _LISTS_WORDS = re.compile(r"\s*(?:-\s+)?[\"']?(?:command|args|entrypoint)[\"']?:\s*\[|\s*-\s+(?=[\"'])")
 _QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'")
 _ARRAY = re.compile(r"\s*(?:local |readonly |declare -a )?[A-Za-z_]\w*\+?=\(\s*(?:#.*)?")
+#: ``bash -c '`` with the rest of its script on the next lines.
+_OPENS_SCRIPT = re.compile(r"(?<=\s)-[a-z]*c\s+'[^']*$")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)")
 #: ``${NAME:-text}``: the text, unless somebody set the name before.
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`'\"\\]+)\}", re.ASCII)
@@ -139,6 +141,7 @@ def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile
         job=found.job,
         launches=found.launches,
         unchecked=found.unchecked,
+        header_faults=found.header_faults,
         unread=found.unread,
         **_releases(lines),
     )
@@ -185,6 +188,7 @@ def _read_plain(lines: Sequence[str], shell: Shell) -> None:
 
 def _read_lines(lines: Sequence[str], shell: Shell) -> None:
     manifest, at = _Manifest(shell), 0
+    lines = [*_without_inner_quotes(lines)]
     while at < len(lines):
         if not lines[at]:
             at += 1
@@ -202,6 +206,16 @@ def _read_lines(lines: Sequence[str], shell: Shell) -> None:
             at = _read_all(lines, end, opened[1], shell)
         elif _ARRAY.fullmatch(whole):
             at = _read_all(lines, end, ")", shell)
+
+
+def _without_inner_quotes(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines; within ``bash -c '``, quotes end and begin again around what the outer shell expands."""
+    is_inside = False
+    for line in lines:
+        is_odd = line.count("'") % 2 == 1
+        yield line.replace("'", "") if is_inside and not is_odd else line
+        if is_odd:
+            is_inside = not is_inside and _OPENS_SCRIPT.search(line) is not None
 
 
 def _read_all(lines: Sequence[str], at: int, last: str, shell: Shell) -> int:
