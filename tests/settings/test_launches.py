@@ -111,6 +111,14 @@ BROKEN = {
     f" --nproc-per-node=4 {MEET} x.py",
     "an option that sbatch does not have": f"DD132 E #!/bin/bash\n#SBATCH --constraints=gpu\n{FOUR[12:]}{HEAD}"
     f"srun {ON_FOUR} {MEET} x.py",
+    "an ambiguous option of sbatch": f"DD132 E #!/bin/bash\n#SBATCH --node=4\n{FOUR[12:]}{HEAD}srun {ON_FOUR} {MEET} x",
+    "more ranks than GPUs of PBS": "DD128 E #!/bin/bash\n#PBS -l select=1:ncpus=64:ngpus=4\n"
+    "torchrun --standalone --nproc-per-node=8 x.py",
+    "more ranks than GPUs of LSF": "DD128 E #!/bin/bash\n#BSUB -n 8\n#BSUB -R span[hosts=1]\n#BSUB -gpu num=2\n"
+    "torchrun --nproc-per-node=4 x.py",
+    "jsrun and localhost": "DD127 E #!/bin/bash\n#BSUB -nnodes 2\njsrun -n 2 -r 1 -a 1 -g 6 torchrun --nnodes=2"
+    " --nproc-per-node=6 --rdzv-backend=c10d --rdzv-endpoint=localhost:1 x.py",
+    "flux without an endpoint": f"DD127 E #!/bin/bash\nflux run -N 2 -n 2 {ON_TWO} x.py",
     "a misspelt directive": f"DD132 W #!/bin/bash\n#SABTCH --time=1:0:0\n{FOUR[12:]}{HEAD}srun {ON_FOUR} {MEET} x.py",
     "a directive after a command": f"DD132 W {FOUR}{HEAD}#SBATCH --time=1:0:0\nsrun {ON_FOUR} {MEET} x.py",
     "a PBS job on its first host": "DD128 E #!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\ntorchrun --nnodes=2"

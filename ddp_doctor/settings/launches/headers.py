@@ -46,10 +46,10 @@ def job_of(lines: Sequence[str], options: Sequence[str] = ()) -> Launch | None:
     slurm = [*_words(header, "#SBATCH"), *options]
     if slurm:
         return None if {"hetjob", "packjob"} & set(slurm) else _slurm_job(slurm, first)
-    for prefix, read in (("#PBS", _pbs_fields), ("#BSUB", _lsf_fields)):
-        if words := _words(header, prefix):
-            return Launch(program="pbs" if prefix == "#PBS" else "lsf", line=first, **read(words))
-    return None
+    pbs, lsf = (" ".join(_texts(header, prefix)) for prefix in ("#PBS", "#BSUB"))
+    if pbs:
+        return Launch(program="pbs", line=first, **_pbs_fields(pbs))
+    return Launch(program="lsf", line=first, **_lsf_fields(lsf)) if lsf else None
 
 
 def array_of(lines: Sequence[str]) -> int | None:
@@ -94,12 +94,15 @@ def _header(lines: Sequence[str]) -> tuple[int, list[str]]:
 
 def _words(header: Sequence[str], prefix: str) -> list[str]:
     """Return the words of the options in these lines."""
-    words: list[str] = []
+    of_lines = (text.split() for text in _texts(header, prefix))
+    return [word for words in of_lines for word in words[: _behind_all_options(words)]]
+
+
+def _texts(header: Sequence[str], prefix: str) -> Iterator[str]:
+    """Yield what follows the prefix, without quotes and comments."""
     for line in header:
         if line.startswith(prefix):
-            of_line = line[len(prefix) :].split(" #")[0].replace('"', "").replace("'", "").split()
-            words += of_line[: _behind_all_options(of_line)]
-    return words
+            yield line[len(prefix) :].split(" #")[0].replace('"', "").replace("'", "").strip()
 
 
 def _behind_all_options(words: Sequence[str]) -> int:
@@ -117,9 +120,9 @@ def _slurm_job(words: Sequence[str], line: int) -> Launch:
     return job.model_copy(update={"nodes": (len(job.hosts), len(job.hosts))}) if is_by_hosts else job
 
 
-def _pbs_fields(words: Sequence[str]) -> dict[str, Any]:
+def _pbs_fields(options: str) -> dict[str, Any]:
     """Return the fields of ``-l select=2:ngpus=4`` and ``-l nodes=2:ppn=4:gpus=4``; ``-l ngpus=8`` is of the job."""
-    text = ",".join(value for name, value in leading(words, ()) if name == "-l")
+    text = ",".join(re.findall(r"(?:^| )-l *(\S+)", options))
     nodes = re.search(r"(?:select|nodes)=(\d{1,6})(?![^,]*\+)(?=[:,]|$)", text)
     each = re.search(r"(?:select|nodes)=[^,+]*?:n?gpus=(\d{1,6})", text)
     whole = re.search(r"(?:^|,)ngpus=(\d{1,6})", text)
@@ -128,9 +131,8 @@ def _pbs_fields(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _lsf_fields(words: Sequence[str]) -> dict[str, Any]:
+def _lsf_fields(text: str) -> dict[str, Any]:
     """Return the fields of ``-nnodes 2``, ``-n 8 -R span[ptile=4]`` and ``-gpu num=4``."""
-    text = " ".join(words)
     slots, hosts = (re.search(rf"(?:^| )-{name} (\d{{1,6}})", text) for name in ("n", "nnodes"))
     tile, gpus = re.search(r"ptile=(\d{1,6})", text), re.search(r"-gpu num=(\d{1,6})", text)
     nodes = int(hosts[1]) if hosts else None
@@ -143,8 +145,9 @@ def _lsf_fields(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _meant_option(name: str) -> str:
-    """Return the option that a misspelt one means; empty for known ones and for those of a plug-in."""
-    if not name.startswith("--") or any(option.startswith(name) for option in _SBATCH_OPTIONS):
+    """Return the option that a misspelt or ambiguous one means; empty for known ones and for those of a plug-in."""
+    known = [option for option in _SBATCH_OPTIONS if option.startswith(name)]
+    if not name.startswith("--") or name in known or len(known) == 1:
         return ""
     return next(iter(get_close_matches(name, _SBATCH_OPTIONS, 1, _NEAR)), "")
 
