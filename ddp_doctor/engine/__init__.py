@@ -1,1 +1,1 @@
-"""What runs (plan), running it (collect), judging it (diagnose) and the verdict (verdict)."""
+"""The engine: planning (plan), running probes (collect), applying rules (diagnose) and the verdict (verdict)."""

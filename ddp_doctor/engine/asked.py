@@ -1,4 +1,4 @@
-"""What the options of a run or prolog name, and what of it was not run, for whatever reason: the run cannot be healthy.
+"""The checks and results that options of a run or prolog request. If any is missing, the run cannot be healthy::
 
     --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
     --model net:make      a forward and backward of that model, alone and in DDP
@@ -16,8 +16,8 @@
     --nnodes 2            a reading of every node
     fit net:make          an estimate; with --measure steps of what fits
 
-What no option names may be absent, skipped or too dear: the summary says what was tested. That options contradict each
-other is refused before anything starts (engine/plan.py).
+Anything that no option requests may be absent, skipped or too slow: the summary lists what was tested. Contradicting
+options are refused before anything starts (engine/plan.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,14 +49,14 @@ from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import rank_list, rank_of
 
-#: A sentence names no more of what was left out.
+#: Maximum number of unmet requests listed in a sentence.
 _MOST_NAMED = 8
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
 
 @dataclass(frozen=True)
 class NotAsAsked:
-    """An option as it was typed, the check it names, and why that was not run, with what to do."""
+    """A requested option as typed, its check, and the reason why it was not run, with what to do."""
 
     option: str
     check: str
@@ -64,12 +64,12 @@ class NotAsAsked:
 
 
 def listed(unmet: Sequence[NotAsAsked]) -> str:
-    """For the verdict's sentence."""
+    """Return the unmet requests as a clause of the verdict's sentence."""
     return f"requested but not run: {'; '.join(f'{each.option} ({each.why})' for each in unmet)}"
 
 
 def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAsAsked, ...]:
-    """What was asked for and not run; nothing for commands that take no such options."""
+    """Return the requests that were not run; empty for commands without such options."""
     by_id = {result.id: result for result in results}
     if recording.command.is_of_root:
         return tuple(_gpus(recording, by_id))
@@ -90,7 +90,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *_from_trace(recording, by_id),
         *_replay(recording, by_id),
         *_gpus(recording, by_id),
-        # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
+        # ``--backend gloo`` may only describe the planned job, so it does not request ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not had_ranks(recording.collected()) else ()),
         *_collectives(recording),
         *(_check(f"--mesh {mesh_typed(options.mesh)}", MESH, by_id, whole=True) if options.mesh else ()),
@@ -102,7 +102,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
 
 
 def had_ranks(readings: Iterable[Reading]) -> bool:
-    """Whether ranks ran, by what was read."""
+    """Return True if the readings show that ranks ran."""
     return any(reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in readings)
 
 
@@ -111,7 +111,7 @@ def _why(result: CheckResult | None) -> str:
 
 
 def _check(option: str, check: str, by_id: Mapping[str, CheckResult], *, whole: bool) -> Iterator[NotAsAsked]:
-    """Where the check that an option names gave no result, or, if the ``whole`` of it counts, one of a part alone."""
+    """Yield a request if its check has no result, or, with ``whole``, only a partial one."""
     result = by_id.get(check)
     if result is None or result.status not in _RAN or (whole and result.reason):
         yield NotAsAsked(option, check, _why(result))
@@ -217,7 +217,7 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
 
 
 def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    """--isolate, and --repeat and --soak of all ranks."""
+    """Yield the unmet --isolate, and the unmet --repeat or --soak of all ranks."""
     from ddp_doctor.facts.collectives import IsolationFact, RepeatsFact
 
     options = recording.options
@@ -228,7 +228,7 @@ def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
     )
     for is_asked, typed, check, fact in asked:
         why = _why(by_id.get(check)) if fact is None else fact.stopped
-        # That smaller groups pass says nothing of the largest one.
+        # If smaller groups pass, the largest one may still fail.
         largest = max((test.nodes for test in fact.tests), key=len, default=()) if fact is not None else ()
         of_most = [test for test in fact.tests if test.nodes == largest] if fact is not None else []
         if fact is not None and all(test.outcome == "unknown" for test in of_most):
@@ -238,7 +238,7 @@ def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
 
 
 def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    """Unless every rank read some of it. A rank that could not read it has a finding, if others could."""
+    """Yield --data unless every rank read some of it. A rank that could not read it has a finding if others could."""
     if not recording.options.data:
         return
     from ddp_doctor.facts.collectives import StragglersFact
@@ -257,7 +257,7 @@ def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    """Where fewer are counted DD303 says so, unless it was ignored."""
+    """Yield --require-gpus if too few GPUs were counted (DD303 also reports it, unless it is ignored)."""
     required, world = recording.options.require_gpus, recording.world
     if not required:
         return

@@ -1,4 +1,4 @@
-"""What is planned and read on one node, each probe under its own deadline, and the world of its ranks."""
+"""Run the planned probes of one node, each with its own deadline, and choose the world of its ranks."""
 
 import socket
 import threading
@@ -31,7 +31,7 @@ def read_check(check: Check, context: Context) -> Reading:
         except CouldNotLook:
             raise
         except Exception as error:
-            # What the system refuses is no fault of this code: where it stands helps nobody.
+            # An error of the system is not a bug of the check, so a traceback would not help.
             what = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else traceback.format_exc(limit=-3)
             raise Failed(f"the check failed with {what}") from error
 
@@ -44,13 +44,13 @@ def collect(
     progress: Callable[[str], None],
     kept: list[Reading] | None = None,
 ) -> list[Reading]:
-    """One reading per check, in order; a probe past its deadline is ``timed_out`` and abandoned.
+    """Return one reading per check, in order. A probe that misses its deadline is abandoned as ``timed_out``.
 
-    An interruption leaves what was read until then in ``kept``.
+    An interruption adds the readings so far to ``kept``.
     """
     started = time.monotonic()
     probes = [(check, make_context(started + check.deadline_s)) for check in checks]
-    read: dict[str, Reading] = {}  # by threads of which one that does not come back is abandoned
+    read: dict[str, Reading] = {}  # filled by threads; a hanging thread is abandoned
 
     def look(check: Check, context: Context) -> None:
         read[check.id] = read_check(check, context)
@@ -78,15 +78,15 @@ def collect(
     return readings
 
 
-#: Ranks where there is no GPU: two are a world, and each more costs a core.
+#: Ranks without GPUs: two make a world, and each additional rank uses a core.
 CPU_RANKS = 2
 
 
 def choose_world(recording: Recording, request: RunRequest, addresses: dict[str, tuple[str, ...]]) -> World:
-    """One node's world, by what was read of it.
+    """Return the world of one node, computed from its facts.
 
-    The number of ranks is the one asked for, else the outer launcher's, else one per GPU. Without GPUs one rank of each
-    of several nodes is a world.
+    The number of ranks is the requested one, the outer launcher's, or one per GPU, in this order. Without GPUs, each of
+    several nodes has one rank.
     """
     fact, software, outer = recording.first(GpusFact), recording.first(Software), request.outer
     gpus = len(visible_gpus(fact, request.env)) if fact else 0
@@ -110,9 +110,9 @@ def choose_world(recording: Recording, request: RunRequest, addresses: dict[str,
 def with_node_facts(
     recording: Recording, plan: Plan, request: RunRequest, kept: list[Reading] | None = None
 ) -> Recording:
-    """Add the facts of this node to the recording, and the world of ranks that follows from them.
+    """Add the facts of this node to the recording, and the world of ranks computed from them.
 
-    An interruption leaves what was read until then in ``kept``.
+    An interruption adds the readings so far to ``kept``.
     """
     readings = read_node(plan.at(Where.NODE), World(), request, kept)
     recording = recording.model_copy(update={"readings": tuple(readings)})
@@ -131,7 +131,7 @@ def with_node_facts(
 def read_node(
     checks: Sequence[Check], world: World, request: RunRequest, kept: list[Reading] | None = None
 ) -> list[Reading]:
-    """Run probes that need no other node, all at once. An interruption leaves what was read in ``kept``."""
+    """Run the probes that need no other node, in parallel. An interruption adds the readings so far to ``kept``."""
     from ddp_doctor.sources.machine import LiveContext
 
     def context(deadline: float) -> LiveContext:

@@ -1,4 +1,4 @@
-"""From a recording to findings: every rule, pure, both live and on replay."""
+"""Apply the rules to a recording, live or on replay, without side effects."""
 
 import traceback
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,9 @@ from ddp_doctor.remedies.kinds import completed
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings, worst first, and the rules that failed themselves (code and traceback).
+    """The findings, worst first, and the rules that crashed (code and traceback).
 
-    ``ignored`` are the codes of rules that the user left out and that would have found something.
+    ``ignored`` lists the codes of rules that the user ignored and that would have reported something.
     """
 
     findings: tuple[Finding, ...]
@@ -32,7 +32,7 @@ class Diagnosis:
 
 
 def all_rules() -> list[Described]:
-    """Every rule of the doctor, by code."""
+    """Return all rules, sorted by code."""
     of_checks = {rule for check in every_check() for rule in check.rules}
     of_features = (rule for feature in features_in(None) for rule in feature.rules())
     return sorted([*of_checks.union(_rules_for(Command.RUN)), *of_features], key=lambda rule: rule.code)
@@ -40,7 +40,7 @@ def all_rules() -> list[Described]:
 
 @cache
 def _rules_for(command: Command) -> list[Rule]:
-    """The rules of machines, in an order in which each comes after those that explain its findings."""
+    """Return the rules of a command's checks and trials, each after the rules that explain its findings."""
     rules = [rule for check in checks_of(command) if is_judged(command, check.id) for rule in check.rules]
     if any(check.where.needs_ranks for check in checks_of(command)):
         from ddp_doctor.engine.hang.rules import TRIAL_RULES  # only commands with ranks have trials
@@ -56,9 +56,9 @@ def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
 
 
 def is_judged(command: Command, check_id: str) -> bool:
-    """Whether a command judges this check.
+    """Return True if a command applies the rules of this check.
 
-    ``env`` looks at more, to know which names and versions are here, ``fit`` to know the GPUs and their memory.
+    ``env`` also runs checks only to learn names and versions, and ``fit`` to learn the GPUs and their memory.
     """
     if command is Command.FIT:
         return check_id not in (GPUS, SOFTWARE)
@@ -66,7 +66,7 @@ def is_judged(command: Command, check_id: str) -> bool:
 
 
 def checks_for(recording: Recording) -> tuple[Check, ...]:
-    """The checks that may have something to judge or to measure in it."""
+    """Return the checks that may have something to evaluate or measure in the recording."""
     feature = recorded_by(recording.command)
     if feature is not None and feature.has_all_reduces and not recording.of_kind(AllReduceFact.KIND):
         return feature.checks
@@ -74,7 +74,7 @@ def checks_for(recording: Recording) -> tuple[Check, ...]:
 
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
-    """Apply all rules that the recording's command calls for (or those given), causes before what they explain."""
+    """Apply the rules of the recording's command, or the given ones; causes come before the findings they explain."""
     feature = recorded_by(recording.command) if rules is None else None
     if feature is not None and feature.diagnose is not None:
         diagnosis: Diagnosis = feature.diagnose(recording)
@@ -100,12 +100,12 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
 
 
 def is_of_cause(code: str) -> bool:
-    """Whether a rule's code is that of a cause of failed jobs; what NCCL fell back to has codes with a 2."""
+    """Return True if the rule finds causes of failed jobs. Codes of NCCL fallbacks have a 2 instead."""
     return code.startswith(("DDJ1", "DDJ3"))
 
 
 def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
-    """The rules that judge nothing: of checks that nobody selected, and that looked because they decide the world."""
+    """Return the codes of rules to skip: their checks were not selected and ran only because they decide the world."""
     unselected = {each.check for each in recording.not_run if each.reason in (NOT_SELECTED, SKIPPED_BY_NAME)}
     deciding = [check for check in checks_for(recording) if check.id in unselected and check.decides_world]
     return frozenset(rule.code for check in deciding for rule in check.rules if rule not in check.decides_world)

@@ -1,4 +1,4 @@
-"""The report on memory: what each strategy needs of it, what fits, and which one to take."""
+"""The memory report: what each strategy needs, which strategies fit, and which one to use."""
 
 from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.model.recording import Recording
@@ -7,7 +7,7 @@ from ddp_doctor.views.fit import advice, estimates, memory
 
 
 def with_estimates(report: Report, recording: Recording) -> FitReport:
-    """The report with the table of strategies."""
+    """Return the report with the table of strategies."""
     room, fact = memory(recording), recording.first(FitFact)
     return FitReport(
         **dict(report),

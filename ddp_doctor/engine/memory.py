@@ -1,4 +1,4 @@
-"""Judging without Python's garbage collector: what rules and reports make stays, and has no cycles."""
+"""Run rules and reports without Python's garbage collector: their objects stay in use and have no cycles."""
 
 import gc
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from functools import cache
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Do not search for cycles meanwhile, and later leave out the objects that exist by then.
+    """Disable searches for cycles inside the block; later searches skip the objects that exist at its end.
 
-    With 32,768 ranks the search took 5 of 7 s of the rules, 3 of 4 s of the report, 3 s of the terminal.
-    Objects without references are freed all the same.
+    With 32,768 ranks the search took 5 of 7 s of the rules, 3 of 4 s of the report, 3 s of the terminal. Objects
+    without references are freed in any case.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -26,8 +26,8 @@ def no_garbage_collection() -> Iterator[None]:
 
 @cache
 def _keep_what_is_freed() -> None:
-    """Let glibc keep what this process frees, for what it needs next: lint takes a twentieth less.
+    """Let glibc keep the memory that this process frees for its next allocations: lint takes a twentieth less.
 
-    It raises the size from which on memory goes back to the kernel when one block of more than that is freed.
+    glibc raises the size at which memory goes back to the kernel when a block of more than that size is freed.
     """
     bytes(16 << 20)

@@ -1,4 +1,4 @@
-"""What runs, and why the rest does not."""
+"""Select the checks to run, with the reasons against the other checks."""
 
 import math
 import re
@@ -11,26 +11,26 @@ from ddp_doctor.model.choices import Backend, Level, UsageError, Where
 from ddp_doctor.model.error_text import did_you_mean, quoted
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
-#: How the reason begins of what a budget left out.
+#: The prefix of the reason for checks that the budget excludes.
 TOO_DEAR = "does not fit the budget"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The selected checks in order, and what was left out with the reason."""
+    """The selected checks in order, and the skipped checks with their reasons."""
 
     checks: tuple[Check, ...]
     not_run: tuple[NotRun, ...] = ()
 
     def at(self, *where: Where) -> tuple[Check, ...]:
-        """The selected checks that run there."""
+        """Return the selected checks that run in these places."""
         return tuple(check for check in self.checks if check.where in where)
 
 
 def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
-    """Select by name, level, number of nodes, the user's model and time. Raises UsageError.
+    """Select checks by name, level, number of nodes, the user's model and time. Raises UsageError.
 
-    What decides whether ranks use GPUs is looked at wherever ranks start, and where an option asks for GPUs.
+    The checks that decide whether ranks use GPUs always run if ranks start or an option requires GPUs.
     """
     _require_known(options, checks)
     if options.isolate and nnodes == 1:
@@ -48,7 +48,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
         chosen = [check for check in chosen if check not in idle]
-    kept = list[Check]()  # first those that a verdict rests on, the cheapest of them and of the rest first
+    kept = list[Check]()  # essential checks first, and the cheaper ones first within both groups
     for check in sorted(chosen, key=lambda check: (not check.is_essential, check.cost_s)):
         if _needs_s([*kept, check]) <= options.budget_s:
             kept.append(check)
@@ -74,7 +74,7 @@ def _require_known(options: Options, checks: Sequence[Check]) -> None:
 
 
 def no_such_check(name: str, checks: Sequence[Check]) -> str:
-    """A sentence with the checks that may be meant: they begin so, are spelled alike, or have it in the title."""
+    """Return a message with similar checks: by prefix, spelling or a word of the title."""
     wanted = re.sub(r"[\W_]+", "_", name.lower()).strip("_")
     ids = [check.id for check in checks]
     titled = [
@@ -87,11 +87,11 @@ def no_such_check(name: str, checks: Sequence[Check]) -> str:
 
 
 def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Check]) -> None:
-    """Raises UsageError where --model names a model, and --only or --skip leaves out all that would run it."""
+    """Raise UsageError if --model is given, and --only or --skip excludes all checks that would run it."""
     own, model = next((check.id for check in checks if check.needs_model), None), options.model
     runs = [check.id for check in chosen if check.runs_model(model)]
     if not (options.compile or COMPILE in options.only):
-        runs = [check for check in runs if check != COMPILE]  # which runs it only if it is compiled
+        runs = [check for check in runs if check != COMPILE]  # compile runs the model only if it is compiled
     if own is None or not model or runs:
         return
     if own in options.skip or (options.only and own not in options.only):
@@ -100,8 +100,7 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
 
 
 def _require_named(options: Options) -> None:
-    """Raises UsageError where --only or --skip leaves out the check of what another option asks for, or --only names
-    one of those without what it needs."""
+    """Raise UsageError if an option has no effect without its check, or a selected check lacks its option."""
     for given, option, check in (
         (options.collectives, "--collective", COLLECTIVES),
         (options.min_busbw, "--min-busbw", COLLECTIVES),
@@ -149,7 +148,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
 
 
 def _needs_s(checks: Sequence[Check]) -> float:
-    """How long they take: those of a node run all at once, and repeats have a time of their own."""
+    """Return the duration of checks: checks of a node run in parallel, and repeats have a separate time."""
     at_once = [check.cost_s for check in checks if check.where is Where.NODE]
     one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE and check.id != REPEATS]
     return max(at_once, default=0.0) + sum(one_by_one)

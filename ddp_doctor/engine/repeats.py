@@ -1,7 +1,7 @@
-"""The test of all ranks again and again, as --repeat and --soak ask for it: how often does it fail, and since when?
+"""Repeat the test of all ranks for --repeat and --soak, to find how often it fails and when it began to fail.
 
-Each repeat is a trial of fresh processes by which no rank is judged: they meet, reduce numbers whose sum is known, and
-are timed. Of a run over several nodes the head orders it.
+Each repeat is an unjudged trial of fresh processes: they meet, reduce numbers with a known sum, and are timed. With
+several nodes, the head orders it.
 """
 
 import time
@@ -20,14 +20,14 @@ from ddp_doctor.settings.trials import GROUP_BYTES, HUNG_RATIO, NCCL_TRIAL_S
 from ddp_doctor.views.rates import FAILED, telling
 from ddp_doctor.wording.repeats import clock, failures
 
-#: Where the first so many all fail, or the last so many tell nothing, more of them add nothing.
+#: If the first this many repeats all fail, or the last this many are inconclusive, the test stops.
 _ENOUGH = 5
 
 
 def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, partial: PartialRecording) -> float:
-    """Test all ranks as often, or for as long, as was asked for; the seconds that took.
+    """Test all ranks the requested number of times or duration; return the seconds that it took.
 
-    Whatever ends it, ``partial`` has what was seen until then. Raises what ends the run.
+    However it ends, ``partial`` has the tests so far. Errors that end the run are raised.
     """
     settled = {reading.check for reading in recording.readings} | {each.check for each in recording.not_run}
     check = next((check for check in checks if check.id == REPEATS and check.id not in settled), None)
@@ -43,7 +43,7 @@ def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, p
         stopped = _repeat(agent, tests, began)
     except BaseException as error:
         ran = f"{failures(tests)} in {len(tests)} repeats" if tests else "no repeat had ended"
-        is_over = isinstance(error, RunIsOver) and str(error) != "interrupted"  # by whichever node's user
+        is_over = isinstance(error, RunIsOver) and str(error) != "interrupted"  # on any node
         stopped = f"{error}; {ran}" if is_over else interrupted_after(time.monotonic() - began, ran)
         raise
     finally:
@@ -54,7 +54,7 @@ def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, p
 
 
 def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
-    """Fill ``tests``; why it ended before as many ran as were asked for, empty where it did not."""
+    """Fill ``tests``; return why it ended before all requested repeats ran, or an empty string."""
     options, world = agent.node_ranks.run.options, agent.world
     until = began + (options.soak_s or float("inf"))
     most = options.repeat if options.repeat > 1 and not options.isolate else MOST_REPEATS
@@ -64,7 +64,7 @@ def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
         left_s = min(until - at, (at - began) / told * (most - told) if told else float("inf"))
         left = f", {clock(left_s)} left" if left_s < float("inf") else ""
         agent.node_ranks.run.progress(f"repeat {len(tests) + 1}, {failures(tests)}{left}")
-        result = agent.attempt(everybody, (), NCCL_TRIAL_S)  # of all backends: a busy machine is slow
+        result = agent.attempt(everybody, (), NCCL_TRIAL_S)  # for all backends, because a busy machine is slow
         test = group_test(len(tests), range(world.nnodes), result, at - began)
         longest_s = max((each.duration_s for each in tests if each.outcome == "passed"), default=0.0)
         if test.outcome == "hung" and test.duration_s < HUNG_RATIO * longest_s:

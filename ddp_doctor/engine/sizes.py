@@ -1,4 +1,4 @@
-"""Whether sizes of messages and the mesh that the user names can be had, before ranks start."""
+"""Check before ranks start that the requested message sizes and mesh are possible."""
 
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.collectives import TABLE, measured_sizes
@@ -10,9 +10,9 @@ from ddp_doctor.probing.mesh import misfit
 
 
 def require_possible(recording: Recording, nnodes: int) -> None:
-    """Refuse sizes of --sizes and --min-busbw that fit no memory, or leave a rank no share, and a mesh of other ranks.
+    """Refuse --sizes and --min-busbw that exceed memory or leave ranks without data, and a mesh of other ranks.
 
-    Of several nodes only all together know how many ranks there are. Raises UsageError.
+    With several nodes, the number of ranks is known only after all have checked in. Raises UsageError.
     """
     options, world = recording.options, recording.world
     if world is None:
@@ -41,13 +41,13 @@ def require_possible(recording: Recording, nnodes: int) -> None:
 
 
 def short(size: int) -> str:
-    """Bytes as they are typed: 1G, 512K, 8."""
+    """Return bytes as users type them: 1G, 512K, 8."""
     power = max(power for power in range(5) if size % (1 << 10 * power) == 0)
     return f"{size >> 10 * power}{' KMGT'[power].strip()}"
 
 
 def _memory(recording: Recording) -> tuple[int, str]:
-    """Bytes that may be taken, and where."""
+    """Return the bytes that may be used, and where."""
     gpus = recording.first(GpusFact)
     if not recording.on_nccl or gpus is None:
         import psutil

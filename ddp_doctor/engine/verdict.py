@@ -27,15 +27,15 @@ from ddp_doctor.wording.nodes import first_names, hosts, name_list
 from ddp_doctor.wording.ranks import capital, ranks_at
 from ddp_doctor.wording.repeats import none_failed
 
-#: Checks that the verdict's line names.
+#: Maximum number of checks listed in the verdict line.
 _NAMED = 16
-#: Characters of a reason in it.
+#: Maximum length of a reason in the verdict line.
 _REASON = 200
 
 
 @no_garbage_collection()
 def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
-    """The whole report of one recording."""
+    """Return the complete report of a recording."""
     results = check_results(recording, diagnosis.findings, checks)
     unmet = not_run(recording, results)
     results = [_in_part(result, unmet) for result in results]
@@ -61,7 +61,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
 
 
 def _world(recording: Recording) -> World | None:
-    """The world, with what the ranks recorded of its backend; a command that starts no ranks has none."""
+    """Return the world with the backend that the ranks recorded; it has no ranks if the command does not start any."""
     if recording.world is None:
         return None
     if not recording.command.has_ranks:
@@ -70,7 +70,7 @@ def _world(recording: Recording) -> World | None:
 
 
 def _in_part(result: CheckResult, unmet: Sequence[NotAsAsked]) -> CheckResult:
-    """A check of which only a part of what was asked for ran is no passed one."""
+    """Return the result as skipped if it passed but only a part of the request ran."""
     whys = [each.why for each in unmet if each.check == result.id]
     if not whys or result.status is not CheckStatus.PASSED or result.reason:
         return result
@@ -80,7 +80,7 @@ def _in_part(result: CheckResult, unmet: Sequence[NotAsAsked]) -> CheckResult:
 def _verdict(
     recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult], unmet: Sequence[NotAsAsked]
 ) -> Verdict:
-    """Unhealthy with an error; unsure if an error is only possible, or too little was evaluated; else by warnings."""
+    """Return unhealthy for an error; unsure for a possible error or too few results; otherwise by the warnings."""
     if any(finding.is_certain_error for finding in diagnosis.findings):
         return Verdict.UNHEALTHY
     severities = {finding.severity for finding in diagnosis.findings}
@@ -89,9 +89,9 @@ def _verdict(
     if Severity.ERROR in severities or not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is Severity.WARNING for finding in diagnosis.findings):
-        return Verdict.UNSURE  # a job may stand still
+        return Verdict.UNSURE  # a job may hang
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
-        return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
+        return Verdict.UNSURE  # lesser findings do not make up for missing results
     return Verdict.DEGRADED if Severity.WARNING in severities else Verdict.HEALTHY
 
 
@@ -100,11 +100,10 @@ def _any_ran(results: Sequence[CheckResult]) -> bool:
 
 
 def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: Verdict) -> tuple[NodeVerdict, ...]:
-    """One for each node that is known by name or number; ``verdict`` is that of the run.
+    """Return the verdict of each node with a known name or number; ``verdict`` is the run's.
 
-    Unhealthy is a node that an error names, or one of its ranks, GPUs or links. Unsure is one that may be to blame,
-    or of which too little was seen. Degraded is one that a warning names. The run's own verdict is that of its only
-    node.
+    Unhealthy: an error names the node, or one of its ranks, GPUs or links. Unsure: the node may be the cause, or too
+    little of it was seen. Degraded: a warning names it. The only node of a run gets the run's verdict.
     """
     world = recording.world
     if world is None:
@@ -140,7 +139,7 @@ def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: V
             return verdict
         if rank in blamed:
             return Verdict.UNHEALTHY
-        unsure = verdict is Verdict.UNSURE and not stuck  # of the run as a whole
+        unsure = verdict is Verdict.UNSURE and not stuck  # the run is unsure
         if unsure or anybody or rank in suspected or rank in stuck or rank not in seen:
             return Verdict.UNSURE
         return Verdict.DEGRADED if rank in warned else Verdict.HEALTHY
@@ -160,7 +159,7 @@ def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: V
 
 
 def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set[int]:
-    """One node; two for a pair of nodes; none for a setting or file of the whole job."""
+    """Return one node, two for a pair of nodes, or none for a setting or file of the job."""
     nodes: set[int] = set()
     ends = ((culprit.node_rank, culprit.node, culprit.rank), (None, culprit.peer_node, culprit.peer_rank))
     for node_rank, host, rank in ends:
@@ -174,7 +173,7 @@ def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set
 
 
 def _unknown_fit(recording: Recording) -> str:
-    """Why ``fit`` cannot say whether anything fits, where it has estimates; empty for all other commands."""
+    """Return why ``fit`` has estimates but cannot decide whether anything fits; empty for other commands."""
     if recording.command is not Command.FIT:
         return ""
     from ddp_doctor.views.fit import unknown
@@ -188,7 +187,7 @@ def _unclear(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequence[
 
 
 def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
-    """Why what was asked for cannot be used, where nothing else kept a check from being evaluated."""
+    """Return why a request is unusable, if that is the only reason for missing results."""
     if refused := nccl_without_gpu(recording):
         return refused
     bad = [reading for reading in recording.readings if reading.status in _BAD]
@@ -200,7 +199,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
 
 
 def check_results(recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]) -> list[CheckResult]:
-    """One result per check in order; checks this doctor does not know come last, by their readings."""
+    """Return one result per check in order; unknown checks come last, by their readings."""
     reasons = {left_out.check: left_out.reason for left_out in recording.not_run}
     known = {check.id: check for check in checks}
     titles = {check.id: check.title for check in checks}
@@ -226,24 +225,24 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
 def _status(
     recording: Recording, readings: Sequence[Reading], left_out: str | None, found: bool
 ) -> tuple[CheckStatus, str | None]:
-    """The worst reading decides: one rank that timed out is not made good by its peers."""
+    """Return the status by the worst reading: a rank that timed out counts even if its peers passed."""
     by_status = grouped((reading.status, reading) for reading in readings)
     finished = {reading.part for reading in by_status.get(Status.COLLECTED, ()) if reading.check == FIT_MEASURED}
     for bad, becomes in _BAD.items():
-        if bad in by_status and not finished:  # a strategy that was measured is an answer without the others
+        if bad in by_status and not finished:  # a measured strategy is an answer without the others
             return becomes, _reason(recording, by_status[bad], readings)
-    if left_out in (NOT_SELECTED, SKIPPED_BY_NAME):  # it looked only for what decides the world
+    if left_out in (NOT_SELECTED, SKIPPED_BY_NAME):  # it ran only to decide the world
         return CheckStatus.FOUND if found else CheckStatus.SKIPPED, None if found else left_out
     idle = [reading for status in _IDLE for reading in by_status.get(status, ())]
     skipped = by_status.get(Status.SKIPPED, ())
     cut_short = [reading for reading in skipped if (reading.reason or "").startswith(INTERRUPTED_AFTER)]
-    if cut_short:  # what other ranks have read of it is no result
+    if cut_short:  # other ranks' readings of it are not a result
         return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
         why = _reason(recording, idle, readings) if idle and recording.nnodes > 1 else left_out
         parts = {reading.part: f"{reading.part}: {reading.reason}" for reading in idle if reading.part}
         return CheckStatus.FOUND if found else CheckStatus.PASSED, "; ".join(parts.values()) or why
-    missing = found and not skipped  # something that should be there
+    missing = found and not skipped  # something that the node should have
     why = _reason(recording, idle, readings) if idle and not missing else left_out
     return (CheckStatus.FOUND, None) if missing else (CheckStatus.SKIPPED, why)
 
@@ -253,13 +252,13 @@ _IDLE = (Status.ABSENT, Status.SKIPPED)
 
 
 def _reason(recording: Recording, some: Sequence[Reading], of: Sequence[Reading]) -> str | None:
-    """Why, as the first of them says, and where, if that is not everywhere."""
+    """Return the reason of the first of these readings, and where it applies if that is not everywhere."""
     where = _where(recording, some) if len(some) < len(of) else ""
     return f"on {where}: {some[0].reason}" if where else some[0].reason
 
 
 def _where(recording: Recording, readings: Sequence[Reading]) -> str:
-    """The nodes or ranks of readings, where there are several nodes to tell apart."""
+    """Return the nodes or ranks of readings; empty on a single node."""
     if recording.nnodes == 1:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
@@ -268,7 +267,7 @@ def _where(recording: Recording, readings: Sequence[Reading]) -> str:
 
 
 def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurement]:
-    """The numbers of every check that measured something."""
+    """Return the numbers of every check that measured something."""
     measuring = (check.measurements for check in checks if check.measurements is not None)
     return [measurement for measured in measuring for measurement in measured(recording)]
 
@@ -334,7 +333,7 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
         kinds = [(severities.count(kind), kind.value) for kind in (Severity.ERROR, Severity.WARNING)]
         return f"Found {name_list([counted(number, word) for number, word in kinds if number])}: "
     if diagnosis.findings[0].severity is Severity.ERROR and recording.command is Command.FIT:
-        return ""  # the title says that it does not fit
+        return ""  # the title already reports it
     if (feature := feature_of(recording.command)) is not None and feature.label:
         return f"{feature.label}: "
     return "Degraded: " if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy: "
@@ -366,7 +365,7 @@ def _why_unsure(
     if measured and diagnosis.failures:
         return f"rule {diagnosis.failures[0][0]} of ddp-doctor failed."
     names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)
-    if measured and out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
+    if measured and out_of_files(recording):  # a prolog has other limits than the job: not a fault
         return f"{names} gave no result: ddp-doctor reached its limit of open files (ulimit -n)."
     what = f"{names} gave no result" if measured else "nothing could be measured"
     if _has_parts(recording, stuck):
@@ -379,14 +378,14 @@ def _why_unsure(
 
 
 def _stuck_where(recording: Recording, check_id: str) -> str:
-    """``gpus on node2``, or the check alone where it could be evaluated nowhere."""
+    """Return ``gpus on node2``, or only the check if it could not be evaluated anywhere."""
     readings, stuck = recording.of_check(check_id), _bad_readings(recording, check_id)
     where = _where(recording, stuck) if len(stuck) < len(readings) else ""
     return f"{check_id} on {where}" if where else check_id
 
 
 def _has_parts(recording: Recording, stuck: Sequence[CheckResult]) -> bool:
-    """Whether of each of these checks something could be read, such as the whole rows of a matrix."""
+    """Return True if each of these checks has a partial result, such as some rows of a matrix."""
     bad = [reading for result in stuck for reading in _bad_readings(recording, result.id)]
     return bool(bad) and all(reading.fact is not None for reading in bad)
 
@@ -412,7 +411,7 @@ def _scope(recording: Recording) -> tuple[str, str]:
 
 def _model(recording: Recording) -> str:
     """Return `` with train.models:make (124M parameters)``; nothing if no model was trained."""
-    from ddp_doctor.facts.ddp.gradients import GradientSync  # a prolog has neither
+    from ddp_doctor.facts.ddp.gradients import GradientSync  # not needed by a prolog
     from ddp_doctor.facts.ddp.user_model import UserModel
 
     if not recording.options.model:
@@ -443,7 +442,7 @@ def _untested(recording: Recording) -> Iterator[str]:
 
 
 def _left_out(recording: Recording) -> Iterator[str]:
-    """Yield what there was no time for."""
+    """Yield the checks that did not fit the budget."""
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
     if names:
         budget = recording.options.budget_s

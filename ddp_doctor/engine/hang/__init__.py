@@ -1,1 +1,1 @@
-"""Who is to blame for a trial that got stuck or broke: the judge of the evidence, and the rules on top of it."""
+"""Find the cause of a trial that hung or failed: the judge of the evidence, and the rules on top of it."""

@@ -1,12 +1,11 @@
-"""Who is to blame when a trial got stuck or broke: a pure function of the ranks' evidence.
+"""Find the rank or link that caused a trial to hang or fail: a pure function of the ranks' evidence.
 
-The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its own
-explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all alive and
-waiting. A rank is named only on evidence that points at it; where the evidence points at a link, the pair is named,
-and where it points nowhere, nobody is.
+Causes are tried in the order of certainty. A process that exited, was stopped or raised its own exception
+explains what its peers report. Steps and torch's flight recorder decide only if all ranks are alive and waiting. A rank
+is named only on evidence against it. Evidence against a link names its pair of ranks, and other evidence names no rank.
 
-Ranks are compared by their place; only deaths by time, and those on several nodes only as far as their clocks can be
-aligned (judgment.py).
+Ranks are compared by their place. Only deaths are compared by time, across nodes only if their clocks can be aligned
+(judgment.py).
 """
 
 import re
@@ -41,17 +40,17 @@ from ddp_doctor.views.failed_trials import words_of
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
 _SIGABRT = -6
-#: Signals for what the process itself did: no death of a peer sends them.
+#: Signals caused by the process itself: the death of a peer does not send them.
 _OWN_FAULTS = (-4, -5, -7, -8, -11, -31)  # SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS
-#: How a rank ends because another rank died: gloo and NCCL's watchdog abort a rank whose peer vanished,
-#: torchrun sends SIGTERM.
+#: How a rank ends because another rank died: gloo and NCCL's watchdog abort a rank whose peer vanished, torchrun sends
+#: SIGTERM.
 _ANSWERS = (_SIGABRT, -15)
-#: The one complaint of gloo that tells of a wrong size (gloo transport/tcp/pair.cc).
+#: The only gloo error that reports a wrong size (gloo transport/tcp/pair.cc).
 _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
 _OF_A_LIBRARY = re.compile(r"\bNCCL error\b|\bNCCL \w+ failed\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
-#: nccl2's log, where the rank's own GPU is what failed (WorkNCCL.cpp, checkStatus).
+#: A line of nccl2's log that reports a failure of the rank's own GPU (WorkNCCL.cpp, checkStatus).
 _OWN_GPU = re.compile(r"CUDA error during (?:start|end) event query: ")
-#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
+#: gloo aborts a rank in its own transport, whatever its peer did (gloo/common/logging.h).
 _GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
 #: How NCCL's watchdogs announce that they end the rank, and why: nccl2's abortProcess, and the older one's
 #: terminate handler and heartbeat monitor (torch 2.15 c10d/nccl2/ProcessGroupNCCL.cpp, ProcessGroupNCCL.cpp).
@@ -60,14 +59,14 @@ _WATCHDOG_ENDS = re.compile(
     r"|Terminating the process after attempting to dump debug info, due to) (?P<reason>[^\n]*)"
 )
 _TIME_OUT = re.compile(r"operation timed out|operation timeout|collective timeout")
-#: The older watchdog's exception has NCCL's own last error in the lines below.
+#: The older watchdog's exception has NCCL's own last error in the following characters.
 _BELOW = 500
 
 
 def judge(trial: TrialRecord) -> Judgment:
-    """Name the cause of a trial that did not finish."""
+    """Return the cause of a trial that did not finish."""
     ranks = [rank for rank in trial.evidence if not rank.done]
-    if trial.outcome == "slow":  # which a rank that is stopped is not, however busy the others are
+    if trial.outcome == "slow":  # a stopped rank is not slow, even if the others are busy
         return _stopped(ranks, trial) or Judgment("slow", waiting=tuple(rank.rank for rank in ranks))
     causes = (
         _mismatch,
@@ -89,7 +88,7 @@ def judge(trial: TrialRecord) -> Judgment:
 
 
 def tells_of_a_peer(rank: RankEvidence) -> bool:
-    """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
+    """Return True if a rank's exception is about a peer. The rank's log may have the cause that the exception omits."""
     return blames_peer(words_of(rank)) and not _OWN_GPU.search(rank.output_tail)
 
 
@@ -102,8 +101,8 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
     if not own:
         if not any(_GLOO_SIZE.search(rank.output_tail) for rank in dead):
             return None
-        # gloo aborts the rank that *receives* a message of the wrong size: it is the victim, and its recorder is lost.
-        # A survivor whose real call is not its announced one did it.
+        # gloo aborts the rank that *receives* a message of the wrong size, and the recorder of that rank is lost. The
+        # cause is a surviving rank whose real call differs from its announced one.
         calls = {rank.rank: call_of(rank.flight[-1], Group(rank.flight[-1].group)) for rank in ranks if rank.flight}
         return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
     causes = _first_to_go(own, trial)
@@ -116,7 +115,7 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
 
 
 def _aborted_over_a_peer(output: str) -> bool:
-    """Whether what a rank printed before it aborted says that it did so because a peer left or never came."""
+    """Return True if a rank's output shows that it aborted because a peer left or never came."""
     if _GLOO_SPEAKS.search(output):
         return True
     ends = list(_WATCHDOG_ENDS.finditer(output))
@@ -128,19 +127,19 @@ def _aborted_over_a_peer(output: str) -> bool:
 
 
 def _named(kind: Kind, guilty: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgment:
-    """These are to blame; of the others it is said in which step they are."""
+    """Return a judgment that names these ranks as the cause, with the step the other ranks are in."""
     innocent = [rank for rank in ranks if rank not in guilty]
     return Judgment(kind, numbers(guilty), numbers(innocent), shared_step(innocent))
 
 
 def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
-    """The ranks that did not die because of another death, as far as the moments can be compared."""
+    """Return the ranks that did not die because of another death, if the times are comparable."""
     nodes = {rank.node for rank in dead}
     known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
-    # A peer's death may have ended the others. Of torchrun's, 0 is a code that it did not tell.
+    # A peer's death may have ended the others. torchrun reports 0 for exit codes it does not know.
     answers = (*_ANSWERS, 0) if trial.launcher == "torchrun" else _ANSWERS
     first = [rank for rank in dead if rank.exit_code not in answers]
-    if not known:  # no order between the nodes: a death that may be an answer names nobody
+    if not known:  # the nodes' deaths have no order, so a death that may be a consequence is not a cause
         return first
     gone = {rank.rank: (rank.exited_at or 0.0) - known[rank.node].ahead_s for rank in dead}
     margin = _SAME_MOMENT_S + 2 * max(clock.uncertainty_s for clock in known.values())
@@ -156,9 +155,10 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
 
 
 def _ended_by_itself(rank: RankEvidence, trial: TrialRecord) -> bool:
-    """Whether no death of a peer can have ended it, however much later it ended.
+    """Return True if no death of a peer can have ended the rank, however late it ended.
 
-    The doctor's own ranks get no SIGKILL before they are judged, and one that is in no step waits for nobody.
+    ddp-doctor does not kill its own ranks before they are judged, and a rank outside of all steps does not wait for any
+    peer.
     """
     if rank.exit_code in _OWN_FAULTS:
         return True
@@ -187,7 +187,7 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | Non
     most = max(alike.values(), key=len)
     if len(everyone) == 1 or 2 * len(most) <= len(everyone):
         return _named("raised", own, ranks)
-    for cause in (_stopped, _never_began, _behind):  # a rank that never came may be what most met
+    for cause in (_stopped, _never_began, _behind):  # most exceptions may be about a rank that never came
         found = cause(ranks, trial)
         if found is not None and found.suspects and not {*numbers(most)} & {*found.suspects}:
             return found
@@ -195,9 +195,9 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | Non
 
 
 def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
-    """A rank that says that what a peer sent does not fit: who reads first says so, and either may be wrong.
+    """Return a judgment if a rank reports that a peer's data do not fit. Either of them may be wrong.
 
-    Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
+    Another rank may then fail on the data it read. An exception of a rank's own host or code counts more.
     """
     messages = [words_of(rank) for rank in ranks if rank.raised is not None]
     if not any(map(is_unfit, messages)) or not all(map(_follows_from_odds, messages)):
@@ -207,7 +207,7 @@ def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | N
 
 
 def _follows_from_odds(message: str) -> bool:
-    """Whether NCCL or gloo says it, or a victim: beside ranks that disagree it follows from that."""
+    """Return True if the exception may result from ranks that disagree: it is NCCL's or gloo's, or blames a peer."""
     is_a_librarys = _OF_A_LIBRARY.search(message) is not None and not names_own_host(message)
     return is_a_librarys or blames_peer(message)
 
@@ -217,7 +217,7 @@ def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | N
 
 
 def _uninterruptible(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
-    """State D is seen once and may pass, so it counts only where no rank is missing from a step."""
+    """Return a judgment on ranks in state D, which may pass. So it is tried only if no rank is missing from a step."""
     return _not_running(ranks, "uninterruptible", "D")
 
 
@@ -232,7 +232,7 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment 
     missing = [rank for rank in ranks if not rank.began]
     if not missing or len(missing) == len(trial.evidence):
         return None
-    # A rank that computes (imports torch, on a busy machine) may still come.
+    # A rank that uses the CPU (it imports torch, on a busy machine) may still come.
     missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S and not _starves(rank, ranks)]
     if not missing:
         return Judgment("unsure", waiting=numbers(ranks), step=shared_step(ranks))
@@ -240,7 +240,7 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment 
 
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | None:
-    """Different calls at one place: the flight recorder knows what each rank really enqueued."""
+    """Compare the calls at one place: first the flight recorder's, which are the real ones, then the announced ones."""
     if (ruling := different_calls(recorded(ranks))) is not None:
         calls = ruling.calls
         return _mismatched(ranks, calls, ruling.suspects or _off_the_plan(ranks, calls, len(calls)))
@@ -252,9 +252,9 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgment | 
 
 
 def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], compared: int) -> tuple[int, ...]:
-    """Between two equal halves: the ranks whose real call is not the one they had announced.
+    """Return the ranks whose real call differs from the announced one, to decide between equal halves.
 
-    Empty where that is true of more than half of them: then the announcements are wrong.
+    Empty if they are more than half of the compared ranks: then the announcements are wrong.
     """
     off = []
     for rank in ranks:
@@ -270,11 +270,11 @@ def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], comp
 
 
 def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
-    """Ranks that never entered a step in which others wait for them."""
+    """Return a judgment on ranks that never entered a step although others wait for them in it."""
     waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if not waiting:
         return None
-    # At one place a transfer comes before a collective: the ranks in it have passed nothing.
+    # At one place a transfer comes before a collective: its ranks have not passed anything.
     step = min(waiting.values(), key=lambda open_: (place_of(open_, trial), not open_.peers))
     if step.peers:
         return _absent_peer([rank for rank in ranks if rank.rank in waiting], ranks)
@@ -292,13 +292,13 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | Non
 
 
 def _starves(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> bool:
-    """Return True if it hardly had a processor, on the only node: it may arrive if that is less busy."""
+    """Return True if the rank got hardly any CPU time on the only node: it may arrive if the node is less busy."""
     granted = rank.cpu_granted
     return granted is not None and granted < STARVED_SHARE and rank.state == "R" and len({r.node for r in ranks}) == 1
 
 
 def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgment | None:
-    """All ranks of one group of an axis stand in a step that the other groups left."""
+    """Return a judgment if all ranks of one group of an axis wait in a step that the other groups left."""
     further = any(place_of(step, trial) > here for step in waiting.values())
     there = {rank: step for rank, step in waiting.items() if place_of(step, trial) == here}
     groups = sorted({step.members for step in there.values()})
@@ -308,7 +308,7 @@ def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -
 
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgment | None:
-    """The one rank, or the few, still in a step that all others left, while some wait further on.
+    """Return a judgment on the few ranks still in a step that all others left, while some wait further on.
 
     A rank that only sends leaves a step first.
     """
@@ -325,8 +325,8 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
         return Judgment("unsure", waiting=numbers(last), step=last[0].open_step)
     if "outside" not in doing.values():
-        # Of two ranks in a collective the link is to blame; of more the pairwise check says which link, if it is one.
-        # The control store is asked over another link.
+        # With two ranks in a collective, the link is the cause. With more, the pairwise check finds the link. The
+        # control store uses another link.
         everyone = tuple(sorted(numbers(trial.evidence)))
         pairs = (everyone[:2],) if len(everyone) == 2 and "store" not in doing.values() else ()
         return Judgment("pair" if pairs else "left-behind", (), numbers(last), last[0].open_step, pairs)
@@ -341,7 +341,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
 
 
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
-    """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
+    """Return a judgment if many ranks are in init_process_group; the ranks that left it are not missing."""
     step = last[0].open_step
     makes_the_group = step is not None and step.name == INIT and len(last) < len(trial.evidence)
     if not makes_the_group or any(rank.state == "D" for rank in last):
@@ -350,12 +350,12 @@ def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgment 
 
 
 def _ended(rank: RankEvidence) -> bool:
-    """Whether a rank failed or is gone: then it is judged by its exception, not by its place."""
+    """Return True if a rank failed or exited: its exception is evaluated, not its place."""
     return rank.raised is not None or rank.exited_at is not None
 
 
 def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgment | None:
-    """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
+    """Return a judgment on a rank whose partner waits in a transfer while the rank itself waits for no peer."""
     waits_for = {rank.rank: set(step.peers) for rank in waiting if (step := rank.open_step) is not None}
     idle = {rank.rank for rank in ranks} - waits_for.keys()
     by_rank = {rank.rank: rank for rank in ranks}
@@ -374,12 +374,12 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
 
 
 def _transfers(rank: RankEvidence, peer: int) -> int:
-    """How often a rank entered a transfer with this peer: a peer that did so as often is not missing."""
+    """Count how often a rank entered a transfer with this peer. With equal counts, neither is missing."""
     return sum(peer in step.peers for step in rank.steps)
 
 
 def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
-    """In a step that is the user's code: ranks in no collective, while all others wait in one."""
+    """Return a judgment if ranks are in user code while all others wait in a collective of the same step."""
     step, doing = shared_step(ranks), {rank.rank: where_it_waits(rank) for rank in ranks}
     if step is None or step.name not in STEPS_OF_A_JOB or len(ranks) < len(trial.evidence):
         return None
@@ -391,7 +391,7 @@ def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | No
 
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgment | None:
-    """Everyone entered and nobody left: a link. A point-to-point step says which."""
+    """Return a judgment if all ranks entered and none left: a link hangs. A point-to-point step shows which."""
     steps = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if len(steps) < len(ranks) or not steps or ALONE & {step.name for step in steps.values()}:
         return None

@@ -1,10 +1,10 @@
-"""What the judge of trials returns, and how it compares the places and clocks of ranks.
+"""The result of the judge of trials, and how it compares the places and clocks of ranks.
 
-A *place* is the check, in the trial's order, and the number of the step in it.
+A *place* is the check's index in the trial and the number of the step in the check.
 
-Each agent counts a trial's seconds from the moment when it began it, so equal numbers from two nodes are not the same
+Each agent counts a trial's seconds from its own start of the trial, so equal numbers on two nodes are not the same
 moment. No rank leaves a collective before the last rank has entered it, so all leave it at about the same moment, and
-the nodes' numbers of that moment give their distance. The hosts' clocks are not used.
+the difference of the nodes' numbers is their offset. The hosts' clocks are not used.
 """
 
 import re
@@ -43,38 +43,38 @@ COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
-#: Steps in which each rank keeps its own GPU busy, and of which none says that a rank waits: those of gpu_speed, and
-#: the steps of a large model that ``fit --measure`` makes.
+#: Steps in which each rank keeps only its own GPU busy, so that no rank waits: the steps of gpu_speed, and the steps of
+#: a large model that ``fit --measure`` runs.
 ALONE = frozenset({"matmul", "copy", "host_copy", "measured_step"})
-#: Steps of user_model that are a whole step of the user's job, with collectives of fully_shard's and code of its own.
+#: Steps of user_model that are an entire step of the user's job, with collectives of fully_shard and user code.
 STEPS_OF_A_JOB = frozenset({"sharded_step", "step_alone"})
 #: The place of a rank that torch keeps in a collective; backward calls them from the autograd engine.
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
-#: … or in what no recorder knows: the making of a group, a barrier over the store.
+#: Calls that no flight recorder records: creating a group, a barrier over the store.
 _TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
-#: Where it asks the control store (ranks/store.py; ranks/exchange.py in recordings of earlier releases).
+#: Frames that query the control store (ranks/store.py; ranks/exchange.py in recordings of earlier releases).
 _STORE_WAITS = re.compile(r"/ddp_doctor/ranks/(?:store|exchange)\.py")
 
 
 @dataclass(frozen=True)
 class Judgment:
-    """What happened and who did it. ``step`` is the step that those who wait stand in."""
+    """The kind of failure and the ranks that caused it. ``step`` is the step where the other ranks wait."""
 
     kind: Kind
     suspects: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     step: Step | None = None
     pairs: tuple[tuple[int, int], ...] = ()  # links that a transfer did not get across
-    flights: tuple[tuple[int, Call], ...] = ()  # of a mismatch: what each rank really called
+    flights: tuple[tuple[int, Call], ...] = ()  # only for a mismatch: the real call of each rank
 
 
 def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
-    """The numbers of these ranks."""
+    """Return the numbers of these ranks."""
     return tuple(rank.rank for rank in ranks)
 
 
 def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
-    """What a rank waits for in its step. In a collective, or at the store, it may wait for something that was lost."""
+    """Return what a rank waits for in its step. In a collective or at the store, messages may have been lost."""
     stands_in = rank.stack[-1] if rank.stack else ""
     if _STORE_WAITS.search(stands_in):
         return "store"
@@ -89,7 +89,7 @@ def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outsid
 
 
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
-    """The step in which most of these ranks are."""
+    """Return the step that most of these ranks are in."""
     steps = [step for rank in ranks if (step := rank.open_step) is not None]
     counted = Counter(step.key for step in steps)
     if not counted:
@@ -99,41 +99,41 @@ def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
 
 
 def place_of(step: Step, trial: TrialRecord) -> Place:
-    """The place of a step in the trial; a check that the plan does not know comes last."""
+    """Return the place of a step in the trial; a check that the plan does not list comes last."""
     check, seq = step.key
     return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
 
 
 def reached(rank: RankEvidence, trial: TrialRecord) -> Place:
-    """The furthest step a rank has entered; only the last steps are kept."""
+    """Return the last place that a rank has entered; only the last steps are kept."""
     return max((place_of(step, trial) for step in rank.steps), default=(-1, 0))
 
 
-#: Steps in which every rank waits for every other rank. DDP's construction is not one of them: the rank that
-#: sends its broadcast leaves first.
+#: Steps in which every rank waits for every other rank. DDP's construction is not included: the rank that sends its
+#: broadcast leaves first.
 _LEFT_TOGETHER = frozenset({"init_process_group", "all_reduce", "all_gather", "backward"})
 
-#: Rank, node and step of all that met: equal numbers of one check.
+#: The rank, node and step of all ranks in a step, by check and number of the step.
 Met = Mapping[tuple[str, int], list[tuple[int, int, Step]]]
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a node's count is ahead of the typical node's, in seconds, and how uncertain that is."""
+    """The offset of a node's seconds from the typical node's, and its uncertainty."""
 
     ahead_s: float
     uncertainty_s: float
 
 
 def by_step(trial: TrialRecord) -> Met:
-    """The ranks that took each step."""
+    """Return the ranks that took each step."""
     return grouped(
         ((step.check, step.seq), (rank.rank, rank.node, step)) for rank in trial.evidence for step in rank.steps
     )
 
 
 def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
-    """The clocks of these nodes; empty where no step is known that all of them left together."""
+    """Return the clocks of these nodes; empty if there is no step that all of them left together."""
     ahead: dict[int, list[float]] = {node: [] for node in nodes}
     for entered in met.values():
         together = [(node, step) for _, node, step in entered if step.name in _LEFT_TOGETHER and not step.axis]

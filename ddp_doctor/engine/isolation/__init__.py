@@ -1,1 +1,1 @@
-"""Which nodes to blame: groups of nodes are tested by themselves, ever smaller ones."""
+"""Find bad nodes by testing smaller and smaller groups of nodes."""

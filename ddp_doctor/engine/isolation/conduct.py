@@ -1,6 +1,6 @@
-"""Isolation on the head of a run: which groups are tested next, until it is settled who is to blame, or time is up.
+"""Isolation on the head node of a run: tests groups until the bad nodes are known or time is up.
 
-What to test, and what follows from it, is worked out of the tests alone (search.py, views/isolation.py).
+The next groups and the result are computed only from the tests (search.py, views/isolation.py).
 """
 
 import time
@@ -20,15 +20,15 @@ from ddp_doctor.settings import trials
 from ddp_doctor.views.isolation import settle
 from ddp_doctor.wording.nodes import name_list
 
-#: Before any group has passed: what a trial that passes may take on a machine with ten ranks to a processor.
+#: Expected duration of a trial before any group has passed, on a machine with ten ranks per core.
 _BUSY_S = 3.0
 
 
 def isolate(agent: Agent, leaf_of: Mapping[int, str]) -> None:
-    """Test groups of the agent's nodes, round after round; ``leaf_of`` is by node rank, where it is known.
+    """Test groups of the agent's nodes, round after round; ``leaf_of`` is by node rank, if known.
 
-    The run's readings have what came of it, however it ends. Raises what ends the run; a node that falls silent does
-    not.
+    The result is added to the run's readings, however it ends. Errors that end the run are raised; a lost node does not
+    end it.
     """
     tests, stopped = list[GroupTest](), "it was broken off"
     try:
@@ -39,7 +39,7 @@ def isolate(agent: Agent, leaf_of: Mapping[int, str]) -> None:
 
 
 def _isolate(agent: Agent, leaf_of: Mapping[int, str], tests: list[GroupTest]) -> str:
-    """Fill ``tests``; why it ended before all was settled, empty where it did not."""
+    """Fill ``tests``; return why it ended before all was settled, or an empty string."""
     run, world, group = agent.node_ranks.run, agent.world, agent.group
     assert group is not None
     began = time.monotonic()
@@ -49,7 +49,7 @@ def _isolate(agent: Agent, leaf_of: Mapping[int, str], tests: list[GroupTest]) -
         groups = next_round(tests, heard, leaf_of, run.options.repeat)
         if not groups:
             return ""
-        if tests and time.monotonic() >= run.until:  # whatever came before: one round
+        if tests and time.monotonic() >= run.until:  # one round runs in any case
             return "the time budget was used up"
         if (lost := agent.node_ranks.lost_helper()) is not None:
             return lost
@@ -65,14 +65,14 @@ def _isolate(agent: Agent, leaf_of: Mapping[int, str], tests: list[GroupTest]) -
 
 
 def _in_words(groups: Groups) -> str:
-    """``3 groups of 2 nodes``."""
+    """Return the groups as text, such as ``3 groups of 2 nodes``."""
     sizes = sorted({len(nodes) for nodes in groups})
     of = f"{sizes[0]} to {sizes[-1]} nodes" if len(sizes) > 1 else f"{sizes[0]} node{'s' if sizes[0] > 1 else ''}"
     return f"{len(groups)} group{'s' if len(groups) > 1 else ''} of {of}"
 
 
 def limit_s(tests: Sequence[GroupTest], world: World) -> float:
-    """What a trial may take, and more where those that passed took long: their machine may be busy."""
+    """Return the time limit of a trial; longer if the passing trials took long, because their machine may be busy."""
     passed = [test.duration_s for test in tests if test.outcome == "passed"]
     usual_s = trials.NCCL_TRIAL_S if world.backend == "nccl" else trials.TRIAL_S
     return min(max(usual_s, trials.HUNG_RATIO * max(passed, default=_BUSY_S)), trials.NCCL_TRIAL_S)

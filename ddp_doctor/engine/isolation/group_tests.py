@@ -1,4 +1,4 @@
-"""What the trial of a group of nodes came to."""
+"""The result of the trial of a group of nodes."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from ddp_doctor.ranks.trial import TrialResult
 
 
 def group_test(round_number: int, nodes: Sequence[int], result: TrialResult, at_s: float) -> GroupTest:
-    """The test of ``nodes`` that an unjudged all-reduce of their ranks was; ``at_s`` counts from the first test on."""
+    """Return the group test of an unjudged all-reduce on ``nodes``; ``at_s`` counts from the first test."""
     record = result.record
     test = GroupTest(
         round=round_number,
@@ -25,7 +25,7 @@ def group_test(round_number: int, nodes: Sequence[int], result: TrialResult, at_
     try:
         attempt = attempt_of("control", result)
     except Spoiled as why:
-        # a rank that was killed has failed: whoever did it, a job would have ended, too
+        # a killed rank counts as failed: a job would also have ended
         outcome = "failed" if record.outcome == "broken" else "unknown"
         return test.model_copy(update={"outcome": outcome, "reason": str(why)})
     is_wrong = attempt.outcome == "failed" and record.outcome == "finished"

@@ -1,9 +1,8 @@
-"""The agent that decides: plans one trial after another until all rank checks were run.
+"""The agent that decides: it plans one trial after another until all rank checks were run.
 
-After a trial got stuck, the rest of the plan runs in the next trial: without the rank that is to blame,
-without the pair that did not answer, or, where nobody could be named, without the check.
-Ranks keep their first numbers in all reports. On several nodes it is the head's agent; the others follow its
-orders (follower_agent.py).
+After a trial hung, the rest of the plan runs in the next trial: without the rank at fault, without the pair that did
+not answer, or, if neither is known, without the check. Ranks keep their original numbers in all reports. With several
+nodes it is the head's agent, and the others follow its orders (follower_agent.py).
 """
 
 import time
@@ -28,7 +27,7 @@ from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
 
-if TYPE_CHECKING:  # a run of one node does without
+if TYPE_CHECKING:  # not imported on a single node
     from ddp_doctor.agents.agent_group import AgentGroup
     from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 
@@ -38,24 +37,24 @@ MOST_TRIALS = 8
 
 @dataclass
 class Agent:
-    """Runs the rank checks of a world, of one node or, with a ``group``, of several."""
+    """The agent that runs the rank checks of a world, on one node or, with a ``group``, on several."""
 
     node_ranks: NodeRanks
     partial: PartialRecording  # the session's, filled in place
     group: "AgentGroup | None" = None
-    attempts: int = 0  # trials by which no rank is judged; they are not recorded as trials
+    attempts: int = 0  # unjudged trials, which are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
     _without_parts: tuple[str, ...] = ()
-    _hung_in_a_part: set[int] = field(default_factory=set)  # suspects, each of one part until now
+    _hung_in_a_part: set[int] = field(default_factory=set)  # suspects of one part so far
 
     @property
     def world(self) -> World:
-        """The ranks there are."""
+        """The world of all ranks."""
         return self.node_ranks.run.world
 
     def run_under_torchrun(self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """One trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
+        """Run one trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         remote = self._order_trial("torchrun", record, checks)
         running = self.node_ranks.running_under_torchrun(record, checks, remote)
@@ -68,7 +67,7 @@ class Agent:
                 self._note_unread(result.record, checks, result.record.ranks)
             try:
                 meanwhile()
-            finally:  # what torchrun said may be the cause
+            finally:  # torchrun's output may name the cause
                 record = result.record
                 ends = record.outcome == "finished" or any(rank.exited_at for rank in record.evidence)
                 notes = launch.notes(deadlines.CHECK_S if ends else 0.0)
@@ -78,7 +77,7 @@ class Agent:
                     self.partial.trials[position] = record.model_copy(update=known)
 
     def run_checks(self, checks: Sequence[Check]) -> None:
-        """All rank checks but those with an environment of their own, in as many trials as it takes."""
+        """Run all rank checks, except those with their own environment, in as many trials as needed."""
         self._ranks = tuple(range(self.world.world_size))
         left = [check for check in checks if not check.environment]
         while left:
@@ -98,11 +97,11 @@ class Agent:
             left = self._left_after(result.record, left)
 
     def attempt(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialResult:
-        """One more trial, in fresh processes with these settings, of nothing but what shows a fault."""
+        """Run one trial in fresh processes with these settings that contains only the reproducer of a fault."""
         return self._run_unjudged(self.trying(reproducer, settings, limit_s), ())
 
     def trying(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialRecord:
-        """The plan of such a trial; the limit is for a machine with a core for each few ranks."""
+        """Return the plan of such a trial. The limit assumes a machine with a core for every few ranks."""
         ranks = reproducer.ranks or tuple(range(self.world.world_size))
         return self._record((), ranks, "forkserver").model_copy(
             update={
@@ -114,7 +113,7 @@ class Agent:
         )
 
     def run_alone(self, check: Check) -> TrialResult:
-        """A check with an environment of its own, in one more trial of all ranks."""
+        """Run a check with its own environment in a separate trial of all ranks."""
         record = self._record((check,), tuple(range(self.world.world_size)), "forkserver")
         return self._run_unjudged(record.model_copy(update={"limit_s": check.deadline_s}), (check,))
 
@@ -155,7 +154,7 @@ class Agent:
     # --- one node or many ---------------------------------------------------------------------
 
     def _fail_checks(self, checks: Sequence[Check], why: str) -> None:
-        """The checks without a reading have failed, and the machine is not to blame."""
+        """Mark the checks without a reading as failed; the machine is not the cause."""
         read = {reading.check for reading in self.partial.readings if reading.rank is not None}
         self.partial.readings.extend(
             Reading(check=check.id, status=Status.FAILED, reason=why) for check in checks if check.id not in read
@@ -178,9 +177,9 @@ class Agent:
         return fitting
 
     def _needed(self, check: Check) -> int:
-        """How many ranks a check needs. One rank alone proves nothing about the others.
+        """Return how many ranks a check needs. A single rank proves nothing about the others.
 
-        The user's own code may depend on its rank, which changes in a smaller world: another rank would be blamed.
+        The user's code may depend on its rank, which changes in a smaller world: another rank would be blamed.
         """
         is_of_all = check.needs_mesh or check.needs_job or check.runs_model(self.node_ranks.run.options.model)
         return max(check.min_ranks, self.world.world_size if is_of_all else min(self.world.world_size, 2))
@@ -191,7 +190,7 @@ class Agent:
         if record.lost_nodes:
             assert self.group is not None
             silent = {*self.group.lost, *self.group.silent()}
-            late = [node for node in record.lost_nodes if node not in silent]  # their beats came, and no reading
+            late = [node for node in record.lost_nodes if node not in silent]  # they still sent beats, but no reading
             self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
             names = ", ".join(self.world.hostname(node) for node in record.lost_nodes)
             return self._leave_out(checks, f"no word of {names}")
@@ -219,13 +218,13 @@ class Agent:
         ):
             return self._leave_out(checks, "the process group could not be set up")
         left = self._without_model(judged, checks[position + 1 :])
-        # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
+        # A link is the cause: the pairwise check finds it, so it must run before checks that may hang again.
         return sorted(left, key=lambda check: check.id != P2P)
 
     def _goes_on(self, record: TrialRecord, check: Check, suspects: Sequence[int]) -> bool:
-        """Whether parts of the check are left after the one that hung, and nobody hung in two of them.
+        """Return True if parts are left after the part that hung, and no suspect hung in two parts.
 
-        It is the first part that some rank did not read.
+        The part that hung is the first one that some rank did not read.
         """
         read = Counter(reading.part for reading in self.partial.readings if reading.check == check.id)
         left = parts_of(check, self.node_ranks.run.options, self._without_parts)
@@ -251,7 +250,7 @@ class Agent:
         return []
 
     def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int], part: str = "") -> None:
-        """The check failed or timed out on ranks that take part in no later trial, or do without this part in it."""
+        """Record that the check failed or timed out on ranks that will not run it again, or not this part of it."""
         if record.outcome == "finished":
             return
         read = {(reading.check, reading.rank, reading.part if part else "") for reading in self.partial.readings}
@@ -271,7 +270,7 @@ class Agent:
         )
 
     def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
-        """The plan of a trial: each begins with the process group, which no check can do without."""
+        """Return the plan of a trial. Each begins with the process group, which every check needs."""
         return TrialRecord.model_validate(
             {
                 "trial": f"t{len(self.partial.trials) + self.attempts}",

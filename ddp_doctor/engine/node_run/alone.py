@@ -1,6 +1,6 @@
-"""Checks whose ranks run alone, when all others have ended: NCCL's own diagnostics, which may hang by themselves.
+"""Checks that run in separate trials after all others: NCCL's own diagnostics, which may hang.
 
-Whatever comes of such a trial, the rest of the run stays as it is, and no rank is judged by it.
+The result of such a trial does not affect the rest of the run, and no rank is judged by it.
 """
 
 import time
@@ -23,7 +23,7 @@ from ddp_doctor.ranks.node_ranks import Run
 def run_alone(
     checks: Iterable[Check], recording: Recording, run: Run, agent: Agent | None, partial: PartialRecording
 ) -> None:
-    """Run those of the checks that have an environment of their own, or note why not; fills ``partial``."""
+    """Run the checks that have their own environment, or record why not; fills ``partial``."""
     settled = {reading.check for reading in recording.readings} | {left_out.check for left_out in recording.not_run}
     for check in (check for check in checks if check.environment and check.id not in settled):
         if not recording.on_nccl:
@@ -42,14 +42,14 @@ def run_alone(
 
 
 def _too_old(trials: Iterable[TrialRecord]) -> str:
-    """Why ranks of these trials have no diagnostics, by the release that NCCL logged; empty where none is known."""
+    """Return why ranks have no diagnostics, by the release that NCCL logged; empty if unknown or new enough."""
     logged = {version_in(rank.output_tail) for trial in trials for rank in trial.evidence}
     old = sorted(text for text in logged if text is not None and release(text) < NCCL_DIAGNOSTICS)
     return f"NCCL {old[0]} has no diagnostics: they came with {'.'.join(map(str, NCCL_DIAGNOSTICS))}" if old else ""
 
 
 def _run(check: Check, agent: Agent, partial: PartialRecording) -> str:
-    """Run one check and keep what its ranks read; why there is less than that, empty where there is not."""
+    """Run one check and keep what its ranks read; return why results are missing, or an empty string."""
     try:
         result = agent.run_alone(check)
     except RunIsOver:

@@ -1,4 +1,4 @@
-"""An agent that is not the head: does what the head orders, hands in what it read, until the end."""
+"""The follower agent: runs the head agent's orders and returns its readings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ddp_doctor.ranks.trial import TrialResult
 
 @dataclass
 class FollowerAgent:
-    """Keeps what it read itself, for the case that the head is lost."""
+    """The agent of a node that is not the head; keeps its own readings in case the head is lost."""
 
     group: AgentGroup
     node_ranks: NodeRanks
@@ -29,9 +29,9 @@ class FollowerAgent:
     partial: PartialRecording
 
     def run(self) -> dict[str, Json]:
-        """Follow orders; returns the last one, the head's report.
+        """Follow orders; return the last one, which has the head's report.
 
-        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
+        Raises Lost if the head stops responding, and Unreadable if its order cannot be executed on this node.
         """
         while True:
             order = self.group.next_order()
@@ -72,6 +72,6 @@ class FollowerAgent:
             raise Unreadable(f"this node refuses a test that the head node ordered: {refused}") from refused
 
     def _hand_in(self, ordered: TrialRecord, result: TrialResult) -> None:
-        """Under the number of the trial that was ordered, which is that of the first group."""
+        """Send the result under the number of the ordered trial, which is the number of its first group."""
         self.partial.keep(result)
         self.group.hand_in(f"result/{ordered.trial}", result.model_dump(mode="json"))

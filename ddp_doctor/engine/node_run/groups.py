@@ -1,6 +1,6 @@
-"""Trials of several groups of nodes at once, by the agents that are there; groups have no node in common.
+"""Simultaneous trials of several groups of nodes by the running agents; groups have no node in common.
 
-The head orders them all. Each node takes part in the trial of its group, and no rank is judged by it.
+The head orders all of them. Each node takes part in the trial of its group, and no rank is judged by it.
 """
 
 import time
@@ -24,9 +24,9 @@ Groups = Sequence[tuple[int, ...]]
 
 
 def run_groups(agent: Agent, groups: Groups, reproducer: Reproducer, limit_s: float) -> list[TrialResult]:
-    """Head: the trial of each group, by node ranks; nodes that fell silent are lost in theirs, and in ``group.lost``.
+    """Run the trial of each group, by node ranks, on the head. Lost nodes are in the results and in ``group.lost``.
 
-    Raises Left and StoreLost, and ends the trials of all groups then.
+    Raises Left and StoreLost after it has ended the trials of all groups.
     """
     group, world = agent.group, agent.world
     assert group is not None
@@ -60,7 +60,7 @@ def run_groups(agent: Agent, groups: Groups, reproducer: Reproducer, limit_s: fl
 
 
 def run_own_group(node_ranks: NodeRanks, group: AgentGroup, first: TrialRecord, groups: Groups) -> TrialResult | None:
-    """This node's part of the trial of its group; None where it is in none. Raises Refused."""
+    """Run this node's part of the trial of its group, or return None if it is in no group. Raises Refused."""
     world, nodes = node_ranks.run.world, [node for each in groups for node in each]
     if first.reproducer is None or len(set(nodes)) < len(nodes) or not set(nodes) <= set(range(world.nnodes)):
         raise Refused(f"its groups do not match the nodes of this run: {str(groups)[:80]}")
@@ -72,7 +72,7 @@ def run_own_group(node_ranks: NodeRanks, group: AgentGroup, first: TrialRecord, 
 
 
 def _record(first: TrialRecord, groups: Groups, index: int, world: World) -> TrialRecord:
-    """The trial of one of the groups: they are numbered one after the other."""
+    """Return the trial of one of the groups: their numbers are consecutive."""
     ranks = sorted(rank for node in groups[index] for rank in world.ranks_of(node))
     number = int(first.trial.removeprefix("t")) + index
     return first.model_copy(update={"trial": f"t{number}", "ranks": tuple(ranks)})
@@ -81,7 +81,7 @@ def _record(first: TrialRecord, groups: Groups, index: int, world: World) -> Tri
 def _whole(
     record: TrialRecord, parts: Sequence[TrialResult | None], nodes: Sequence[int], lost: set[int], world: World
 ) -> TrialResult:
-    """One result of what the nodes handed in. One that is heard and handed nothing in is not lost: nothing follows."""
+    """Return one result from the parts of the nodes. It is inconclusive if a node that still responds sent none."""
     there = [part for part in parts if part is not None]
     gone = tuple(node for node, part in zip(nodes, parts, strict=True) if part is None and node in lost)
     result = merged(there, ()) if there else TrialResult(record=record, readings=())

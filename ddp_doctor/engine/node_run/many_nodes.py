@@ -1,7 +1,7 @@
-"""A run over several nodes, on one of them: roll call, what is between the nodes, trials, one report.
+"""The part of one node in a run over several nodes: check-in, checks between nodes, trials, one report.
 
-The head decides and judges; the others follow its orders and end with its report. A node that loses the
-head, or never found it, ends with what it read itself.
+The head decides and judges; the other nodes follow its orders and end with its report. A node that loses the head, or
+never found it, ends with its own readings.
 """
 
 import secrets
@@ -47,17 +47,17 @@ from ddp_doctor.views.isolation import leaves_of
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, hosts
 
-#: What ranks would do beside an error of the rules that look before they start, by code.
+#: The effect on ranks of an error of the checks that run before ranks start, by code of the rule.
 _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
-#: A head whose beats arrive, and that does not end the run for this long after the budget, is lost.
+#: A head that still sends beats but does not end the run this long after the budget is lost.
 _LONGEST_BEYOND_BUDGET_S = 240.0
-#: The head gives up nodes whose beats arrive and that hand nothing in this much earlier.
+#: The head gives up nodes that send beats but no readings this much earlier.
 _HEAD_DECIDES_S = 60.0
 
 
 @dataclass
 class ManyNodes(NodeRun):
-    """One node's part of a run, from the roll call to the report that all nodes print."""
+    """The part of one node in a run, from the node check-in to the report that all nodes print."""
 
     roll_call: RollCall = field(init=False)
     listener: Listener | None = None
@@ -97,7 +97,7 @@ class ManyNodes(NodeRun):
             self._note_gone(gone)
 
     def close(self) -> None:
-        """End what this node still holds open, whenever it was interrupted."""
+        """Close what this node still holds open, whenever it was interrupted."""
         if self.listener is not None:
             self.listener.stop()
         self.roll_call.close()
@@ -142,7 +142,7 @@ class ManyNodes(NodeRun):
         node_reports = self.roll_call.node_reports
         here = {rank: node_reports[agent] for rank, agent in ranked(node_reports).items()}
         own = 0
-        if not here:  # it is not the head, so it is not node rank 0
+        if not here:  # not the head, so not node rank 0
             own = 1 if self.place.node_rank is None else self.place.node_rank
         here = here or {own: self._node_report()}
         world = world_of(here, self.place.nnodes, self.place.expected_hosts, self.place.launcher)
@@ -151,14 +151,14 @@ class ManyNodes(NodeRun):
         untested = [check for check in (*self.plan.at(Where.NODES), *self.rank_checks()) if check.id != ROLL_CALL]
         self.partial.leave_out(untested, "the nodes did not meet")
         names = {check.id for check in untested}
-        kept = [reading for reading in self.partial.readings if reading.check not in names]  # not torch's import
+        kept = [reading for reading in self.partial.readings if reading.check not in names]  # without torch's import
         self.partial.readings[:] = at_node(kept, own)
         self.note_roll_call(failed.fact, own)
 
     # --- the head -------------------------------------------------------------------------------
 
     def dismiss(self, recording: Recording, report: Report) -> None:
-        """Head: hand the report to all other nodes, which end with it."""
+        """Send the report from the head to all other nodes, which then end."""
         if self.group is not None and self.group.is_head:
             self.group.farewell(
                 {
@@ -195,7 +195,7 @@ class ManyNodes(NodeRun):
     # --- on every node --------------------------------------------------------------------------
 
     def begin(self, group: AgentGroup, begin: Begin) -> None:
-        """The roll call is over: note who takes part, and until when."""
+        """Start the run after the check-in: record who takes part, and until when."""
         self.request.starter.met()
         group.began_at = time.monotonic()
         beyond_s = _LONGEST_BEYOND_BUDGET_S - (_HEAD_DECIDES_S if group.is_head else 0.0)
@@ -203,13 +203,13 @@ class ManyNodes(NodeRun):
         assert self.listener is not None
         self.listener.admit(begin.secret)
         self._contacts = {contact.node: contact for contact in begin.contacts}
-        if self.roll_call.way is not None:  # the address at which this node found the head is one that works
+        if self.roll_call.way is not None:  # the address where this node found the head works
             met = {"met_at": self.roll_call.way[0]}
             self._contacts[0] = self._contacts[0].model_copy(update=met)
         self.watch = silence_watch.Watch(group, self._contacts, begin.secret)
 
     def probe_between(self, checks: Sequence[Check]) -> list[Reading]:
-        """Run checks between nodes from here; what was read on this node."""
+        """Run checks between nodes from this node and return its readings."""
         group = self.group
         assert group is not None
         begin = group.begin
@@ -242,7 +242,7 @@ class ManyNodes(NodeRun):
         return collect(checks, context, self.request.progress, self.partial.readings)
 
     def note_roll_call(self, fact: RollCallFact, node: int) -> None:
-        """Note how the roll call went here."""
+        """Record the result of this node's check-in."""
         self.partial.readings.append(fact.collected(ROLL_CALL, node))
 
     def unfinished(self, why: str) -> None:
@@ -252,7 +252,7 @@ class ManyNodes(NodeRun):
         self.partial.readings.append(reading)
 
     def _broken_off(self, why: str) -> None:
-        """A run that this node did not see to the end is never healthy, whatever was read before."""
+        """Record that this node did not see the end of the run, which is therefore never healthy."""
         self.partial.fail_unread(self.rank_checks(), why)
         self.unfinished(why)
 
@@ -269,7 +269,7 @@ class ManyNodes(NodeRun):
         if self.group is None or self.group.is_head:
             self.unfinished(f"no word of {hosts(self.recording, gone.nodes)} to the end")
         else:
-            # A trial of which this node saw only its own ranks is no ground to judge anybody.
+            # This node saw only its own ranks in the trial, so the trial proves nothing about any rank.
             aside = {"outcome": "interrupted", "lost_nodes": gone.nodes}
             self.partial.trials[:] = [
                 trial if trial.outcome == "finished" else trial.model_copy(update=aside)
@@ -278,7 +278,7 @@ class ManyNodes(NodeRun):
             self._broken_off("the head was lost before it had reported")
 
     def interrupted(self) -> None:
-        """This node's user, or its scheduler, ended it."""
+        """Record that this node's user or scheduler ended it."""
         if self.group is None and self.roll_call.shown:
             reason = interrupted_after(time.monotonic() - self.roll_call.began, self.roll_call.shown)
             self.partial.readings.append(Reading(check=ROLL_CALL, status=Status.SKIPPED, reason=reason))
@@ -286,12 +286,12 @@ class ManyNodes(NodeRun):
         self.leave("interrupted")
 
     def failed(self, why: str, trace: str) -> None:
-        """The doctor failed itself here: the checks without a reading have failed, and the head learns why."""
+        """Record an internal error: checks without a reading have failed, and the head gets the reason."""
         super().failed(why, trace)
         self.leave(why)
 
     def leave(self, why: str) -> None:
-        """Tell the head that this node goes before the end; the head tells the others with its report."""
+        """Notify the head that this node leaves before the end; the head passes it on with its report."""
         self.group = self.group or self.roll_call.present()
         if self.group is not None and not self.group.is_head:
             self.group.leave(why)
@@ -301,9 +301,9 @@ class ManyNodes(NodeRun):
 
 
 def decide(node: ManyNodes, group: AgentGroup) -> None:
-    """Decide what all nodes do: all that the plan and the findings so far allow.
+    """Run everything on all nodes that the plan and the findings so far allow.
 
-    The readings of all go into the recording of this node. Raises Lost, Left, StoreLost and Unreadable.
+    The readings of all nodes go into the recording of this node. Raises Lost, Left, StoreLost and Unreadable.
     """
     begin = _begin(node, group)
     group.begin = begin
@@ -341,7 +341,7 @@ def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
     ]
     return Begin(
         **dict(node.recording),
-        secret=secrets.token_hex(16),  # by which the listeners of this run recognize each other
+        secret=secrets.token_hex(16),  # listeners of this run recognize each other by it
         ids=group.ids,
         contacts=other_networks.contacts(node_reports),
         checks=tuple(check.id for check in node.plan.checks),
@@ -349,7 +349,7 @@ def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
 
 
 def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check]) -> None:
-    """Run checks of the agents on all nodes; ``when`` is the key under which the others hand in readings."""
+    """Run checks of the agents on all nodes; the other nodes send their readings with the key ``when``."""
     if not checks:
         return
     started = time.monotonic()
@@ -362,7 +362,7 @@ def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check
     for rank in group.others:
         if rank in handed_in:
             node.partial.readings.extend(handed_in[rank])
-        elif rank not in group.silent():  # silence is a finding of its own
+        elif rank not in group.silent():  # a silent node has its own finding
             node.partial.readings.extend(
                 Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
                 for check in checks
@@ -370,12 +370,12 @@ def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check
 
 
 def _is_lost(group: AgentGroup) -> bool:
-    """Whether a node is silent, or was."""
+    """Return True if a node does not respond, or did not at some time."""
     return bool(group.lost or group.silent())
 
 
 def _is_whole(node: ManyNodes, group: AgentGroup) -> bool:
-    """Whether ranks of all nodes can meet."""
+    """Return True if ranks of all nodes can meet."""
     has_lost = _is_lost(group) or any(trial.lost_nodes for trial in node.partial.trials)
     return node.roll_call.control is not None and not has_lost
 
@@ -407,19 +407,19 @@ def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
 
 
 def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
-    """Those of the ranks' checks that are worth their time after what was found between the nodes."""
+    """Return the rank checks that are worth running after the findings about the connections between nodes."""
     seen = node.so_far()
     errors = [finding.code for finding in diagnose(seen).findings if finding.is_certain_error]
     ranks_do = {code: _RANKS_DO.get(code) for code in errors}
     effects = {code: effect(seen) if callable(effect) else effect for code, effect in ranks_do.items()}
     for code in (code for code, effect in effects.items() if effect == "stop"):
         return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang or fail")
-    for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity has measured how slow
+    for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity measured how slow
         return _leave_out(node, checks, f"{code} makes every step several times longer", but=(PROCESS_GROUP,))
     return checks
 
 
 def _leave_out(node: NodeRun, checks: Sequence[Check], reason: str, but: Container[str] = ()) -> list[Check]:
-    """Note that the checks are not run, ``but`` for some; those that are left."""
+    """Record that the checks are not run, except the checks in ``but``, which are returned."""
     node.partial.leave_out((check for check in checks if check.id not in but), reason)
     return [check for check in checks if check.id in but]

@@ -1,4 +1,4 @@
-"""One node's part of a run: its processes, what all runs share, and a run of one node alone."""
+"""The part of one node in a run: its processes, the code that all runs share, and a run of one node."""
 
 import shutil
 import time
@@ -31,13 +31,13 @@ from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 from ddp_doctor.ranks.torchrun.launch import end_all
 from ddp_doctor.starters.request import RunRequest
 
-if TYPE_CHECKING:  # a run of one node does without
+if TYPE_CHECKING:  # not imported on a single node
     from ddp_doctor.agents.agent_group import AgentGroup
 
 
 @dataclass
 class Session:
-    """The processes of one run. Use as a context manager; leaving it leaves nothing behind."""
+    """The processes of one run. Use as a context manager; it ends and removes everything on exit."""
 
     request: RunRequest
     partial: PartialRecording = field(default_factory=PartialRecording)
@@ -54,7 +54,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        end_all(self.run_folder)  # one that a signal kept the agent from ending
+        end_all(self.run_folder)  # processes that the agent could not end because of a signal
         if self._control is not None:
             self._control.stop()
         self.server.stop()
@@ -65,7 +65,7 @@ class Session:
         self.server.start(ddp=checks is None or any(check.group == "DDP" for check in checks))
 
     def torch_is_imported(self, checks: Sequence[Check]) -> bool:
-        """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
+        """Wait until ranks can be forked. If torch cannot be imported, the checks have failed."""
         self.request.progress("importing torch")
         began = time.monotonic()
         try:
@@ -96,14 +96,14 @@ class Session:
         return self.can_fork
 
     def start_control(self) -> None:
-        """Start the store on which the ranks of a run of one node meet."""
+        """Start the store where the ranks of a single-node run meet."""
         if self._control is None:
             self._control = control_store.start(self.server, self.run_folder, *self.request.endpoint)
 
     def run_of(self, recording: Recording, until: float, node: int = 0) -> Run:
-        """The run in this recording's world, with its options; the user's model is what this node was given.
+        """Return the run in this recording's world, with its options; the user's model is the one given to this node.
 
-        So is the mesh, where this node was given one: another one than the head's is a finding.
+        The mesh also is the one given to this node, if any: a difference from the head's mesh is a finding.
         """
         assert recording.world is not None
         own, mesh = self.request.options, self.request.options.mesh or recording.options.mesh
@@ -120,72 +120,72 @@ class Session:
 
 @dataclass
 class NodeRun:
-    """One node's part of a run. ``recording`` holds the node's own readings when it begins."""
+    """The part of one node in a run. ``recording`` starts with the node's own readings."""
 
     session: Session
     plan: Plan
     recording: Recording
-    known: Mapping[str, Check]  # all checks there are, by id: on several nodes the head's plan is every node's
-    report: Report | None = None  # the head's, on the other nodes
+    known: Mapping[str, Check]  # all checks by id: all nodes run the head's plan
+    report: Report | None = None  # the head's report, on the other nodes
     spoken_by: str | None = None  # the head's name, on the other nodes
     started: float = field(default_factory=time.monotonic)
 
     @property
     def request(self) -> RunRequest:
-        """What this node was asked to do."""
+        """The request that started this node."""
         return self.session.request
 
     @property
     def partial(self) -> PartialRecording:
-        """What was recorded since it began."""
+        """The readings and trials recorded since the start."""
         return self.session.partial
 
     @abstractmethod
     def run(self) -> None:
-        """Run the checks between nodes and those on ranks."""
+        """Run the checks between nodes and the checks on ranks."""
 
     def interrupted(self) -> None:
-        """This node's user, or its scheduler, ended it."""
+        """Record that this node's user or scheduler ended it."""
         self.recording = self.recording.model_copy(update={"interrupted": True})
         read = {reading.check for reading in self.recording.readings}
         unread = [check for check in self.plan.checks if check.id not in read]
         note_interruption(self.partial, unread, self.recording.not_run)
 
     def failed(self, why: str, trace: str) -> None:
-        """The doctor failed itself here: the checks without a reading have failed."""
+        """Record an internal error: the checks without a reading have failed."""
         between, afterwards = self.plan.at(Where.NODES), self.plan.at(Where.AFTERWARDS)
         self.partial.fail((*between, *self.rank_checks(), *afterwards), why, trace)
 
     def finish(self) -> Recording:
-        """The whole recording, when all has ended."""
+        """Return the complete recording after the end of the run."""
         return self.so_far().model_copy(update={"duration_s": time.monotonic() - self.started})
 
     def dismiss(self, recording: Recording, report: Report) -> None:
-        """Give the report to the other nodes."""
+        """Send the report to the other nodes."""
 
     def close(self) -> None:
-        """End what this node still holds open, whenever it was interrupted."""
+        """Close what this node still holds open, whenever it was interrupted."""
 
     def so_far(self) -> Recording:
-        """The recording with all that was read until now."""
+        """Return the recording with everything read so far."""
         return self.partial.added_to(self.recording)
 
     def of_ranks(self) -> None:
-        """Add what the launcher's other ranks on this node report of their settings."""
+        """Add the settings that the launcher's other ranks on this node report."""
         if any(check.id == ENV_VARS for check in self.plan.checks):
             self.partial.readings.extend(self.request.of_ranks())
 
     def rank_checks(self) -> list[Check]:
-        """The plan's checks that need ranks, torchrun's first."""
+        """Return the plan's checks that need ranks, torchrun's first."""
         return [check for check in self.plan.checks if check.where.needs_ranks]
 
 
 @dataclass
 class OneNode(NodeRun):
-    """This node's ranks, one more look at the node, and the remedies that can be tried here."""
+    """A run of one node: its ranks, the checks after them, and the fixes that can be tested on it."""
 
     def run(self) -> None:
-        """Run the checks on ranks and those that come after them, then try remedies."""
+        """Run the checks on ranks and the checks after them, then test fixes."""
         world, budget_s = self.recording.world, self.request.options.budget_s
         afterwards = self.plan.at(Where.AFTERWARDS)
         if not self.rank_checks() or world is None:
@@ -212,12 +212,12 @@ class OneNode(NodeRun):
                 self.session.start_control()
                 self.session.agent(run).run_checks(self.plan.at(Where.RANK))
 
-        if launcher:  # in the time that the forkserver needs to import torch
+        if launcher:  # while the forkserver imports torch
             self.session.agent(run).run_under_torchrun(launcher, meanwhile=run_forked)
         else:
             run_forked()
 
     def finish(self) -> Recording:
-        """The whole recording; ranks that start slowly are asked as late as possible."""
+        """Return the complete recording; ranks that start slowly are queried as late as possible."""
         self.of_ranks()
         return super().finish()

@@ -1,4 +1,4 @@
-"""The other networks in which all nodes of a run could meet: the head names them, so that all test the same ones."""
+"""Other networks where all nodes could meet. The head selects them, so that all nodes test the same ones."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from ddp_doctor.model.context import Interface, OtherWay
 
 
 def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
-    """Where each node can be dialled, by node rank."""
+    """Return the addresses of each node, by node rank."""
     try:
         networks = _other_networks(node_reports)
     except ValueError:  # a node reported an address that cannot exist
@@ -29,7 +29,7 @@ def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
 
 
 def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
-    """The other ways from one node to another."""
+    """Return the other paths from one node to another."""
     own = {here.network: here.interface for here in mine.other_addresses}
     return tuple(
         OtherWay(
@@ -41,7 +41,7 @@ def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
 
 
 def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:
-    """Those that all nodes share and that the backend does not take on all of them; the fastest ones."""
+    """Return the fastest networks that all nodes share, without the network that the backend uses on all of them."""
     interfaces = {node: _interfaces(node_report) for node, node_report in node_reports.items()}
     taken: list[str | None] = []
     for node, node_report in node_reports.items():
@@ -51,7 +51,7 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
     known = [taken]
     for network, held in shared_networks(interfaces).items():
         names: list[str | None] = [there.interface.name for there in held.values()]
-        # whether a backend that is given the interface would take this address of it
+        # True if a backend that is given the interface would use this address of it
         comes_first = all(address_of(of.interface.addresses[0]) == of.address for of in held.values())
         if names not in known and comes_first:
             known.append(names)
@@ -63,7 +63,7 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
 
 
 def _interfaces(node_report: NodeReport) -> Sequence[Interface]:
-    """The interfaces that the node reported, which may be anything. Raises ValueError."""
+    """Return the interfaces that the node reported, which may be invalid. Raises ValueError."""
     for reading in node_report.readings:
         if reading.fact is not None and reading.fact.get("kind") == InterfacesFact.KIND:
             return InterfacesFact.model_validate(reading.fact).interfaces

@@ -1,4 +1,4 @@
-"""What a run has recorded so far; where it is interrupted, also where its ranks stood, and what had not begun."""
+"""The recording of a run in progress. An interruption adds the ranks' positions and the checks that had not begun."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ from ddp_doctor.model.trial import Experiment, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.wording.ranks import rank_list
 
-#: More places of ranks help no reader.
+#: Maximum number of rank positions to list.
 _PLACES = 4
-#: What to say of ranks that do not simply stand somewhere.
+#: Texts for ranks whose position is not informative.
 _IS: dict[Kind, str] = {"died": "had ended", "stopped": "was stopped", "never-began": "had not begun"}
 
 
 @dataclass
 class PartialRecording:
-    """Filled in place while a run goes on, so that an interrupted run still has it."""
+    """A recording that is filled in place during a run, so that an interrupted run still has it."""
 
     readings: list[Reading] = field(default_factory=list)
     trials: list[TrialRecord] = field(default_factory=list)
@@ -31,7 +31,7 @@ class PartialRecording:
     not_run: list[NotRun] = field(default_factory=list)
 
     def added_to(self, recording: Recording) -> Recording:
-        """The recording with all that has been added until now."""
+        """Return the recording with everything added so far."""
         return recording.model_copy(
             update={
                 "readings": (*recording.readings, *self.readings),
@@ -42,28 +42,28 @@ class PartialRecording:
         )
 
     def keep(self, result: TrialResult) -> None:
-        """Add a trial. Where it repeats (a part of) a check with fewer ranks, its readings replace the earlier ones."""
+        """Add a trial. If it repeats (a part of) a check with fewer ranks, its readings replace the earlier ones."""
         if result.record.limit_s is not None:
-            return  # nobody is judged by it
+            return  # no rank is judged by it
         new = {_of_what(reading) for reading in result.readings}
         self.readings[:] = [reading for reading in self.readings if _of_what(reading) not in new]
         self.readings.extend(result.readings)
         self.trials.append(result.record)
 
     def leave_out(self, checks: Iterable[Check], reason: str) -> None:
-        """Note that these checks are not run."""
+        """Record that these checks are not run."""
         self.not_run.extend(NotRun(check=check.id, reason=reason) for check in checks)
 
     def fail(self, checks: Sequence[Check], why: str, trace: str) -> None:
-        """The doctor failed itself: the checks without a reading have failed, or else the last of all.
+        """Record an internal error: the checks without a reading have failed, or the last check if all have one.
 
-        Such a failure is never passed over in silence.
+        Such a failure is always reported.
         """
         if not self.fail_unread(checks, why, trace):
             self.readings[:0] = [_failed(check, why, trace) for check in checks[-1:]]  # the first reason is shown
 
     def fail_unread(self, checks: Sequence[Check], why: str, trace: str = "") -> bool:
-        """The checks that have no reading have failed; whether there are any."""
+        """Mark the checks without a reading as failed; return True if there are any."""
         read = {reading.check for reading in self.readings}
         unread = [check for check in checks if check.id not in read]
         self.readings += [_failed(check, why, trace) for check in unread]
@@ -79,12 +79,12 @@ def _failed(check: Check, why: str, trace: str) -> Reading:
 
 
 def interrupted_after(seconds: float, what: str) -> str:
-    """The reason of a check in which a run was interrupted."""
+    """Return the reason for a check that was interrupted."""
     return f"{INTERRUPTED_AFTER} {seconds:.{0 if seconds >= 1 else 1}f} s; {what}"
 
 
 def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_out: Sequence[NotRun]) -> None:
-    """Note where the ranks stood in the check that was cut short, and which checks had not begun."""
+    """Record where the ranks were in the check that was cut short, and which checks had not begun."""
     failed = {reading.check for reading in partial.readings if reading.status is Status.FAILED}
     for trial in partial.trials[-1:]:
         check = trial.checks[-1] if trial.launcher == "torchrun" else trial.judged_check
@@ -102,7 +102,7 @@ def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_o
 
 
 def where_ranks_stood(trial: TrialRecord) -> str:
-    """Return ``rank 1 was in train.py:19, and rank 0 waited for it``, from a single sample."""
+    """Return positions of ranks from a single sample: ``rank 1 was in train.py:19, and rank 0 waited for it``."""
     judgment = judge(trial)
     suspects = [rank for rank in trial.evidence if rank.rank in judgment.suspects]
     if suspects:

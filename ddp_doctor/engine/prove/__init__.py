@@ -1,5 +1,5 @@
-"""Proving remedies: trials with and without their settings, and what follows from them.
+"""Test fixes: trials with and without their settings, and what they prove.
 
-experiments.py picks what can be tried, tries it and reads the trials; proofs.py, pure, puts the outcome on the
-findings, live and on replay alike.
+experiments.py selects what can be tested, runs it and reads the trials. proofs.py adds the outcome to the findings,
+without side effects, live and on replay.
 """

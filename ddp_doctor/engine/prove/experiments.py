@@ -1,4 +1,4 @@
-"""Trying remedies: which are tried, the trials with and without their settings in turns, and how each ended."""
+"""Test fixes: select them, alternate trials with and without their settings, and record how each trial ended."""
 
 import signal
 import time
@@ -25,7 +25,7 @@ from ddp_doctor.wording.ranks import cause, ended
 
 _NO_RANKS = "this run could start no ranks to try it with"
 _LONGEST_REASON = 200
-#: No setting sends these signals to a rank: somebody did, or the kernel for lack of memory.
+#: A setting does not send these signals to a rank: a user did, or the kernel when memory ran out.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: A trial counts as hung only if it was watched for this share of its limit.
 _WATCHED_SHARE = 0.8
@@ -34,11 +34,11 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 class Spoiled(Exception):
-    """A trial from which nothing follows about its settings; the message says why."""
+    """A trial that proves nothing about its settings; the message gives the reason."""
 
 
 def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
-    """The attempt that a trial was. Raises Spoiled."""
+    """Return the attempt recorded by a trial. Raises Spoiled."""
     record = result.record
     facts = list(_facts(result))
     if why := why_nothing_follows(record, len(facts)):
@@ -64,7 +64,7 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 
 
 def why_nothing_follows(record: TrialRecord, facts: int) -> str:
-    """Why a trial that says nothing of its ranks says nothing of its settings either; empty where it does."""
+    """Return why a trial proves nothing about its settings; empty if it does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left during the test"
     if record.outcome == "finished":
@@ -78,7 +78,7 @@ def why_nothing_follows(record: TrialRecord, facts: int) -> str:
 
 
 def _ended_otherwise(rank: RankEvidence) -> str:
-    """How a rank ended for a reason that is no setting; empty where it did not."""
+    """Return how a rank ended for a reason other than a setting; empty if it did not."""
     if rank.raised is not None:
         full = any(words in rank.raised.message for words in _NO_ROOM)
         return f"rank {rank.rank} had no room for its files: {_words(rank.raised)}" if full else ""
@@ -102,7 +102,7 @@ def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
 
 
 def first_message(record: TrialRecord) -> str:
-    """The first message of a rank that failed by itself, or how one died; a victim's only where there are no others."""
+    """Return the first exception that does not blame a peer, or how a rank died; otherwise the first exception."""
     raised = sorted((rank.raised for rank in record.evidence if rank.raised), key=attrgetter("blames_peer", "at"))
     died = next((rank for rank in record.evidence if rank.exit_code is not None and rank.raised is None), None)
     if died is not None and all(each.blames_peer for each in raised):
@@ -115,10 +115,10 @@ def _words(raised: Raised) -> str:
 
 
 def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Experiment]]:
-    """What to try: the remedies of each finding that says how it shows, those of the worst finding first.
+    """Yield the fixes of each finding that has a reproducer, in the order of the findings.
 
-    One with a ``reason`` cannot be tried. What is only worth knowing is tried at level thorough alone: it costs time on
-    healthy machines.
+    A fix with a ``reason`` cannot be tested. Fixes of info findings are tested only at level thorough, because tests
+    take time on healthy machines.
     """
     world = recording.world
     known = set(env).union(*(node.fact.variables for node in recording.facts(EnvVars)))
@@ -143,14 +143,14 @@ def _why_not(settings: Sequence[Setting], backend: str, env: Collection[str]) ->
     unset = {setting.name for setting in settings if setting.action == "unset"}
     if reason := trials.why_not((setting.name for setting in settings), backend, unset):
         return reason
-    # What a file sets can be overruled by the environment, but not taken away.
+    # The environment can override what a file sets, but cannot unset it.
     for setting in settings:
         if setting.action == "unset" and setting.node_rank is None and setting.name not in env:
             return f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
     return None
 
 
-#: Runs one trial of what shows a fault, with these settings, for at most so many seconds. Raises Spoiled.
+#: Runs one trial of a reproducer with these settings and a time limit in seconds. Raises Spoiled.
 Try = Callable[[Arm, Reproducer, Sequence[Setting], float], Attempt]
 
 _NO_TIME = "the time budget was used up"
@@ -158,7 +158,7 @@ _NO_TIME = "the time budget was used up"
 
 @dataclass
 class Trials:
-    """Tries remedies until a moment (monotonic); ``kept`` is filled as they come."""
+    """The tests of fixes until a moment (monotonic); ``kept`` is filled as they end."""
 
     attempt: Try
     until: float
@@ -171,9 +171,9 @@ class Trials:
         self._hung_s = trials.NCCL_HUNG_S if self.backend == "nccl" else trials.HUNG_S
 
     def compare(self, alternatives: Sequence[Experiment], why_none: str | None = None) -> None:
-        """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
+        """Test the fixes of one finding, or record why not. Errors that end the run are recorded and raised.
 
-        Where only the meeting is at stake the first that works does; where speed is, all are compared.
+        For a ``meet`` reproducer the first fix that works is enough; otherwise all are compared by speed.
         """
         proved = False
         for candidate in alternatives:
@@ -189,7 +189,7 @@ class Trials:
             proved = proved or proof_of(self.kept[-1]).status == "proved"
 
     def _try(self, candidate: Experiment) -> None:
-        """Keep what was done of it, and why no more: nothing is concluded from a part."""
+        """Keep the attempts of a fix and why it was not finished: incomplete attempts prove nothing."""
         done, reason = list[Attempt](), "the run ended before it was tried to the end"
         try:
             self.tell(f"testing {in_force(candidate.settings)}")
@@ -201,7 +201,7 @@ class Trials:
             self.kept.append(candidate.model_copy(update={"attempts": tuple(done), "reason": reason or None}))
 
     def _take_turns(self, candidate: Experiment, done: list[Attempt]) -> None:
-        """The treatment first: its duration decides when a control has hung."""
+        """Alternate trials. The treatment comes first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
         rounds = trials.LEAST_ROUNDS if candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(trials.MOST_ROUNDS):
@@ -211,7 +211,7 @@ class Trials:
             if turn >= rounds and not more:
                 break
             if self._take(candidate, "treatment", done).outcome != "passed":
-                break  # once is enough: nobody should set what may fail
+                break  # one failure is enough: such a setting is not recommended
             if turn and all(attempt.outcome != "passed" for attempt in done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
             self._take(candidate, "control", done)
@@ -233,7 +233,7 @@ class Trials:
         return tried
 
     def _limit_s(self, candidate: Experiment, arm: Arm, done: Sequence[Attempt]) -> float:
-        """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
+        """Return the limit: a treatment gets the limit of a trial, a control a multiple of the treatment's duration."""
         passed = [attempt.duration_s for attempt in done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self.until - time.monotonic()), self._hung_s)
@@ -244,7 +244,7 @@ class Trials:
 def prove(
     recording: Recording, findings: Sequence[Finding], run: Run, agent: Agent | None, kept: list[Experiment]
 ) -> None:
-    """Try the remedies of the findings on the agent's ranks, as long as the run has time; fills ``kept``."""
+    """Test the fixes of the findings on the agent's ranks until the run's time is up; fills ``kept``."""
 
     def attempt(arm: Arm, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> Attempt:
         assert agent is not None

@@ -1,4 +1,4 @@
-"""From what was tried to a proof: pure, on the findings of both a live run and a replay."""
+"""Derive proofs from attempts without side effects, for the findings of live runs and replays."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -13,7 +13,7 @@ from ddp_doctor.wording import proofs
 
 
 def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) -> tuple[Finding, ...]:
-    """The findings with what became of the remedies that were tried, the one to take in front."""
+    """Return the findings with the outcome of the fixes that were tested, the recommended fix first."""
     if not experiments:
         return tuple(findings)
     tried = {
@@ -46,7 +46,7 @@ def _key(code: str, settings: Sequence[Setting], reproducer: Reproducer) -> obje
 
 
 def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | None]) -> tuple[Remedy, ...]:
-    """What was proved before what was not; of several the first, unless another is faster beyond doubt."""
+    """Return proved fixes before others; the first proved one comes first unless another is clearly faster."""
     rates = [_rates(experiment.attempts, "treatment") if experiment else [] for experiment in experiments]
     best: int | None = None
     for number, remedy in enumerate(remedies):
@@ -60,10 +60,10 @@ _RANK = {"proved": 0, "not_tried": 1, "disproved": 2}
 
 
 def proof_of(experiment: Experiment) -> Proof:
-    """What the attempts prove.
+    """Return what the attempts prove.
 
-    Proved: each trial with the settings passed, and each one without hung, failed, or was clearly slower.
-    Disproved: a trial with them did not pass, or what is slow is no faster. Else nothing is claimed.
+    Proved: each trial with the settings passed, and each trial without them hung, failed, or was clearly slower.
+    Disproved: a trial with them did not pass, or a slow one is not faster with them. In other cases nothing is claimed.
     """
     attempts = experiment.attempts
     treated = [attempt for attempt in attempts if attempt.arm == "treatment"]
@@ -75,7 +75,7 @@ def proof_of(experiment: Experiment) -> Proof:
         return Proof(status="disproved", before=before or proofs.AS_FOUND, after=after)
     names = {setting.name for setting in experiment.settings if setting.action == "set"}
     unread = {name for attempt in treated for name in attempt.unread}
-    if names and names <= unread:  # not one of them was read: what changed then was something else
+    if names and names <= unread:  # none of them was read, so something else changed
         return Proof(before=before, after=after, reason=proofs.NOT_READ.format(", ".join(sorted(unread))))
     if not controls:
         return Proof(before=before, after=after, reason=proofs.NOTHING_DONE)
@@ -109,7 +109,7 @@ def _compared(
 
 
 def _why_unclear(slow: Sequence[float], fast: Sequence[float]) -> str:
-    """Why trials that all passed decide nothing; empty where they do."""
+    """Return why trials that all passed are inconclusive; empty if they are conclusive."""
     if not slow or not fast:
         return proofs.NOT_SHOWN
     if min(len(slow), len(fast)) < trials.LEAST_ROUNDS:
@@ -129,7 +129,7 @@ def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
 
 
 def _by_chance(fast: Sequence[float], slow: Sequence[float]) -> float:
-    """Return the p-value of the exact one-sided Mann-Whitney test: equal paths give such values by chance.
+    """Return the p-value of the exact one-sided Mann-Whitney test: the chance of such values on equal paths.
 
     1.0 for more values than a run ever takes: an edited recording must not cost minutes.
     """

@@ -1,1 +1,1 @@
-"""One judge of who waits for whom, and a maker of what it reads for each kind of evidence."""
+"""The judge of which rank blocks which, and a module per kind of evidence that prepares its input."""

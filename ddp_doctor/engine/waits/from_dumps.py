@@ -1,6 +1,6 @@
-"""Where ranks stand by the dumps of torch's flight recorder: a rank waits in the first open collective of a group.
+"""The positions of ranks, from dumps of torch's flight recorder: a rank waits in the first open collective of a group.
 
-A folder may hold the dumps of earlier jobs, or of several at once, so those of one job are put together first.
+A directory may hold the dumps of earlier jobs, or of several jobs at once, so the dumps of each job are grouped first.
 """
 
 from collections import Counter, defaultdict
@@ -14,41 +14,42 @@ from ddp_doctor.facts.given import FlightDumpFact, GroupSeen
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry
 
-#: Ranks of a group give these as many numbers; other collectives may take other shapes on each rank.
+#: All ranks of a group contribute the same number of elements to these; other collectives allow different shapes.
 _ALIKE = ("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 #: Collectives that complete on a rank only if all members have taken part; a root may leave the others early.
 _ALL_TAKE_PART = ("all_reduce", "allreduce_coalesced", "all_gather", "_all_gather_base", "all_to_all", "barrier")
-#: Two collectives that a dump has seen end were entered by all ranks; one may be a broadcast, whose root leaves early.
+#: All ranks entered a collective if a dump shows two that ended; a single one may be a broadcast, whose root leaves
+#: early.
 _SURELY_MET = 2
-#: No rank waits longer than this for another's first collective (torch's time-outs are 10 and 30 minutes).
+#: No rank waits longer than this for another's first collective (torch's timeouts are 10 and 30 minutes).
 _LONGEST_START_S = 3600.0
 
-#: A process group over all dumps: what each of its ranks has of it.
+#: A process group over all dumps: each rank's view of it.
 _Seen = Mapping[int, GroupSeen]
 
 
 @dataclass(frozen=True)
 class DumpSet:
-    """The dumps of one job, each rank's once."""
+    """The dumps of one job, one per rank."""
 
     dumps: dict[int, FlightDumpFact]
     unread: dict[int, FlightDumpFact]  # empty, cut off or damaged
-    earlier: tuple[FlightDumpFact, ...]  # of earlier jobs, set aside
+    earlier: tuple[FlightDumpFact, ...]  # of earlier jobs, ignored
     world: tuple[int, ...]
-    world_is_known: bool  # else it is as large as the highest rank says
+    world_is_known: bool  # otherwise the highest rank determines its size
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """Ranks without a dump that can be read."""
+        """Ranks without a readable dump."""
         return tuple(rank for rank in self.world if rank not in self.dumps)
 
 
 def sets_of(facts: Sequence[FlightDumpFact], world_size: int | None) -> tuple[DumpSet, ...]:
-    """The jobs of these dumps without those that others have followed. ``world_size``: what the job's output says."""
+    """Return the jobs of these dumps that no later job followed. ``world_size`` comes from the job's output."""
     facts = [fact for fact in facts if fact.rank is not None]
     by_folder = grouped((PurePath(fact.file).parent, fact) for fact in facts)
     folders = Counter(rank for of_folder in by_folder.values() for rank in {fact.rank for fact in of_folder})
-    one_job = max(folders.values(), default=0) < 2  # a folder for each node
+    one_job = max(folders.values(), default=0) < 2  # one directory per node
     sets = []
     for pool in [facts] if one_job else by_folder.values():
         readable = _each_process_once(fact for fact in pool if fact.problem is None)
@@ -70,7 +71,7 @@ def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], world_si
     unread = {fact.rank or 0: fact for fact in pool if fact.problem is not None and fact.rank not in dumps}
     unread = {rank: fact for rank, fact in unread.items() if size is None or rank < size}
     least = max([*dumps, *unread], default=-1) + 1
-    # gloo tells the members of the group that was made last: mostly the default one, and no other is larger.
+    # gloo reports the members of the last group that was created: usually the default group, and no other is larger.
     members = max((len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0)
     if size is None and members >= least:
         size = members
@@ -82,7 +83,7 @@ def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], world_si
 
 
 def _each_process_once(facts: Iterable[FlightDumpFact]) -> list[FlightDumpFact]:
-    """One dump of each process: the newest, and of two forms of one the one with frames."""
+    """Return the newest dump of each process; a dump with frames is preferred to the same one without."""
     kept: dict[int | None, list[FlightDumpFact]] = {}
     for fact in sorted(facts, key=lambda fact: (fact.newest_at_s or 0.0, len(fact.frames)), reverse=True):
         of_rank = kept.setdefault(fact.rank, [])
@@ -92,7 +93,7 @@ def _each_process_once(facts: Iterable[FlightDumpFact]) -> list[FlightDumpFact]:
 
 
 def _split(facts: Sequence[FlightDumpFact]) -> list[list[FlightDumpFact]]:
-    """Jobs apart: where a rank is there twice, at the longest pause between the first collectives of dumps."""
+    """Separate jobs: if a rank occurs twice, split at the longest pause between the first collectives of dumps."""
     facts = sorted(facts, key=lambda fact: fact.oldest_at_s or 0.0)
     if len({fact.rank for fact in facts}) == len(facts):
         return [facts] if facts else []
@@ -102,15 +103,15 @@ def _split(facts: Sequence[FlightDumpFact]) -> list[list[FlightDumpFact]]:
 
 
 def _is_followed(job: Sequence[FlightDumpFact], by: Sequence[FlightDumpFact]) -> bool:
-    """Whether another job began after the last collective of this one."""
+    """Return True if another job began after the last collective of this one."""
     ended = max(fact.newest_at_s or 0.0 for fact in job)
     return job is not by and ended < min(fact.oldest_at_s or 0.0 for fact in by)
 
 
 def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
-    """Whether a dump is of an earlier job than the newest one: it ended before that began.
+    """Return True if a dump is of an earlier job than the newest one: it ended before that job began.
 
-    A rank that has seen collectives end has met all others in them, so theirs cannot all be later.
+    A rank whose collectives ended has met all other ranks in them, so the collectives of these cannot all be later.
     """
     if fact.world_size and newest.world_size and fact.world_size != newest.world_size:
         return True
@@ -128,7 +129,7 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
 
 
 def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
-    """One for each rank, those with a dump first; of one without nothing is known."""
+    """Return one standing per rank, ranks with a dump first; nothing is known of the other ranks."""
     groups = groups_of(job)
     found = [wait for group, seen in groups for wait in _waits(job, group, seen)]
     found += _transfers(job, groups)
@@ -156,7 +157,7 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
 
 
 def groups_of(job: DumpSet) -> list[tuple[Group, _Seen]]:
-    """The groups that dumps tell of; those of one name are several where their members differ."""
+    """Return the groups in the dumps; groups of one name are separate if their members differ."""
     named = grouped((group.name, group.ranks) for dump in job.dumps.values() for group in dump.groups)
     members = {name: {*ranks} - {()} for name, ranks in named.items()}
     by_key: dict[object, dict[int, GroupSeen]] = defaultdict(dict)
@@ -194,7 +195,7 @@ def _waits(job: DumpSet, group: Group, seen: _Seen) -> Iterator[Wait]:
 
 
 def _behind(group: Group, seen: _Seen) -> Iterator[tuple[int, Call]]:
-    """The ranks whose first open collective is completed on another rank: their GPUs do not get out of it."""
+    """Yield ranks whose first open collective is completed on another rank: their GPUs do not finish it."""
     for rank, of_rank in seen.items():
         entry = next((entry for entry in of_rank.entries if entry.is_open), None)
         if entry is None or not entry.op.startswith(_ALL_TAKE_PART):
@@ -207,7 +208,7 @@ def _has_not_come(dump: FlightDumpFact | None, seen: GroupSeen | None, entry: Fl
     if dump is None:
         return True
     if seen is None or (seen.highest_seq == 0 and seen.wrapped):
-        return not any(other.wrapped for other in dump.groups)  # else its entries may have been overwritten
+        return not any(other.wrapped for other in dump.groups)  # its entries may have been overwritten
     return seen.highest_seq < entry.seq
 
 
@@ -226,12 +227,12 @@ def _transfers(job: DumpSet, groups: Sequence[tuple[Group, _Seen]]) -> Iterator[
 
 
 def _call(group: Group, entries: Sequence[FlightEntry]) -> Call:
-    """What it has called at one number, where several entries were coalesced.
+    """Return the call of one number, which may have several coalesced entries.
 
-    Ranks must agree in the operation, and in how many numbers of which type where all give as many.
+    Ranks must agree on the operation, and for collectives of equal contributions on the number and type of elements.
     """
     first = entries[0]
     alike: object = (first.op, sum(map(prod, first.sizes)), first.dtypes)
-    if len(entries) > 1 or first.op not in _ALIKE:  # not all that were coalesced may be kept
+    if len(entries) > 1 or first.op not in _ALIKE:  # coalesced entries may be incomplete
         alike = ({entry.op for entry in entries} == {first.op}, first.op)
     return Call(group, first.seq, first.op, first.sizes, first.dtypes, alike)

@@ -1,4 +1,4 @@
-"""What ranks of a trial have called: by torch's flight recorder, else as they announced it."""
+"""The calls of a trial's ranks: from torch's flight recorder, or as the ranks announced them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from ddp_doctor.model.trial import FlightEntry, RankEvidence
 
 
 def recorded(ranks: Sequence[RankEvidence]) -> list[Standing]:
-    """By the recorder, which knows what each rank really enqueued: equal shapes and types."""
+    """Return the recorder's calls, which ranks really enqueued; shapes and types must be equal."""
     names = sorted({entry.group for rank in ranks for entry in rank.flight})
     groups = {name: Group(name) for name in names}
     return [
@@ -17,12 +17,12 @@ def recorded(ranks: Sequence[RankEvidence]) -> list[Standing]:
 
 
 def call_of(entry: FlightEntry, group: Group) -> Call:
-    """One entry of the recorder."""
+    """Return the call of one entry of the recorder."""
     return Call(group, entry.seq, entry.op, entry.sizes, entry.dtypes, (entry.op, entry.sizes, entry.dtypes))
 
 
 def announced(ranks: Sequence[RankEvidence]) -> Iterator[Standing]:
-    """Without a recorder: the step in which each rank is, unless that is one of some ranks alone."""
+    """Yield the step of each rank, without a recorder, unless only some ranks take part in it."""
     checks = {step.check: Group(step.check) for rank in ranks for step in rank.steps}
     for rank in ranks:
         step = rank.open_step

@@ -1,22 +1,22 @@
-"""The one judge of who waits for whom: by standings of the ranks, whatever shows them; pure.
+"""The judge of which rank blocks which: works on the standings of ranks from any evidence, without side effects.
 
-A rank waits in a call of a group for the members that have not come to it. In the order of certainty:
+A rank in a call of a group waits for the members that have not entered it. In the order of certainty:
 
-1. a rank that is gone, stopped or in the kernel keeps all others waiting, whatever they do,
-2. where a rank that should wait moves, the job gets on,
-3. different calls at one number of one group: the minority,
-4. ranks that wait for each other in a circle, in different groups: those whose order of groups differs; nobody where
-   as many of its group came as did not, for one that did not come may have left that call out,
-5. a rank that others wait for, and that itself waits in nothing: it is at work, or stands in its own code. Where it is
-   the others that are few, they called one collective more; where both sides are equal, only what was seen of the
-   absent rank speaks against it,
-6. a rank that others wait for and of which nothing is known: only a suspect,
-7. different calls where none is numbered: the minority,
-8. all members are in it: a link or a GPU, and no rank.
+1. A rank that is gone, stopped or in the kernel blocks all others, whatever they do.
+2. If a rank that should wait moves, the job makes progress.
+3. Calls differ at one number of a group: the minority is the cause.
+4. Ranks wait for each other in a circle, in different groups: the cause is the ranks with another order of groups. No
+   rank is named if half of the group or more came, because a rank that did not come may have skipped the call.
+5. Other ranks wait for a rank that waits in nothing: it is working, or is in user code. If the waiting ranks are the
+   minority, they called one collective more. If both sides are equal, only evidence about the absent rank itself
+   counts.
+6. Other ranks wait for a rank without any evidence: it is only a suspect.
+7. Unnumbered calls differ: the minority is the cause.
+8. All members are in the call: the cause is a link or a GPU, not a rank.
 
-What each kind of evidence can show of this: dumps of the flight recorder (from_dumps.py) 3 to 6 and 8; lines of the
-watchdog 3 and 5 to 8, each group by itself; looks at a job that runs 1, 2, 5, 7 and 8 (both in standings.py of jobs).
-Where two sides are equal, nobody is named.
+Evidence for these causes: dumps of the flight recorder (from_dumps.py) for 3 to 6 and 8; lines of the watchdog for 3
+and 5 to 8, each group separately; samples of a running job for 1, 2, 5, 7 and 8 (both in standings.py of jobs). If two
+sides are equal, no rank is named.
 """
 
 from collections import defaultdict
@@ -45,19 +45,19 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Ruling:
-    """Why ranks wait. ``who``: those whom it is about, of whom only ``suspects`` are to blame."""
+    """The reason why ranks wait. ``who``: the ranks it is about; only ``suspects`` are at fault."""
 
     kind: Kind
     sure: Confidence
     suspects: tuple[int, ...] = ()
     who: tuple[int, ...] = ()
-    waits: tuple[Wait, ...] = ()  # of those who wait for them
-    sides: tuple[tuple[int, ...], ...] = ()  # ranks that did the same, where ranks differ
+    waits: tuple[Wait, ...] = ()  # of the ranks that wait for them
+    sides: tuple[tuple[int, ...], ...] = ()  # ranks that did the same, if ranks differ
     calls: Mapping[int, Call] = field(default_factory=dict)  # that differ, by rank
 
 
 def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Ruling | None:
-    """Why ranks wait; None where none does. ``all_are_known``: there are no other ranks than these."""
+    """Return why ranks wait, or None if none waits. ``all_are_known``: there are no other ranks."""
     ranks = _Ranks(standings, all_are_known)
     unable = tuple(standing.rank for standing in standings if standing.state in UNABLE)
     if unable:
@@ -76,7 +76,7 @@ def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Rulin
 
 
 def minority(sides: Collection[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest side; nobody where two sides are equally large."""
+    """Return the ranks outside the largest side; empty if the two largest sides are equal."""
     sizes = sorted(map(len, sides), reverse=True)
     if len(sizes) > 1 and sizes[0] == sizes[1]:
         return ()
@@ -94,16 +94,16 @@ class _Ranks:
         self.awaited = frozenset(rank for wait in self.waits for rank in wait.missing)
 
     def awaited_in(self, state: str) -> tuple[int, ...]:
-        """The ranks in this state that some rank waits for."""
+        """Return the ranks in this state that some rank waits for."""
         return tuple(sorted(rank for rank in self.awaited if self.standings[rank].state == state))
 
     def waits_for(self, ranks: Collection[int]) -> tuple[Wait, ...]:
-        """The waits of which one of these ranks is missing."""
+        """Return the waits for any of these ranks."""
         return tuple(wait for wait in self.waits if not wait.missing.isdisjoint(ranks))
 
     @property
     def in_a_circle(self) -> dict[int, Wait]:
-        """Ranks that wait for each other, or for ranks that do, and where each waits first."""
+        """The ranks that wait for each other, or for such ranks, each with its first wait."""
         edges: dict[int, set[int]] = defaultdict(set)
         for wait in self.waits:
             edges[wait.rank] |= wait.missing
@@ -112,9 +112,9 @@ class _Ranks:
 
     @property
     def in_other_orders(self) -> dict[int, Wait]:
-        """Each rank's first wait, where all have queued the same calls of several groups in other orders.
+        """Each rank's first wait, if all have queued the same calls of several groups in different orders.
 
-        A GPU carries out what is queued in order: two communicators in different orders block each other.
+        A GPU runs queued work in order: two communicators in different orders block each other.
         """
         queues = {
             rank: sorted((wait for wait in standing.waits if wait.call.op), key=lambda wait: wait.place)
@@ -129,7 +129,7 @@ class _Ranks:
 
 
 def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
-    """The ranks in a circle, or that lead into one: those left when whoever waits for none of them is taken out."""
+    """Return the ranks in a circle or leading into one: removes ranks that wait for no remaining rank, repeatedly."""
     waited_by = grouped((other, rank) for rank, others in edges.items() for other in others)
     count = {rank: sum(other in edges for other in others) for rank, others in edges.items()}
     free = [rank for rank, left in count.items() if left == 0]
@@ -142,7 +142,7 @@ def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
 
 
 def different_calls(standings: Iterable[Standing], groups: Collection[Group] | None = None) -> Ruling | None:
-    """At one number of a group, or of one of these, the largest group first."""
+    """Return a ruling on different calls at one number of a group (or of these groups), largest group first."""
     calls: dict[Group, dict[int, dict[int, Call]]] = {}
     for standing in standings:
         for call in standing.calls:
@@ -166,7 +166,7 @@ def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
 
 
 def _stuck_gpu(ranks: _Ranks) -> Ruling | None:
-    """Ranks that have not completed a collective which other members completed; None if they are the majority."""
+    """Return a ruling on a minority of ranks that have not completed a collective that other members completed."""
     behind = {rank: standing.behind for rank, standing in ranks.standings.items() if standing.behind}
     if not behind or 2 * len(behind) >= sum(standing.state != "unknown" for standing in ranks.standings.values()):
         return None
@@ -176,13 +176,13 @@ def _stuck_gpu(ranks: _Ranks) -> Ruling | None:
 
 
 def _came_never(ranks: _Ranks) -> Ruling | None:
-    """An idle rank explains a circle of the ranks that wait for it and for each other."""
+    """Return a ruling on an idle rank: it explains a circle of the ranks that wait for it and for each other."""
     ruling = _outside(ranks)
     return ruling if ruling is not None and ruling.suspects else None
 
 
 def _circle(ranks: _Ranks) -> Ruling | None:
-    """Ranks that wait for each other; or all are in all, but took up their groups in different orders."""
+    """Return a ruling on ranks that wait for each other, or that all entered their groups in different orders."""
     first = ranks.in_a_circle or ranks.in_other_orders
     if not first:
         return None
@@ -201,7 +201,7 @@ def _circle(ranks: _Ranks) -> Ruling | None:
 
 
 def _outside(ranks: _Ranks) -> Ruling | None:
-    """Ranks that others wait for and that wait in nothing; or the one rank that made a collective more."""
+    """Return a ruling on ranks that block others but wait in nothing; or on the rank that made a collective more."""
     absent = ranks.awaited_in("outside")
     if not absent:
         return None
@@ -218,10 +218,10 @@ def _outside(ranks: _Ranks) -> Ruling | None:
         return Ruling("one-more", Confidence.LIKELY, callers, callers, waits, (callers, still))
     call = min(waits, key=lambda wait: len(wait.missing)).call
     named, sure = still, Confidence.LIKELY
-    if len(still) < sum(standings[rank].moves is False for rank in callers):  # who waits for a GPU may move
+    if len(still) < sum(standings[rank].moves is False for rank in callers):  # a rank that waits for a GPU may move
         sure = Confidence.PROVED
     elif not are_seen:
-        # A rank against a rank: it is the absent one where that has called this operation of the group before.
+        # One rank against another: the absent one is named if it called this operation of the group before.
         called_before = any((before.group, before.op) == (call.group, call.op) for before in standings[still[0]].calls)
         if not (len(callers) == len(still) == 1 and called_before):
             named, sure = (), Confidence.POSSIBLE
@@ -229,7 +229,10 @@ def _outside(ranks: _Ranks) -> Ruling | None:
 
 
 def _unreachable(ranks: _Ranks) -> Ruling | None:
-    """Of several, some may only have lost what they left: one is named, or all of one host and no others."""
+    """Return a ruling on ranks without evidence: names a single one, or all if they are exactly the ranks of a host.
+
+    If several are absent, some may only have lost their evidence.
+    """
     absent = ranks.awaited_in("unknown")
     if not absent:
         return None
@@ -244,7 +247,7 @@ def _unreachable(ranks: _Ranks) -> Ruling | None:
 
 
 def _different_unnumbered_calls(ranks: _Ranks) -> Ruling | None:
-    """Nobody is named where some ranks may have left their call, or wait in one that cannot be compared."""
+    """Return a ruling on unnumbered calls; it names no rank if one may have left, or if calls are not comparable."""
     unnumbered = {wait.rank: wait.call for wait in ranks.waits if wait.call.seq is None and wait.call.op}
     calls = {rank: call for rank, call in unnumbered.items() if call.alike is not None}
     ruling = _compared(calls, Confidence.LIKELY)

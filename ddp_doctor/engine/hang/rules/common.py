@@ -1,4 +1,4 @@
-"""What the rules over trials share: the judged trials, and how findings speak of them, of ranks and of steps."""
+"""Shared code of the rules over trials: the judged trials, and the texts about them, their ranks and steps."""
 
 import re
 import signal
@@ -23,22 +23,22 @@ from ddp_doctor.views.software import nodes_without_backends
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, ranks_at, short
 
-#: What a setting that torch refuses can look like: never a rank that is stopped, killed or missing.
+#: Judgments that a setting refused by torch can cause: never a stopped, killed or missing rank.
 _REFUSED_LOOKS: tuple[Kind, ...] = ("all-entered", "raised-everywhere", "unsure")
-#: What ranks that raised look like, and those that the trial's end then kept from coming.
+#: Judgments on trials whose ranks raised, and on ranks that then did not come because the trial ended.
 _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "never-entered", "never-began")
 #: torch 2.15 distributed_c10d.py, _new_process_group_helper.
 _UNKNOWN_BACKEND = "Unknown c10d backend type"
 
-#: The step of probing/user_model in which ranks compare how a phase of the user's code went.
+#: The step of probing/user_model in which ranks compare the results of a phase of the user's code.
 OUTCOMES = "compare_outcomes"
-#: More lines of evidence of one kind than these help no reader; the culprits name every rank.
+#: Maximum number of evidence lines of one kind; the culprits list every rank.
 MOST_LINES = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """A trial that did not finish, what it was judged to be, and how findings speak of it."""
+    """A trial that did not finish, with its judgment and the texts of findings about it."""
 
     recording: Recording
     trial: TrialRecord
@@ -46,33 +46,33 @@ class Case:
 
     @property
     def check(self) -> str:
-        """The check in which the trial was judged."""
+        """The check that the trial failed in."""
         return self.judgment.step.check if self.judgment.step else self.trial.judged_check or self.trial.checks[0]
 
     @property
     def first(self) -> RankEvidence:
-        """The first of those to blame."""
+        """The first rank at fault."""
         return self.of_rank(self.judgment.suspects[0])
 
     def of_rank(self, number: int) -> RankEvidence:
-        """The evidence of one rank."""
+        """Return the evidence of a rank."""
         return next(rank for rank in self.trial.evidence if rank.rank == number)
 
     @property
     def step_words(self) -> str:
-        """The step in which ranks wait, ``all_reduce #17``, with the ranks of its group on a mesh axis."""
+        """The step that ranks wait in, such as ``all_reduce #17``, with the ranks of its group on a mesh axis."""
         step = self.judgment.step
         of_group = f" ({rank_list(step.members)})" if step is not None and step.members else ""
         return f"{step_words(step)}{of_group}"
 
     @property
     def culprits(self) -> tuple[Culprit, ...]:
-        """Those to blame."""
+        """The ranks at fault, as culprits."""
         return culprits(self.recording, self.judgment.suspects)
 
     @property
     def names(self) -> str:
-        """Those to blame, at the beginning of a sentence."""
+        """The ranks at fault, as the beginning of a sentence."""
         return names(self.recording, self.judgment.suspects)
 
     @property
@@ -83,7 +83,7 @@ class Case:
         return f"{wait} for {it} in check {self.check}. " if waiting else ""
 
     def rank_evidence(self, rank: RankEvidence) -> Evidence:
-        """One rank's process state, position and processor time."""
+        """Return one rank's process state, position and CPU time."""
         place = f"{host(self.recording, rank.node)}, " if self.recording.several_nodes else ""
         parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
         if rank.cpu_s_per_s is not None and rank.exited_at is None:
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def waiting_evidence(self) -> tuple[Evidence, ...]:
-        """Where the innocent ranks stand, and for how long."""
+        """The position of the waiting ranks and how long they have waited."""
         waiting, step = self.judgment.waiting, self.judgment.step
         if not waiting or step is None:
             return ()
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """The suspects first, then those who wait for them."""
+        """The ranks at fault first, then the waiting ranks."""
         shown, left = self.judgment.suspects[:MOST_LINES], self.judgment.suspects[MOST_LINES:]
         guilty = [self.rank_evidence(self.of_rank(rank)) for rank in shown]
         if left:
@@ -112,7 +112,7 @@ class Case:
 
     @property
     def all_well_without(self) -> bool:
-        """Whether a later trial ran the same check to its end without the suspects: a second proof."""
+        """True if a later trial finished the same check without the ranks at fault: a second proof."""
         later = self.recording.trials[self.recording.trials.index(self.trial) + 1 :]
         check = self.trial.judged_check or self.check
         return any(
@@ -122,22 +122,21 @@ class Case:
 
     @property
     def confidence(self) -> Confidence:
-        """Proved where the same checks passed without the suspects."""
+        """The confidence: proved if the same checks passed without the ranks at fault."""
         return Confidence.PROVED if self.all_well_without else Confidence.LIKELY
 
     @property
     def proof_words(self) -> str:
-        """The sentence that says so."""
+        """The sentence about the second proof; empty without one."""
         return " The same checks passed in a second trial without it." if self.all_well_without else ""
 
 
 def cases(recording: Recording, *kinds: Kind) -> Iterator[Case]:
-    """The trials that did not finish and whose judgment is one of these kinds.
+    """Yield the trials that did not finish and whose judgment is one of these kinds.
 
-    A trial that failed as a whole while the process group was set up is left out where a setting
-    that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
-    only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
-    their own: an operation on another GPU than the group's, a torch that finds no backend.
+    Trials are skipped if a more specific finding explains them: a setting that torch refuses, if all ranks failed while
+    the process group was set up; a silent node, because the other nodes' ranks only wait for its ranks; an operation on
+    another GPU than the group's; a torch that finds no backend.
     """
     return (case for case in _cases(recording) if case.judgment.kind in kinds)
 
@@ -160,13 +159,13 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
     raised = [rank for rank in trial.evidence if rank.raised is not None and not tells_of_a_peer(rank)]
     if any(used_elsewhere(words_of(rank)) for rank in raised):
         return True
-    # A backend that torch does not know, on a node where, as another finding says, it finds none at all.
+    # torch does not know the backend, and another finding reports that torch finds no backends on this node.
     without = nodes_without_backends(recording)
     return bool(raised) and all(_UNKNOWN_BACKEND in words_of(rank) and rank.node in without for rank in raised)
 
 
 def _ran_out_of_files(case: Case) -> bool:
-    """Whether those to blame say that they ran out of files, on a node whose low limit another finding names."""
+    """Return True if the ranks at fault ran out of open files, on nodes whose low limit another finding reports."""
     low = out_of_files(case.recording)
     suspects = case.judgment.suspects
     to_blame = [rank for rank in case.trial.evidence if rank.rank in suspects or rank.raised is not None]
@@ -174,7 +173,7 @@ def _ran_out_of_files(case: Case) -> bool:
 
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
-    """Whether a node fell silent during this trial, or handed in nothing of its ranks and then was lost."""
+    """Return True if a node stopped responding during this trial, or was lost without any evidence of its ranks."""
     heard = {rank.node for rank in trial.evidence}
     world = recording.world
     silent = silent_nodes(recording) if world is not None and world.nnodes > 1 else frozenset()
@@ -190,7 +189,7 @@ def _may_be_refused(case: Case) -> bool:
 
 
 def step_words(step: Step | None) -> str:
-    """``all_reduce #17``, as the evidence counts the steps of a check; a group is made once."""
+    """Return the name of a step, such as ``all_reduce #17``, numbered as in the check; a group is created only once."""
     if step is None:
         return "its next step"
     if step.name == OUTCOMES:
@@ -200,21 +199,21 @@ def step_words(step: Step | None) -> str:
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
-    """The ranks as culprits."""
+    """Return the ranks as culprits."""
     return tuple(rank_culprit(recording, rank) for rank in numbers)
 
 
 def names(recording: Recording, numbers: tuple[int, ...]) -> str:
-    """The ranks at the beginning of a sentence, each with its host where there are several."""
+    """Return the ranks as the beginning of a sentence, each with its host if there are several."""
     return capital(ranks_at(recording, numbers))
 
 
-#: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
+#: Frames of libraries that wait in the name of other code: torch, the standard library, ddp-doctor's own worker.
 _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<")
 
 
 def stands(rank: RankEvidence) -> str:
-    """``at train.py:41 in never_enters()``: where the rank is, as far as the process could still report."""
+    """Return where the rank is, such as ``at train.py:41 in never_enters()``, from the last report of its process."""
     if rank.stack:
         return f"at {_frame(rank)}"
     if rank.steps:
@@ -224,21 +223,21 @@ def stands(rank: RankEvidence) -> str:
 
 
 def _frame(rank: RankEvidence) -> str:
-    """The innermost frame that is no library's."""
+    """Return the innermost frame outside of libraries."""
     own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
     frame = short((own or list(rank.stack))[-1])
     return f"{frame}()" if re.search(r" in \w+$", frame) else frame
 
 
 def place(rank: RankEvidence) -> str | None:
-    """``train.py:19`` of the frame in which the rank is, or of the last step that it took."""
+    """Return the line of the rank's current frame or last step, such as ``train.py:19``."""
     if rank.stack:
         return _frame(rank).partition(" in ")[0]
     return short(rank.steps[-1].where) if rank.steps else None
 
 
 def process_words(rank: RankEvidence) -> str:
-    """What the kernel says of the rank's process."""
+    """Return the kernel's state of the rank's process."""
     if rank.exited_at is not None:
         return f"exited {rank.exited_at:.1f} s after the start"
     states = {"R": "running", "S": "sleeping", "D": "uninterruptible", "T": "stopped", "t": "traced", "Z": "dead"}
@@ -249,10 +248,10 @@ def process_words(rank: RankEvidence) -> str:
 def link_remedies(
     recording: Recording, pairs: Collection[tuple[int, int]] = (), step: Step | None = None
 ) -> tuple[Remedy, ...]:
-    """What to try where links hang: between these pairs, or, where none could be named, between any.
+    """Return the fixes for hanging links: between these pairs, or, without pairs, between any ranks.
 
-    Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network, and
-    in init_process_group between all ranks: they connect over sockets first, on one node too.
+    NCCL's peer-to-peer transfers are between the GPUs of one node. Between nodes there is the network. In
+    init_process_group all ranks use the network, because they connect over sockets first, even on one node.
     """
     are_across = [is_across(recording, pair) for pair in pairs]
     across = recording.several_nodes and (not pairs or any(are_across))
@@ -264,7 +263,7 @@ def link_remedies(
 
 
 def connects(step: Step | None) -> bool:
-    """Whether it is the step in which the ranks connect to each other."""
+    """Return True if the ranks connect to each other in this step."""
     return step is not None and step.name == INIT
 
 

@@ -39,7 +39,7 @@ def died(recording: Recording) -> Iterator[Draft]:
     """
     for case in cases(recording, "died"):
         first, step, yours = case.first, case.judgment.step, ""
-        if step is not None and step.name == OUTCOMES:  # where ranks tell each other how the user's code went
+        if step is not None and step.name == OUTCOMES:  # the step where ranks exchange the outcome of the user's code
             yours = YOURS.get(re.split(r"[( ]", step.detail)[0], "")
         where = f"{yours}{line_in_the_job(first)}" if yours else f"check {case.check}: {stands(first)}"
         named = _cause(recording, first, case.check)
@@ -60,7 +60,7 @@ def _dead(trial: TrialRecord) -> list[RankEvidence]:
 
 
 def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
-    """``trials``: all in which the ranks ended in this way; the first one shows most."""
+    """Return the draft for ``trials`` that all ended this way; the first one has the most evidence."""
     trial, dead = trials[0], _dead(trials[0])
     first = dead[0]
     yours = called(first.stack) or ("your code" if of_the_job(first.stack) else "")
@@ -93,15 +93,15 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
 
 
 def _where(trial: TrialRecord, rank: RankEvidence) -> str:
-    """``all_reduce #29 of check allreduce``."""
+    """Return the step and check, such as ``all_reduce #29 of check allreduce``."""
     check = trial.judged_check or rank.check or trial.checks[0]
     return f"{step_words(rank.open_step)} of check {check}" if rank.open_step else f"check {check}"
 
 
 def _deaths(case: Case, ranks: Sequence[int]) -> str:
-    """How these ranks ended; those that ended the same way are named together."""
+    """Return how these ranks ended, grouped by the way they ended."""
     deaths = {rank: ended(case.of_rank(rank)) for rank in ranks}
-    if case.trial.launcher == "torchrun":  # 0 is a code that it did not tell
+    if case.trial.launcher == "torchrun":  # torchrun reports 0 if it does not know the code
         deaths |= {rank: "exited early" for rank in ranks if not case.of_rank(rank).exit_code}
     alike = grouped((death, rank) for rank, death in deaths.items())
     ends = [f"{ranks_at(case.recording, alike_ranks)} {death}" for death, alike_ranks in alike.items()]
@@ -109,10 +109,10 @@ def _deaths(case: Case, ranks: Sequence[int]) -> str:
 
 
 def _cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause:
-    """What the rank's last words name; else its last line, and what helps against how it ended."""
+    """Return the cause that the rank's output names; otherwise its last line, and a fix for how it ended."""
     if not rank.out_of_memory and (known := named_cause(rank, check)):
         return known
-    lines = [line for line in rank.output_tail.partition(FATAL)[0].splitlines() if line.strip()]  # then, where it stood
+    lines = [line for line in rank.output_tail.partition(FATAL)[0].splitlines() if line.strip()]  # a stack follows
     last = f" Its last output: {lines[-1][:200]}" if lines else ""
     return NamedCause(last, (), (_after_death(recording, rank),))
 
@@ -191,7 +191,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
 
 
 def _beyond(recording: Recording, trial: TrialRecord) -> set[int]:
-    """The ranks for which their node shows too few GPUs, as job-sees-too-few-gpus says."""
+    """Return the ranks whose node shows too few GPUs (reported by job-sees-too-few-gpus)."""
     shown = {node.node: len(node.fact.visible) for node in recording.facts(GpusFact)}
     world = recording.world
     return {

@@ -1,4 +1,4 @@
-"""Operations on another GPU than the one that the process group is bound to."""
+"""Operations on another GPU than the GPU of the process group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MOVE_TENSOR = in_model_code("Move the tensor to the GPU of the process group")
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank whose operation was refused: in which check, on which devices, in what, at which line of the user's."""
+    """A rank whose operation was refused: its check, the devices, the operation and the line of user code."""
 
     rank: int
     check: str
@@ -76,7 +76,7 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
 
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:
-    """Without those whose factory makes that GPU the current one: user-model-takes-another-gpu says so."""
+    """Yield ranks of the user's model unless user-model-takes-another-gpu reports that its factory selects the GPU."""
     for rank in recording.facts(UserModel):
         trouble = rank.fact.trouble
         devices = used_elsewhere(trouble.message) if trouble else None

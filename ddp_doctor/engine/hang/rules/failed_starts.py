@@ -1,4 +1,4 @@
-"""Process groups that cannot be made, and ranks that meet and do not understand each other."""
+"""Process groups that cannot be created, and ranks that connect but receive mismatched data."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -54,23 +54,24 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
             yield _one_gpu(recording, sharing)
             continue
         ranks = pointing_at_settings(recording, trial)
-        if case.judgment.kind != "raised":  # one rank's exception is its own, unless it points at a setting
+        if case.judgment.kind != "raised":  # one rank's exception concerns only this rank
             ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
-        # A probe of the doctor's own that fails everywhere is unsure, not a fault.
-        if not ranks or not _makes_the_group(ranks[0]) or explains(recording, trial):  # the cause has a rule of its own
+        # If ddp-doctor's own probe fails everywhere, the result is unsure, not a fault.
+        if not ranks or not _makes_the_group(ranks[0]) or explains(recording, trial):  # the cause has its own rule
             continue
         draft = _cannot_start(recording, trial, ranks)
-        # Where NCCL refuses its peers for their versions, DD550 may name the nodes with other ones.
+        # If NCCL refuses its peers because of their versions, DD550 reports the nodes with other versions.
         versions_differ = _OTHER_VERSION in words_of(ranks[0]) and nodes_load_different_nccls(recording)
         if draft.title not in titles and not versions_differ:
-            titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
+            titles.add(draft.title)  # torchrun's ranks and ddp-doctor's own ranks fail for one cause
             yield draft
 
 
 def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:
-    """The ranks that cannot join for what a setting of their node says; of some only the first comes so far.
+    """Return the ranks that cannot join because of a setting of their node.
 
-    Only the rank that makes NCCL's unique id looks for an interface; the others wait for that id.
+    Only the first rank may fail: the rank that creates NCCL's unique id looks for an interface, and the others wait for
+    that id.
     """
     return [
         rank
@@ -80,12 +81,12 @@ def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankE
 
 
 def _makes_the_group(rank: RankEvidence) -> bool:
-    """Whether the rank is still setting up the process group, or using it for the first time."""
+    """Return True if the rank is still creating the process group or using it for the first time."""
     return bool(rank.steps) and rank.steps[-1].check == PROCESS_GROUP
 
 
 def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
-    """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
+    """Return the ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
     found: dict[tuple[int, str], set[int]] = {}
     for rank in trial.evidence:
         words = rank.output_tail + (rank.raised.message if rank.raised else "")
@@ -120,7 +121,7 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
 
 
 def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[RankEvidence]) -> Draft:
-    """``ranks`` raised it; the others of the trial wait for them."""
+    """Return the draft; ``ranks`` raised the exception, and the other ranks of the trial wait for them."""
     first = ranks[0]
     assert first.raised is not None
     message = words_of(first)
@@ -147,7 +148,7 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
 
 
 def _alike(ranks: Sequence[RankEvidence]) -> Iterator[str]:
-    """What they said, each text once; with the ranks, where there are several."""
+    """Yield the messages of ranks, each text once; with the ranks if there are several texts."""
     texts = grouped((" ".join(words_of(rank).split())[:400], rank.rank) for rank in ranks)
     for text, numbers in list(texts.items())[:MOST_LINES]:
         yield f"{rank_list(numbers)}: {text}" if len(texts) > 1 else text
@@ -191,7 +192,7 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
     found = [case for case in cases(recording, "at-odds") if not explains(recording, case.trial)]
     if not found:
         return
-    first = found[0]  # what they do not have in common, later checks stumble over as well
+    first = found[0]  # later checks fail on the same disagreement
     ranks = [rank for trial, rank in what_did_not_fit(recording) if trial is first.trial]
     checks = [case.check for case in found]
     step = step_words(ranks[0].steps[-1]) if ranks[0].steps else "their first step"

@@ -1,4 +1,4 @@
-"""Ranks that are alive and keep the others waiting."""
+"""Ranks that are alive and hold up the other ranks."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.ranks import capital, cause, line_in_the_job, rank_list, stack_in_the_job
 
-#: All ranks of a node say the same of NVLS; those of the first node tell.
+#: Number of ranks whose log is read: all ranks of a node report the same about NVLS, so the first node is enough.
 _RANKS_READ = 8
 
 
@@ -81,7 +81,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             f"{case.names} {what} in check {case.check}: {stands(first)}",
             case.evidence,
             cure,
-            confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
+            confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # state D may pass
             detail=f"{case.who_waits}For its peers it looks like a slow network.{case.proof_words}",
         )
 
@@ -125,11 +125,11 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     explained |= {stall.ranks for stall in failed_trials.stalls(recording)}
     for case in cases(recording, "all-entered", "left-behind"):
         trial, judgment = case.trial, case.judgment
-        # Where both ends of such a pair took part, its link may explain the trial.
+        # If both ranks of such a pair took part, their link may explain the trial.
         if any({*pair} <= {*trial.ranks} for pair in explained) or failed_trials.explains(recording, trial):
             continue
         where = f" on {recording.nnodes} nodes" if recording.several_nodes else ""
-        # NVSwitches add up for these ranks, by NCCL's log; setting that up hangs on some.
+        # NVSwitches reduce for these ranks, by NCCL's log; setting that up hangs on some.
         takes_nvls = trial.backend == "nccl" and any(
             parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]
         )
@@ -154,7 +154,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
 
 
 def _none_left(trial: TrialRecord) -> str:
-    """``rank 0 lost a peer in it (Connection reset by peer)``: who ended with such an error and waits no more."""
+    """Return which ranks lost a peer, such as ``rank 0 lost a peer in it (Connection reset by peer)``."""
     lost = [rank for rank in trial.evidence if rank.raised is not None]
     if not lost:
         return ""

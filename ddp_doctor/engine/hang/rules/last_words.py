@@ -1,4 +1,4 @@
-"""The cause that the last words of a rank name, by the signs and causes by which ``logs`` judges a job's output."""
+"""The cause named in the last output of a rank, found with the signs and causes of ``logs``."""
 
 from contextlib import suppress
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from ddp_doctor.model.trial import RankEvidence
 
 
 class NamedCause(NamedTuple):
-    """What a finding about a rank takes from the cause that the rank named."""
+    """The parts of a finding that come from the cause that a rank named."""
 
     sentence: str  # " Cause: GPU memory ran out on rank 1 (ddp-doctor explain DDJ110)."
     evidence: tuple[Evidence, ...]
@@ -17,7 +17,7 @@ class NamedCause(NamedTuple):
 
 
 def named_cause(rank: RankEvidence, check: str) -> NamedCause | None:
-    """The cause that a rank printed or raised before it ended; None where its words name none."""
+    """Return the cause that a rank printed or raised before it ended, or None if it named none."""
     raised = f"{rank.raised.type}: {rank.raised.message}\n" if rank.raised else ""
     found = None
     with suppress(CannotLoad):
@@ -31,7 +31,7 @@ def named_cause(rank: RankEvidence, check: str) -> NamedCause | None:
 
 
 def _by_hand(remedy: Remedy) -> Remedy:
-    """A remedy whose settings are lines to type: some have samples for values, which no form of settings may hold."""
+    """Return the fix with its settings as commands: some values are samples, which settings must not contain."""
     lines = [
         f"unset {each.name}" if each.value is None else f"export {each.name}={each.value}" for each in remedy.settings
     ]

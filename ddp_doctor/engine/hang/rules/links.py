@@ -1,4 +1,4 @@
-"""Ranks that met and disagree, or met and cannot reach each other."""
+"""Ranks that connect and then disagree, or cannot reach each other."""
 
 from collections.abc import Collection, Iterator
 
@@ -62,7 +62,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
 
 
 def _calls(case: Case) -> dict[int, str]:
-    """What each rank called by its flight recorder; without any recorder, what it had announced."""
+    """Return each rank's call from its flight recorder; without any recorder, the announced call."""
     if case.judgment.flights:
         return {rank: _words(call) for rank, call in case.judgment.flights}
     steps = {rank.rank: rank.open_step for rank in case.trial.evidence}
@@ -75,7 +75,7 @@ def _words(call: Call) -> str:
 
 
 def _by_call(calls: dict[int, str]) -> dict[str, str]:
-    """The ranks behind each call, in words."""
+    """Return the ranks of each call, as text."""
     by_call = grouped((call, rank) for rank, call in sorted(calls.items()))
     return {call: rank_list(ranks) for call, ranks in by_call.items()}
 
@@ -99,7 +99,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
     stuck: _Stuck = {}
     for case in cases(recording, "pair"):
         if failed_trials.explains(recording, case.trial):
-            continue  # NCCL itself says why
+            continue  # NCCL itself reports the cause
         stuck.update((pair, case) for pair in case.judgment.pairs if pair not in explained)
     common = _common_rank(recording, set(stuck))
     between = _nodes_between(recording, set(stuck))
@@ -115,7 +115,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
             yield _one_pair(case, link, _of_the_others(recording, stuck))
 
 
-#: Pairs of ranks, lower first, with the trial in which they got stuck.
+#: Pairs of ranks, lower first, with the trial in which they hung.
 _Stuck = dict[tuple[int, int], Case]
 
 
@@ -137,7 +137,7 @@ def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
 
 
 def _common_end(pairs: set[tuple[int, int]]) -> int | None:
-    """The one that is an end of all of at least two stuck pairs: two observers name it."""
+    """Return the rank or node that all of at least two stuck pairs share, or None."""
     if len(pairs) < 2:
         return None
     shared = set.intersection(*(set(pair) for pair in pairs))
@@ -145,7 +145,7 @@ def _common_end(pairs: set[tuple[int, int]]) -> int | None:
 
 
 def _common_rank(recording: Recording, pairs: set[tuple[int, int]]) -> int | None:
-    """The rank that all stuck pairs share; one that is its node's only rank stands for the node."""
+    """Return the rank that all stuck pairs share, or None if it is its node's only rank: the node is named then."""
     rank, world = _common_end(pairs), recording.world
     if rank is None or world is None or not all(is_across(recording, pair) for pair in pairs):
         return rank
@@ -153,20 +153,20 @@ def _common_rank(recording: Recording, pairs: set[tuple[int, int]]) -> int | Non
 
 
 def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int]) -> bool:
-    """Whether some pair without the suspects passed: two ranks that met, or finished, while the others hung.
+    """Return True if some pair without the suspects passed: two ranks that met, or finished, while the others hung.
 
-    Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
+    If none passed, all pairs may be bad, and there may not have been time to test the rest.
     """
     for case in stuck.values():
         through = [rank for rank in case.trial.evidence if rank.done and rank.rank not in suspects]
         across = len({rank.node for rank in through}) > 1 or not all(is_across(recording, pair) for pair in stuck)
-        if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
+        if len(through) > 1 and across:  # on two nodes, if only paths between nodes hang
             return True
     return any(not set(pair) & set(suspects) for pair in _passed(recording, stuck))
 
 
 def _passed(recording: Recording, stuck: _Stuck) -> set[tuple[int, int]]:
-    """The pairs, lower rank first, that came through their exchange in some trial."""
+    """Return the pairs, lower rank first, that completed their exchange in some trial."""
     passed = {(rank.rank or 0, pair.peer) for rank in recording.facts(P2pFact) for pair in rank.fact.pairs}
     for case in stuck.values():
         for rank in case.trial.evidence:
@@ -176,7 +176,7 @@ def _passed(recording: Recording, stuck: _Stuck) -> set[tuple[int, int]]:
 
 
 def _of_the_others(recording: Recording, stuck: _Stuck) -> str:
-    """What is known of the pairs that are not stuck; nothing, where there are none."""
+    """Return the sentence about the pairs that are not stuck; empty if there are none."""
     ranks = recording.world.world_size if recording.world else 0
     pairs = ranks * (ranks - 1) // 2
     if pairs <= len(stuck):
@@ -186,7 +186,7 @@ def _of_the_others(recording: Recording, stuck: _Stuck) -> str:
 
 
 def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:
-    """The node that all stuck pairs have an end on, or the two nodes between which they all are."""
+    """Return the node that all stuck pairs share, or the two nodes that all of them connect."""
     world = recording.world
     if world is None or len(pairs) < 2 or not all(is_across(recording, pair) for pair in pairs):
         return ()
@@ -225,7 +225,7 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], stuck: _Stuck) 
 
 
 def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
-    """Whether all pairs of a world of three or more ranks hang: what they share is to blame."""
+    """Return True if all pairs of a world of three or more ranks hang: the cause is something they share."""
     ranks = recording.world.world_size if recording.world else 0
     return ranks > 2 and len(pairs) == ranks * (ranks - 1) // 2
 
@@ -247,7 +247,7 @@ def _everywhere(recording: Recording, stuck: _Stuck) -> Draft:
 
 
 def _shown(recording: Recording, stuck: _Stuck) -> tuple[int, int]:
-    """The pair to try remedies on: one within a node, where there is any, for settings are for those."""
+    """Return the pair to test fixes on. A pair within a node is preferred, because settings apply to these."""
     return next((pair for pair in stuck if not is_across(recording, pair)), next(iter(stuck)))
 
 

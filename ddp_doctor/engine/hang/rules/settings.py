@@ -1,7 +1,7 @@
-"""Settings that may be why ranks fail or die: which those are, trials without them, and what these proved.
+"""Settings that may make ranks fail or die: the candidates, the trials without them, and what these proved.
 
-A text that names a setting, or its value, points at it. A crash names none, so each setting that the library reads is
-taken away in turn; one is blamed only where the ranks came through without it and failed again with it.
+A message that names a setting, or its value, points at it. A crash names none, so each setting that the library reads
+is unset in turn. A setting is the cause only if the ranks passed without it and failed again with it.
 """
 
 import re
@@ -21,13 +21,13 @@ from ddp_doctor.views.reproducers import EXCHANGED_BYTES
 from ddp_doctor.views.settings_read import installed, misread_values
 from ddp_doctor.wording.ranks import cause
 
-#: Trials of a crash take some seconds each: of more settings nobody waits for.
+#: Maximum number of settings to try: each trial of a crash takes some seconds.
 _MOST_TRIED = 4
-#: A value that stands in a text by chance proves nothing: a number, or a word this short.
+#: Minimum length of a value to search for: a number or a shorter word may occur in a text by chance.
 _LEAST_VALUE = 3
-#: What a process group says that fails, and the variables that it speaks of, the likeliest first. Seen with NCCL 2.21
-#: to 2.32 and each of them set to what cannot be (gloo transport/tcp/device.cc; NCCL src/bootstrap.cc, plugin/net.cc,
-#: graph/tuning.cc, graph/xml.cc, enqueue.cc, init.cc, misc/ibvwrap.cc).
+#: Messages of a process group that fails, and the variables that they are about, most likely first. Seen with NCCL 2.21
+#: to 2.32 and each variable set to an invalid value (gloo transport/tcp/device.cc; NCCL src/bootstrap.cc,
+#: plugin/net.cc, graph/tuning.cc, graph/xml.cc, enqueue.cc, init.cc, misc/ibvwrap.cc).
 _SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile("find address for"), ("GLOO_SOCKET_IFNAME",)),
     (re.compile("no socket interface found"), ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")),
@@ -46,13 +46,13 @@ _SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     ),
     (re.compile("ibv_modify_qp failed"), ("NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY")),
 )
-#: Log settings: their names stand in NCCL's advice, and they change nothing that ranks do.
+#: Log settings: NCCL's advice mentions them, and they do not change what ranks do.
 _OF_LOGS = ("NCCL_DEBUG", "NCCL_WARN", "NCCL_LOG", "TORCH_CPP_LOG", "GLOO_LOG", "TORCH_FR", "TORCH_NCCL_DUMP")
 _SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+) \[(?P<elements>\d+)\]")
 
 
 def in_force(recording: Recording, of_node: int | None = None) -> dict[str, str]:
-    """What is set on this node, or on some node, with the value of the first that has it."""
+    """Return the variables set on this node, or on any node, with the value of the first node that has them."""
     found: dict[str, str] = {}
     for node in recording.facts(EnvVars):
         for name, value in node.fact.variables.items():
@@ -66,7 +66,7 @@ _BUILT_IN = frozenset({"IB", "SOCKET"})
 
 
 def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
-    """The settings in force on the node that its message speaks of: by its words, by a name, or by a value."""
+    """Return the settings in force on the node that the message is about: by its phrases, by a name, or by a value."""
     values = in_force(recording, node)
     reason = cause(message)
     by_words = [name for words, names in _SPEAKS_OF if words.search(message) for name in names]
@@ -75,7 +75,7 @@ def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
     found = [name for name in dict.fromkeys((*by_name, *by_words, *by_value)) if name in values]
     found.sort(key=lambda name: name == "NCCL_NET" and values[name].upper() in _BUILT_IN)  # it has these everywhere
     named = [name for name in found if name in by_name or name in by_value]
-    return tuple(named or found)  # of several that the words may mean, the one whose value they repeat
+    return tuple(named or found)  # prefer settings whose name or value the message repeats
 
 
 def _holds(text: str, value: str) -> bool:
@@ -85,7 +85,7 @@ def _holds(text: str, value: str) -> bool:
 
 
 def read_by_library(recording: Recording, backend: str) -> tuple[str, ...]:
-    """The settings in force that ranks of this backend read, those with a value that means something else first."""
+    """Return the settings in force that this backend reads, misread values first."""
     misread = {
         value.variable.name
         for node in recording.facts(EnvVars)
@@ -96,19 +96,19 @@ def read_by_library(recording: Recording, backend: str) -> tuple[str, ...]:
 
 
 def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
-    """Each of these variables taken away, for a trial."""
+    """Yield a fix for each of these variables that unsets it, for a trial."""
     values = in_force(recording)
     for name in names:
         yield unset({name: values[name]}, "the library then decides itself", proof=NO_TRIAL)
 
 
 def proved_settings(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Those without which alone the ranks came through, and with which they failed again."""
+    """Return the settings that are the cause: ranks passed with only this setting unset and failed again with it."""
     return tuple(name for name in names if outcome_without(recording, code, name) == "proved")
 
 
 def outcome_without(recording: Recording, code: str, name: str) -> str | None:
-    """What trials without this variable alone have proved; None without any."""
+    """Return what trials with only this variable unset proved, or None if there were none."""
     for experiment in recording.experiments:
         if experiment.code == code and [setting.name for setting in experiment.settings] == [name]:
             return proof_of(experiment).status
@@ -116,13 +116,13 @@ def outcome_without(recording: Recording, code: str, name: str) -> str | None:
 
 
 def with_values(recording: Recording, names: Sequence[str], node: int | None = None) -> str:
-    """`` with NCCL_NET=IB``, as this node or the first has it; empty for none."""
+    """Return `` with NCCL_NET=IB``, with the value of this node or the first one; empty for no names."""
     values = in_force(recording, node)
     return f" with {' and '.join(shown(name, values[name]) for name in names)}" if names else ""
 
 
 def repeating(trial: TrialRecord, step: Step | None) -> Reproducer:
-    """The smallest test that does what the ranks did: they meet, and reduce as much as this step moved."""
+    """Return the smallest test that does what the ranks did: connect, and reduce as many bytes as this step."""
     ranks = trial.ranks
     if step is None or step.check == PROCESS_GROUP:
         return Reproducer(kind="meet", ranks=ranks)

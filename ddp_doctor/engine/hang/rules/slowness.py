@@ -1,4 +1,4 @@
-"""Ranks that make the others wait, though not for ever."""
+"""Ranks that delay the others without hanging."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ddp_doctor.wording.ranks import rank_culprit, rank_list
 
 @dataclass(frozen=True)
 class _Late:
-    """How long after the typical rank one rank entered a step."""
+    """The delay of one rank, compared with the typical rank, when it entered a step."""
 
     rank: int
     node: int
@@ -55,7 +55,7 @@ def late(recording: Recording) -> Iterator[Draft]:
 
 
 def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
-    """One finding for the late ranks of a node: what slows one of them mostly slows its neighbors."""
+    """Return one finding for the late ranks of a node: a cause that slows one of them usually slows its neighbors."""
     worst = max(late, key=lambda rank: rank.delay_s)
     ranks = tuple(sorted(rank.rank for rank in late))
     alone = "only this rank" if len(ranks) == 1 else "only these ranks"
@@ -78,9 +78,9 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
 
 
 def _crowd(recording: Recording) -> float:
-    """How many times longer ranks may take that share cores with each other, or on all nodes with other work.
+    """Return how many times longer ranks may take because they share cores, or because all nodes are busy.
 
-    Where one node alone is busy, its ranks are late for that.
+    If only one node is busy, its ranks are reported as late.
     """
     world = recording.world or World()
     hosts = list(recording.facts(Host))
@@ -90,9 +90,9 @@ def _crowd(recording: Recording) -> float:
 
 
 def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
-    """The ranks that entered a step long after the others, each with its worst step.
+    """Return the ranks that entered a step long after the others, each with its worst step.
 
-    Nobody, where the nodes' counts cannot be compared: a node that began early would look late.
+    Empty if the nodes' clocks cannot be compared: a node that began early would look late.
     """
     steps, nodes = by_step(trial), {rank.node for rank in trial.evidence}
     known = clocks(steps, nodes)
@@ -113,9 +113,9 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
 def _kept_in_the_step_before(
     trial: TrialRecord, met: Met, ahead: Mapping[int, float]
 ) -> dict[tuple[int, tuple[str, int]], float]:
-    """How long after the typical rank each rank left the step before each of its steps.
+    """Return how long after the typical rank each rank left the step before each of its steps.
 
-    That time is not the rank's own: a slow link keeps who receives, and who sends is through.
+    The rank is not the cause of that time: a slow link delays the receiver after the sender has left.
     """
     typical: dict[tuple[str, int], float] = {}
     for key, entered in met.items():
