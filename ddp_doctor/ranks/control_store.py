@@ -1,9 +1,9 @@
-"""The control store: one TCPStore that the doctor's own ranks meet on, in a process of its own.
+"""The control store: the TCPStore where ddp-doctor's own ranks meet, in a separate process.
 
-A process, because the store's calls block in C++ past every time-out while its server is frozen;
-here that costs the agent nothing. On one node it listens on the loopback address only. With many
-nodes the head's agent hosts it on the port of the rendezvous endpoint, on every address as torchrun
-does, and the roll call happens on it.
+It is a process because the store's calls block in C++ past every timeout while its server is frozen. In a separate
+process this does not block the agent. On a single node it listens only on the loopback address. With several nodes the
+head agent hosts it on the port of the rendezvous endpoint, on every address as torchrun does, and it is used for the
+node check-in.
 """
 
 import errno
@@ -27,14 +27,14 @@ from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, hand_over,
 from ddp_doctor.ranks.store import imported_c10d
 from ddp_doctor.sources.network import interfaces
 
-#: What multiprocessing gives as exit code of a process whose forkserver cannot tell it any more.
+#: multiprocessing's exit code of a process if the forkserver can no longer report the real one.
 _FORKSERVER_GONE = 255
-#: The prefix of the agents' keys: equal in all releases whose agents understand each other.
+#: The prefix of the agents' keys: the same in all releases with compatible agents.
 PREFIX = "ddp-doctor/1"
-#: Bytes of a segment, both ways, on the store's connections: a path that drops large packets carries these,
+#: Segment size in bytes, in both directions, on the store's connections: a path that drops large packets carries these,
 #: so a run over such a path still ends with its finding. Inherited from the listener (tcp(7)).
 _SMALL_SEGMENT = 1200
-#: All addresses of this host, IPv4 and IPv6: the others may reach it on any of them.
+#: All addresses of this host, IPv4 and IPv6: other nodes may reach it on any of them.
 ALL_ADDRESSES = ""
 
 
@@ -48,22 +48,22 @@ class Control:
     helper: Helper
 
     def stop(self) -> None:
-        """End it at once; nothing in it has to be kept."""
+        """Kill the store's process immediately; its data are not needed."""
         self.process.kill()
         self.process.join(1.0)
 
 
 def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control:
-    """Fork the store's process and wait until it listens. Port 0 takes a free one.
+    """Fork the store's process and wait until it listens. Port 0 selects a free port.
 
-    Raises RuntimeError where it cannot listen, HelperLost where the process is killed or stopped.
+    Raises RuntimeError if it cannot listen, HelperLost if the process is killed or stopped.
     """
     answer_path = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
     helper = Helper("the TCPStore server", process.pid or 0)
     patience = Patience(WORKER_START_S, [process.pid])
     while not patience.is_over():
-        lost = helper.lost()  # asked first: what it wrote before it died is still read
+        lost = helper.lost()  # checked first: an answer written before its death is still read
         with suppress(FileNotFoundError):
             answer = json.loads(answer_path.read_text())
             if answer.get("error"):
@@ -86,7 +86,7 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on one address of this host, or on ALL_ADDRESSES. Raises OSError."""
+    """Return a listening socket on one address of this host, or on ALL_ADDRESSES. Raises OSError."""
     if host != ALL_ADDRESSES:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -110,7 +110,7 @@ def _serve(argument: str) -> NoReturn:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
         fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-        try:  # it serves until it is collected: never, for this function does not return
+        try:  # it serves until it is collected, and this function does not return
             _store = imported_c10d().TCPStore(host, port, **fields)
         except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
             _store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)

@@ -1,4 +1,4 @@
-"""The environment of a trial's ranks: the caller's, with what torchrun would export for the job."""
+"""The environment of a trial's ranks: the caller's, with the variables that torchrun would export for the job."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import World
 from ddp_doctor.settings import trials
 from ddp_doctor.settings.in_force import GIVEN_BY_TORCHRUN, GIVEN_TO_SEVERAL
 
-#: Exported by a launcher for its own world; a nested launch must not inherit them.
+#: Variables that a launcher exports for its own world; a nested launch must not inherit them.
 LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -29,7 +29,7 @@ _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
 def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without the variables of a launcher's own world."""
+    """Return the caller's environment without the variables of a launcher's own world."""
     return {
         name: value
         for name, value in env.items()
@@ -38,7 +38,7 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_path(env: Mapping[str, str]) -> str:
-    """PYTHONPATH for a process that is to import this package first."""
+    """Return PYTHONPATH for a process that must find this package first."""
     package_parent = str(Path(ddp_doctor.__file__).parent.parent)
     given = env.get("PYTHONPATH")
     return f"{package_parent}{os.pathsep}{given}" if given else package_parent
@@ -49,13 +49,13 @@ _LONGEST_VALUE = 4096
 
 
 class Refused(ValueError):
-    """This node does not run the trial, whoever orders it; the message says why."""
+    """This node refuses to run the trial, whichever node orders it; the message gives the reason."""
 
 
 def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int) -> dict[str, str]:
-    """The environment of ``node`` as a remedy would have it.
+    """Return the environment of ``node`` with the settings of a fix.
 
-    Raises Refused for what no trial may set: the head of a run orders the settings of all nodes.
+    Raises Refused for variables that a trial must not set: the head of a run orders the settings of all nodes.
     """
     mine = dict(env)
     for setting in settings:
@@ -77,7 +77,7 @@ def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int
 def rank_environment(
     env: Mapping[str, str], world: World, rank: int, host: str, port: int, nccl_log: str
 ) -> dict[str, str]:
-    """What a rank of the doctor's own trials runs with (torchrun's names and defaults).
+    """Return the environment of a rank in ddp-doctor's own trials (torchrun's names and defaults).
 
     ``nccl_log`` is the file for NCCL's log of this rank.
     """
@@ -93,13 +93,13 @@ def rank_environment(
     )
     defaults = GIVEN_BY_TORCHRUN | (GIVEN_TO_SEVERAL if len(node) > 1 else {})
     mine = defaults | mine
-    # The recorder tells which rank called something else; off by default for gloo before torch 2.13.
+    # The recorder shows which rank made a different call; it is off by default for gloo before torch 2.13.
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         mine.setdefault(name, "2000")
     # NCCL's choice of transports is evidence, so its log goes to a file of the run. INIT prints all "via" lines, ENV
-    # the settings that are in force, NET the devices, GRAPH what NCCL says of GPUDirect (the subsystems in INFO calls
-    # of src/transport/*.cc and src/graph/*.cc). The file is named even where the user named none: what NCCL_DEBUG_FILE
-    # is set to, here or in an nccl.conf, is the user's own file, which NCCL would empty.
+    # the settings in force, NET the devices, GRAPH the lines about GPUDirect (the subsystems in INFO calls of
+    # src/transport/*.cc and src/graph/*.cc). The file is always set, because NCCL would empty the user's own file named
+    # by NCCL_DEBUG_FILE, here or in an nccl.conf.
     if world.backend == "nccl":
         subsystems, file = "INIT,ENV,NET,GRAPH,BOOTSTRAP", nccl_log.replace("%", "%%")
         mine.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=subsystems, NCCL_DEBUG_FILE=file)

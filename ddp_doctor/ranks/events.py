@@ -1,13 +1,13 @@
-"""The events of a rank: one JSON line each, appended by the worker, followed by the agent.
+"""The events of a rank: JSON lines that the worker appends and the agent follows.
 
 ::
 
     {"event": "enter", "t": 8123.41, "check": "allreduce", "name": "all_reduce", "seq": 17,
      "detail": "float32 [262144] sum", "peers": [], "deadline_s": null, "queued_s": 0.2, "where": "train.py:88"}
 
-``t`` is CLOCK_MONOTONIC, which all processes of one node share. A line is written by one write()
-on an O_APPEND descriptor, so the agent never reads half a line of a killed worker:
-a last line without a newline is read when it is complete.
+``t`` is CLOCK_MONOTONIC, which all processes of a node share. Each line is written by one write() on an O_APPEND
+descriptor, so the agent never reads half a line of a killed worker. A last line without a newline is read when it is
+complete.
 """
 
 import json
@@ -30,14 +30,14 @@ class EventWriter:
 
 
 class EventReader:
-    """Follows one rank's file; a file that is not there yet has no events yet."""
+    """Follows the event file of a rank; a missing file has no events yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._offset = 0
 
     def new(self) -> list[dict[str, Json]]:
-        """The events appended since the last call."""
+        """Return the events appended since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)

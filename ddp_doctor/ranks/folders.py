@@ -1,17 +1,18 @@
-"""The folders of a run: its temporary one, those that killed runs have left, and those that ranks make for the job.
+"""The directories of a run: the run directory, directories left by killed runs, and directories made for the job.
 
-A note in each folder names the boot in which it was made; its run holds a lock on the note while it lives::
+A note in each directory records the boot in which it was made; its run holds a lock on the note while it lives::
 
     {"boot": "4f1c…"}
 
-The kernel releases the lock however the run ends, and all containers of a host share one kernel, so a note that
-can be locked belongs to a run that is gone.
+The kernel releases the lock however the run ends, and all containers of a host share one kernel. So if a note can be
+locked, its run is over.
 
-Folders that ranks make outside the run folder, where the job would write: noted first, removed by the agent.
+Ranks also make directories outside the run directory, where the job would write. They are noted first, and the agent
+removes them.
 
-A rank that is killed removes nothing. So it notes the path in the trial's folder before it makes the folder, one path
-in each ``rank0.job_folder``. The agent removes these folders when the ranks have ended, however they ended. If the
-agent was killed too, a later run removes them together with the run folder.
+A killed rank cannot remove anything. So before it makes a directory, it notes the path in the trial's directory, one
+path per file ``rank0.job_folder``. The agent removes these directories after the ranks have ended, however they ended.
+If the agent was also killed, a later run removes them together with the run directory.
 """
 
 import errno
@@ -29,24 +30,24 @@ from pathlib import Path
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.error_text import quoted
 
-#: The note in each folder; only its own run holds the lock on it for long.
+#: The note in each directory; only its own run holds the lock on it for long.
 NOTE = "owner.lock"
 _RUN_PREFIX = "ddp-doctor-"
-#: The most folders that one start removes: it has to be fast, and the next run continues.
+#: Maximum number of directories that one start removes: it must be fast, and the next run continues.
 _MOST_RUN_FOLDERS = 100
-#: A socket lives in it, and the path of a socket holds 107 characters.
+#: It contains a socket, and the path of a socket is limited to 107 characters.
 _LONGEST_PARENT = 60
 _SHORT_PARENT = "/tmp"
 
 
 def make_run_folder() -> Path:
-    """A new folder for this process alone. What killed runs left beside it is removed.
+    """Create a directory for this process, and remove directories that killed runs left in the same place.
 
-    Raises UsageError where no folder for temporary files is writable, as on a read-only root file system.
+    Raises UsageError if no directory for temporary files is writable, as on a read-only root file system.
     """
     try:
         found = tempfile.gettempdir()
-    except FileNotFoundError:  # which says only where Python looked
+    except FileNotFoundError:  # its message only lists where Python searched
         found = os.environ.get("TMPDIR") or _SHORT_PARENT
     parent = Path(found if len(found) < _LONGEST_PARENT else _SHORT_PARENT)
     _sweep(parent)
@@ -68,12 +69,12 @@ def make_run_folder() -> Path:
 
 
 def _hold(folder: Path) -> None:
-    """Lock the note before it has its name, so that nobody finds it unlocked. The end of the process closes it."""
+    """Create the note and lock it before it gets its name, so no run finds it unlocked; the process's end closes it."""
     note = folder / f".{NOTE}"
     fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # a file system without locks: then no other run gets this lock either
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with suppress(FileNotFoundError):  # a /proc of processes alone: without a boot, nobody takes it for left
+    with suppress(FileNotFoundError):  # no boot_id in /proc: other runs keep a directory without a boot
         os.write(fd, json.dumps(_here()).encode())
     note.rename(folder / NOTE)
 
@@ -92,9 +93,9 @@ def _sweep(parent: Path) -> None:
 
 
 def _taken(folder: Path) -> int | None:
-    """The lock on a folder of this user whose run is known to be gone, else None.
+    """Return the lock on a directory of this user whose run is known to be over, or None.
 
-    Nothing is known about runs of another host that shares the folder, or of an earlier boot.
+    Nothing is known about runs of another host that shares the directory, or of an earlier boot.
     """
     fd = -1
     with suppress(OSError, ValueError):
@@ -115,13 +116,13 @@ def _here() -> dict[str, str]:
 
 _JOB_PREFIX = "ddp-doctor-job-"
 _SUFFIX = ".job_folder"
-#: A file system that hangs must not block the agent: folders that are not gone by then stay.
+#: A file system that hangs must not block the agent: directories not removed in this time are kept.
 _WAIT_S = 2.0
 _MOST_JOB_FOLDERS = 100
 
 
 def make_job_folder(note: Path, parent: Path) -> str:
-    """A new folder in ``parent`` that nobody else may enter. Raises OSError, and then nothing is left."""
+    """Create a directory in ``parent`` that other users cannot enter. Raises OSError, then without leftovers."""
     folder = parent.absolute() / f"{_JOB_PREFIX}{secrets.token_hex(8)}"
     note.with_suffix(_SUFFIX).write_text(str(folder))
     folder.mkdir(0o700)
@@ -129,7 +130,7 @@ def make_job_folder(note: Path, parent: Path) -> str:
 
 
 def remove_job_folders(trial: Path) -> None:
-    """Remove the folders that the ranks of a trial noted, as far as that takes no longer than a moment."""
+    """Remove the directories noted by the ranks of a trial, if that takes only a moment."""
     with suppress(OSError):
         notes = sorted(trial.glob(f"*{_SUFFIX}"))[:_MOST_JOB_FOLDERS]
         if notes:
@@ -142,8 +143,8 @@ def _remove(notes: list[Path]) -> None:
     for note in notes:
         with suppress(OSError, ValueError):
             folder = Path(note.read_text())
-            named = folder.is_absolute() and folder.name.startswith(_JOB_PREFIX)  # as only make_job_folder does
-            if named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode):  # and no link to one
+            named = folder.is_absolute() and folder.name.startswith(_JOB_PREFIX)  # as named by make_job_folder
+            if named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode):  # and not a link to one
                 shutil.rmtree(folder, ignore_errors=True)
             if not os.path.lexists(folder):
                 note.unlink()

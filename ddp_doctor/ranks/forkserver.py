@@ -30,11 +30,11 @@ from ddp_doctor.sources.proc import io_bytes
 _DEATH_S = 1.0
 
 
-#: The forked processes, each with the process that forked it: a copy of that one must not end them.
+#: The forked processes, each with the process that forked it: a copy of that process must not end them.
 _forked = weakref.WeakKeyDictionary[BaseProcess, int]()
 
 
-@atexit.register  # later than multiprocessing's own handler, and so called before it
+@atexit.register  # registered after multiprocessing's own handler, so it runs first
 def _kill_forked() -> None:
     """Kill the forked processes if the caller was interrupted: at exit, multiprocessing waits for them forever."""
     for process, forked_by in list(_forked.items()):
@@ -43,7 +43,7 @@ def _kill_forked() -> None:
 
 
 class ForkServer:
-    """One forkserver process that imported torch before any thread or CUDA existed in it."""
+    """A forkserver process that imported torch before it had any thread or CUDA context."""
 
     def __init__(self, run_folder: Path, env: dict[str, str]) -> None:
         self._run_folder = run_folder
@@ -51,37 +51,38 @@ class ForkServer:
         self._helper: Helper | None = None
 
     def start(self, *, ddp: bool = True) -> None:
-        """Start it. Call from the main thread: it asks to die with the thread that started it.
+        """Start it. Call from the main thread: the forkserver dies with the thread that started it.
 
-        ``ddp`` says whether ranks will make a DistributedDataParallel: half of the import is for that.
+        ``ddp`` is True if ranks will construct a DistributedDataParallel, which takes half of the import.
         """
         extra = {
             RUN_FOLDER_VARIABLE: str(self._run_folder),
             AGENT_VARIABLE: str(os.getpid()),
             DDP_VARIABLE: "1" if ddp else "",
-            # The forkserver is `python -c`: it would find this package in the working directory only.
+            # The forkserver is `python -c`: it would find this package only in the working directory.
             "PYTHONPATH": python_path(self._env),
-            "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything
-            # A library that asks for GPUs while it is imported must not initialize CUDA before the fork.
+            "PYTHONSAFEPATH": "1",  # ignores the working directory (Python 3.11 or newer)
+            # A library that queries GPUs while it is imported must not initialize CUDA before the fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             # torchrun's default; OpenMP reads it when torch loads, later is too late.
             "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),
         }
-        # A resource tracker that was killed is started anew, which concerns nobody: nothing of ours needs it.
+        # A killed resource tracker is restarted with this warning, which does not matter: ddp-doctor does not need it.
         warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
         multiprocessing.get_context("forkserver").set_forkserver_preload(["ddp_doctor.ranks.preload"])
         before = {name: os.environ[name] for name in extra if name in os.environ}
         os.environ.update(extra)
-        # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
+        # multiprocessing keeps its socket in a directory that only a regular exit removes; the run directory is always
+        # removed.
         process: Any = multiprocessing.current_process()
-        config = process._config  # noqa: SLF001 - nothing public moves the socket
+        config = process._config  # noqa: SLF001 - no public call moves the socket
         config["tempdir"] = str(self._run_folder)
-        multiprocessing.resource_tracker.ensure_running()  # by itself: it would unblock the signals
+        multiprocessing.resource_tracker.ensure_running()  # started separately: it would unblock the signals
         signal.pthread_sigmask(signal.SIG_BLOCK, AGENTS_SIGNALS)  # until the forkserver ignores them
         try:
-            with self._errors_in_log():  # a Python that does not start says why
+            with self._errors_in_log():  # a Python that does not start prints the reason
                 multiprocessing.forkserver.ensure_running()
-            server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
+            server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - no public call returns its pid
             self._helper = Helper("the forkserver", server._forkserver_pid)  # noqa: SLF001 - see above
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS_SIGNALS)
@@ -92,7 +93,7 @@ class ForkServer:
 
     @contextmanager
     def _errors_in_log(self) -> Iterator[None]:
-        """What is started meanwhile writes its errors to the log from the start."""
+        """Redirect the stderr of processes started inside the block to the log."""
         try:
             own = os.dup(2)
         except OSError:  # closed
@@ -107,10 +108,10 @@ class ForkServer:
             os.close(log)
 
     def wait_ready(self, timeout_s: float) -> TorchImport:
-        """Wait until torch is imported; past the deadline return where the import stands, and kill it.
+        """Wait until torch is imported; after the deadline, kill the import and return its position.
 
-        An import that got on in the last second is slow, not stuck, and gets a share of its time once more. The time
-        it had no processor does not count. Raises HelperLost where the forkserver itself, and no torch, is the reason.
+        An import that made progress in the last second is slow, not stuck, and gets a share of its time once more. Time
+        without a processor does not count. Raises HelperLost if the forkserver itself, not torch, is the reason.
         """
         began = time.monotonic()
         imported = self._wait(timeout_s, timeout_s)
@@ -122,7 +123,7 @@ class ForkServer:
         return imported.model_copy(update={"import_s": took_s, "stuck_at": self._stack_of(imported.stuck_at)})
 
     def _wait(self, limit_s: float, timeout_s: float) -> TorchImport:
-        """Wait for so long; the process stays alive, and of an import that is stuck its pid stands for a stack."""
+        """Wait this long; the process stays alive, and the result of a stuck import has its pid instead of a stack."""
         preload: dict[str, object] = {}
         read_at, used = 0.0, self._cpu_time_and_bytes()
         patience = Patience(limit_s, [self.pid])
@@ -139,7 +140,7 @@ class ForkServer:
                 error = preload.get("error")
                 return TorchImport(import_s=float(str(preload["import_s"])), error=str(error) if error else None)
             time.sleep(0.02)
-        # It computed or read something meanwhile, or waits for a processor that others have.
+        # It computed or read something in this time, or waits for a processor.
         elapsed_s = time.monotonic() - read_at
         (cpu_before, bytes_before), (cpu, read) = used, self._cpu_time_and_bytes()
         moving = False
@@ -157,7 +158,7 @@ class ForkServer:
         return self._helper.pid if self._helper is not None else None
 
     def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
-        """Fork one worker that runs ``target(argument)``. Raises HelperLost where the forkserver gives no answer."""
+        """Fork one worker that runs ``target(argument)``. Raises HelperLost if the forkserver does not answer."""
         if (lost := self.lost()) is not None:
             raise HelperLost(lost)
         process = multiprocessing.get_context("forkserver").Process(target=target, args=(argument,))
@@ -169,7 +170,7 @@ class ForkServer:
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 failed.append(error)
 
-        # multiprocessing waits for the answer without a limit, and a stopped forkserver gives none.
+        # multiprocessing waits for the answer without a timeout, and a stopped forkserver does not answer.
         starting = threading.Thread(target=start, daemon=True, name="fork")
         starting.start()
         while starting.is_alive():
@@ -182,19 +183,19 @@ class ForkServer:
         return process
 
     def lost(self) -> str | None:
-        """Why it does not serve, None while it does."""
+        """Return why the forkserver does not serve, or None."""
         return self._helper.lost() if self._helper is not None else "the forkserver was not started"
 
     def is_alive(self) -> bool:
-        """Whether it lives; else multiprocessing would silently start another forkserver, without torch."""
+        """Return True if it lives; otherwise multiprocessing would silently start a new forkserver without torch."""
         return self.pid is not None and state(self.pid) not in (None, "Z")
 
     def stop(self) -> None:
-        """Kill the forkserver and, with it, all it forked that is still alive."""
+        """Kill the forkserver and, with it, all processes forked by it that are still alive."""
         if self.pid is not None and self.is_alive():
             os.kill(self.pid, signal.SIGKILL)
-        # The resource tracker of multiprocessing ends when this process does, but not while it is stopped. On a busy
-        # machine it may only stop later: SIGCONT also removes a SIGSTOP that is pending (signal(7)).
+        # multiprocessing's resource tracker ends when this process does, but not while it is stopped. On a busy machine
+        # it may only stop later: SIGCONT also removes a pending SIGSTOP (signal(7)).
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
         if tracker._pid is not None:  # noqa: SLF001 - see above
             with suppress(ProcessLookupError):
@@ -213,7 +214,7 @@ class ForkServer:
         return self.log() or "no stack"
 
     def import_stands(self) -> str:
-        """``: it stood in torch/__init__.py:88``, for a sentence; empty where the import gives no answer. Kills it."""
+        """Kill the import and return ``: it stood in torch/__init__.py:88``; empty if it does not answer."""
         with suppress(OSError, ValueError, IndexError):
             pid = json.loads((self._run_folder / "preload.json").read_text())["pid"]
             frames = [line for line in self._stack_of(str(pid)).splitlines() if "File " in line]
@@ -223,7 +224,7 @@ class ForkServer:
         return ""
 
     def log(self) -> str:
-        """The end of what it and what it forked wrote to stderr."""
+        """Return the end of stderr of the forkserver and its children."""
         with suppress(OSError):
             return (self._run_folder / "forkserver.log").read_text(errors="replace")[-4000:]
         return ""

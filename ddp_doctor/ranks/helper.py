@@ -1,4 +1,4 @@
-"""A process of the doctor's own that ranks cannot do without: the forkserver, the control store, torchrun."""
+"""Processes of ddp-doctor that ranks need: the forkserver, the control store, torchrun."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, si
 
 
 class HelperLost(Exception):
-    """A helper does not serve; the message says which one and why. No rank is to blame for what follows."""
+    """A helper does not serve; the message names it and the reason. No rank is the cause of the resulting failure."""
 
 
 @dataclass
 class Helper:
-    """One such process. Stopped (SIGSTOP, a debugger) for a moment it is waited for, for longer it is lost."""
+    """A helper process. If it is stopped (SIGSTOP, a debugger), the agent waits a moment before it counts as lost."""
 
     name: str
     pid: int
@@ -28,18 +28,18 @@ class Helper:
     _looked_at: float | None = field(default=None, init=False)  # monotonic
 
     def lost(self) -> str | None:
-        """Why it does not serve, None while it does. Asked again and again, it counts for how long it was stopped."""
+        """Return why the helper does not serve, or None. Repeated calls measure how long it was stopped."""
         if process.has_ended(self.pid):
             return self._words("is gone: killed from outside, or for lack of memory")
         return self.stopped()
 
     def stopped(self) -> str | None:
-        """The same, of one that may end by itself."""
+        """Return the same for a helper that may exit on its own."""
         now, letter = time.monotonic(), process.state(self.pid)
         if letter not in ("T", "t"):
             self._stopped_s, self._looked_at = 0.0, None
             return None
-        # Time in which the agent was stopped too (Ctrl-Z) does not count.
+        # Time while the agent was also stopped (Ctrl-Z) does not count.
         self._stopped_s += min(now - (self._looked_at or now), LOOK_S)
         self._looked_at = now
         return self._words(f"is stopped (state {letter})") if self._stopped_s >= HELPER_STOPPED_S else None
@@ -49,7 +49,7 @@ class Helper:
 
 
 def was_killed(pid: int) -> bool:
-    """Whether a child of this process, not yet reaped, was ended from outside; False where that is not known."""
+    """Return True if a child of this process, not yet reaped, was killed from outside; False if unknown."""
     with suppress(ChildProcessError):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status in FROM_OUTSIDE

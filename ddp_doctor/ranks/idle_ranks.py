@@ -1,17 +1,17 @@
-"""Since when all ranks of one node are idle.
+"""Measure since when all ranks of a node have been idle.
 
-A rank is active when it takes a step, computes, reads or writes (a file, a connection), or when a process that it
-started does: it builds a large model, compiles, loads or downloads. A rank that only waits does none of this: two
-ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte (torch 2.13). The sources are::
+A rank is active when it takes a step, computes, reads or writes (a file, a connection), or when a process started by it
+does: it builds a large model, compiles, loads or downloads. A rank that only waits does none of this: two ranks in a
+gloo collective used 0.00 and 0.01 s of CPU time in 5 s, and no byte (torch 2.13). The sources are::
 
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-A rank that cannot be read counts as active, as does one of which a thread, or a thread of a process that it started, is
-in uninterruptible sleep, which may wait for a slow disk, or has been ready to run since the last look: on a busy
-machine it may wait for a processor, and it is a thread of gloo's that moves the data for which the main one sleeps.
-Another thread than the main one that has slept meanwhile got its processor and found nothing to do: gloo's polls 100
-times a second, so that on a busy machine it is often found ready. The main one sleeps to hand on the interpreter, too.
+A rank counts as active in three more cases. Its usage cannot be read. A thread of its processes is in uninterruptible
+sleep, because it may wait for a slow disk. Or a thread has been ready to run since the last sample: on a busy machine
+it may wait for a processor, and a thread of gloo moves the data while the main thread sleeps. A thread other than the
+main one that has slept in this time did get a processor and found nothing to do: gloo's thread polls 100 times per
+second, so on a busy machine it is often found ready. The main thread also sleeps to release the interpreter lock.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from ddp_doctor.ranks import process
 from ddp_doctor.ranks.rank_state import RankState
 from ddp_doctor.sources import proc
 
-#: The most processes that are read of one rank.
+#: Maximum number of processes to read per rank.
 _MOST_PROCESSES = 64
 
 
 class IdleRanks:
-    """Reads the ranks once a second; ``activity`` counts the times that one of them was active."""
+    """Samples the ranks once per second; ``activity`` counts the samples with an active rank."""
 
     def __init__(self, ranks: Sequence[RankState], now: float) -> None:
         self._ranks = ranks
         self._read_at = now
-        self._used: dict[int, tuple[float, int] | None] = {}  # seconds of processor, bytes read and written
+        self._used: dict[int, tuple[float, int] | None] = {}  # CPU seconds, bytes read and written
         self._ready: dict[int, set[tuple[int, str]]] = {}
         self.active_at = now
         self.activity = 0
 
     def update(self, now: float) -> None:
-        """Read the ranks again, at most once a second."""
+        """Read the ranks again, at most once per second."""
         elapsed_s = now - self._read_at
         if elapsed_s < LOOK_S:
             return
@@ -61,7 +61,7 @@ class IdleRanks:
 
 
 def _in_state(state: str, pid: int) -> set[tuple[int, str]]:
-    """The threads of the rank's processes in this state, each but the main ones with how often it has gone to sleep."""
+    """Return the threads in this state of the rank's processes, non-main threads with their number of sleeps."""
     return {
         (thread, "" if thread == each else proc.status(each, thread).get("voluntary_ctxt_switches", ""))
         for each in process.with_children(pid, _MOST_PROCESSES) or [pid]
@@ -71,7 +71,7 @@ def _in_state(state: str, pid: int) -> set[tuple[int, str]]:
 
 
 def _used(pid: int) -> tuple[float, int] | None:
-    """What a rank and its processes used so far; None where the kernel does not show it."""
+    """Return the usage of a rank and its processes, or None if the kernel does not show it."""
     pids = process.with_children(pid, _MOST_PROCESSES)
     if pids is None:
         return None

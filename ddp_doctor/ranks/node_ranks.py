@@ -1,4 +1,4 @@
-"""The ranks of one node in one trial: forks them, watches them, and returns what was read."""
+"""The ranks of one node in one trial: forks them, watches them, and returns their readings."""
 
 import os
 import re
@@ -33,15 +33,15 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def parts_of(check: Check, options: Options, without: Collection[str]) -> tuple[str, ...]:
-    """What is left to do of a check; of one without parts the whole of it, which has no name."""
+    """Return the remaining parts of a check; the only part of a check without parts has an empty name."""
     return ("",) if check.parts is None else tuple(part for part in check.parts(options) if part not in without)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is the same for all trials of a run, as one node takes part in it."""
+    """The values that are the same for all trials of a run, as seen by one node."""
 
-    options: Options  # the head's on all nodes, but for the user's model, which is each node's own
+    options: Options  # the head's on all nodes, except the user's model, which each node defines
     env: Mapping[str, str]  # the job's environment
     progress: Callable[[str], None]
     world: World
@@ -51,22 +51,22 @@ class Run:
 
 @dataclass
 class NodeRanks:
-    """Runs this node's part of a trial. ``store`` is where the control store is reached from here."""
+    """Runs this node's part of a trial. ``store`` is the address of the control store as seen from here."""
 
     run: Run
     run_folder: Path
     server: ForkServer
     store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
-    control: Control | None = None  # the store's process, where it is this node's
-    keep_partial: Callable[[TrialResult], None] = lambda _: None  # is given what an interrupted trial had read
+    control: Control | None = None  # the store's process, if it is on this node
+    keep_partial: Callable[[TrialResult], None] = lambda _: None  # receives the readings of an interrupted trial
 
     def run_trial(
         self, record: TrialRecord, checks: Sequence[Check], skip_pairs: Pairs = (), remote: RemoteRanks | None = None
     ) -> TrialResult:
-        """Fork the ranks and watch them to the end. An interruption keeps what was read until then.
+        """Fork the ranks and watch them to the end. An interruption keeps the readings made until then.
 
-        Raises Refused. Where a process of the doctor's own is lost the trial is "interrupted", its first note says
-        why, and nobody is judged by it.
+        Raises Refused. If a helper process is lost, the trial is "interrupted", its first note gives the reason, and no
+        rank is judged.
         """
         self._require_sense(record, checks)
         folder = self._folder(record)
@@ -80,14 +80,14 @@ class NodeRanks:
         return self._watch(record, specs, workers, checks, remote, self.lost_helper)
 
     def lost_helper(self) -> str | None:
-        """Why the forkserver or the control store does not serve: every rank fails then, and none is to blame."""
+        """Return why the forkserver or the control store does not serve. No rank is the cause of failures then."""
         return self.server.lost() or (self.control.helper.lost() if self.control is not None else None)
 
     @contextmanager
     def running_under_torchrun(
         self, record: TrialRecord, checks: Sequence[Check], remote: RemoteRanks | None = None
     ) -> Iterator[tuple[TrialResult, Launch]]:
-        """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
+        """Run the trial with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
         self._require_sense(record, checks)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
@@ -127,7 +127,7 @@ class NodeRanks:
                 shutil.rmtree(self.run_folder / record.trial, ignore_errors=True)
 
     def _require_sense(self, record: TrialRecord, checks: Sequence[Check]) -> None:
-        """Raises Refused for a trial of a remedy that could not end, or take all memory: the head may be wrong."""
+        """Raise Refused for a trial of a fix that could not end, or take all memory: the head may be wrong."""
         reproducer, ranks = record.reproducer, record.ranks
         if reproducer is None:
             limits: set[float | None] = {check.deadline_s for check in checks if check.environment}
@@ -195,10 +195,10 @@ class NodeRanks:
         ]
 
     def _deadlines(self, record: TrialRecord, checks: Sequence[Check]) -> dict[str, float]:
-        """Seconds per check; on NCCL whichever comes first also creates the communicators."""
+        """Return the seconds per check; with NCCL, the first check also creates the communicators."""
         if record.limit_s is not None:
             return dict.fromkeys(record.checks, record.limit_s)
-        # Who gives a run more than the usual budget gives more to each part of a check.
+        # A budget above the default also extends each part of a check.
         more = max(self.run.options.budget_s / Options().budget_s, 1.0)
         allowed = {check.id: check.deadline_s * self.crowd() * (more if check.parts else 1.0) for check in checks}
         allowed.setdefault(PROCESS_GROUP, deadlines.CHECK_S * self.crowd())
@@ -208,7 +208,7 @@ class NodeRanks:
         return allowed
 
     def crowd(self) -> float:
-        """How many times longer things may take: ranks that share a core are slow through no fault."""
+        """Return how many times longer things may take: ranks that share a core are slow without a fault."""
         cores = len(os.sched_getaffinity(0))
         most = max((len(self.run.world.ranks_of(node.node_rank)) for node in self.run.world.nodes), default=1)
         return max(1.0, most / (cores * deadlines.RANKS_PER_CORE))

@@ -8,7 +8,7 @@ from ddp_doctor.sources import proc
 
 
 class Patience:
-    """The time that some processes get, which is over after ``1 + MOST_QUEUED`` times the limit at the latest."""
+    """The time that some processes get; it is over after ``1 + MOST_QUEUED`` times the limit at the latest."""
 
     def __init__(self, limit_s: float, pids: Iterable[int | None]) -> None:
         self._limit_s, self._began = limit_s, time.monotonic()

@@ -1,8 +1,8 @@
-"""Imported by the forkserver before it serves: torch and the checks, once per node.
+"""Imports torch and the checks in the forkserver before it serves, once per node.
 
-Running this module *is* its effect, as multiprocessing offers only module names to preload. It
-writes ``preload.json`` to the run's run folder when it begins and when it is done, so that the
-agent can judge an import that hangs (a dead shared file system) and name the line it stands on.
+Importing this module has all the effect, because multiprocessing can only preload modules. It writes ``preload.json``
+to the run directory when it begins and when it is done, so the agent can report a hanging import (a dead shared file
+system) with its line.
 """
 
 import faulthandler
@@ -15,12 +15,12 @@ import warnings
 
 from ddp_doctor.ranks.process import die_with_parent, hand_over, redirect_output, set_name
 
-#: Shows the forkserver where the run folder is and who its agent is.
+#: Variables that give the forkserver the run directory and the pid of its agent.
 RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
 AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
-#: Set where ranks will make a DistributedDataParallel.
+#: Set if ranks will construct a DistributedDataParallel.
 DDP_VARIABLE = "DDP_DOCTOR_PRELOADS_DDP"
-#: A terminal and a scheduler send them to all; the agent handles them, and asks the ranks where they stand.
+#: A terminal and a scheduler send these to all processes; the agent handles them and asks the ranks for their position.
 AGENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,20 +31,20 @@ def _prepare(run_folder: str) -> None:
     die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
     set_name("ddp-doctor:fork")
     redirect_output(os.path.join(run_folder, "forkserver.log"))
-    faulthandler.enable()  # an import that crashes prints where
+    faulthandler.enable()  # a crashing import prints its stack
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def _import_all(*, ddp: bool) -> str | None:
-    # Garbage collection is off: objects made by imports stay, and searching them while importing costs
-    # a fifth of the time; freezing keeps the pages shared between the forked ranks.
+    # Garbage collection is off: objects created by imports stay, and searching them while importing costs a fifth of
+    # the time. Freezing keeps the pages shared between the forked ranks.
     gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import torch.nn.parallel
 
-            if ddp:  # which imports this at its first construction, 0.6-1.3 s a rank
+            if ddp:  # its first construction imports this, 0.6-1.3 s per rank
                 import torch._dynamo.utils  # noqa: F401 - for the ranks
 
             import ddp_doctor.checks

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel: to die with its parent, a name in ``ps``; /proc about it; and what it hands on."""
+"""Kernel calls and /proc readers for processes: die with the parent, the name in ``ps``, states, passed JSON."""
 
 import ctypes
 import json
@@ -16,10 +16,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask for SIGKILL when the parent dies, and leave at once where it is dead already.
+    """Request SIGKILL when the parent dies, and exit immediately if it is already dead.
 
-    The kernel watches the *thread* that forked this process (prctl(2)), so parents fork from
-    their main thread.
+    The kernel watches the *thread* that forked this process (prctl(2)), so parents fork from their main thread.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -32,7 +31,7 @@ def set_name(name: str) -> None:
 
 
 def redirect_output(path: str) -> None:
-    """What this process prints from now on, its libraries included, goes to the end of a file."""
+    """Append everything that this process prints from now on, including its libraries, to a file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -46,32 +45,32 @@ def hand_over(path: str, fields: Mapping[str, object]) -> None:
 
 
 def state(pid: int) -> str | None:
-    """The process state letter of proc(5) (R, S, D, T, t, Z), None where there is no process."""
+    """Return the process state letter of proc(5) (R, S, D, T, t, Z), or None if there is no process."""
     fields = proc.stat_fields(pid)
     return fields[0] if fields else None
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no process, or what is left of one."""
+    """Return True if the process does not exist or is a zombie."""
     return state(pid) in (None, "Z", "X")
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot: with the pid it names one process for ever."""
+    """Return the start of a process in clock ticks since boot; with the pid it identifies a process."""
     fields = proc.stat_fields(pid)
     return int(fields[19]) if fields else None
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """User and system time used so far, in seconds."""
+    """Return the user and system time used so far, in seconds."""
     fields = proc.stat_fields(pid)
     return proc.seconds(fields) if fields else None
 
 
 def with_children(pid: int, most: int) -> list[int] | None:
-    """The process and those that it and its children started; None where the kernel does not say.
+    """Return the process and its descendants, or None if the kernel does not show them.
 
-    /proc/PID/task/TID/children holds "4711 4712 ", and is there where CONFIG_PROC_CHILDREN is.
+    /proc/PID/task/TID/children holds "4711 4712 ", and exists if the kernel has CONFIG_PROC_CHILDREN.
     """
     found, left = [pid], [pid]
     while left and len(found) < most:
@@ -96,7 +95,7 @@ def _children(pid: int) -> list[int] | None:
 
 
 def kill_stopped_children() -> None:
-    """Kill what was forked and then stopped before it could ask to die with its parent: nothing else would end it."""
+    """Kill children that were stopped before they could ask to die with their parent: they would never end."""
     for pid in _children(os.getpid()) or ():
         if state(pid) in ("T", "t") or _is_pending(pid, signal.SIGSTOP):
             with suppress(OSError):
@@ -109,14 +108,14 @@ def _is_pending(pid: int, number: signal.Signals) -> bool:
 
 
 def nccl_segments(pid: int, since: float) -> list[str]:
-    """NCCL's /dev/shm files that a process maps and that were made after ``since`` (epoch seconds).
+    """Return NCCL's /dev/shm files that a process maps and that were made after ``since`` (epoch seconds).
 
-    A rank that is killed before its peers attached leaves them behind; older ones are not ours.
+    A rank that is killed before its peers attached leaves them behind; older files belong to other jobs.
     """
     lines = (proc.read(f"/proc/{pid}/maps") or "").splitlines()
     found = []
     for path in sorted({line.split(None, 5)[5] for line in lines if "/dev/shm/nccl-" in line}):
-        with suppress(OSError):  # unlinked already, which /proc marks "(deleted)"
+        with suppress(OSError):  # already unlinked, which /proc marks "(deleted)"
             if os.stat(path).st_ctime >= since:
                 found.append(path)
     return found
@@ -127,11 +126,11 @@ FORKSERVER_PID = os.getpid()
 
 
 def oom_kills(*, of_host: bool = True) -> int:
-    """OOM kills so far in this process's memory cgroup or on the host; 0 where the kernel does not count them."""
+    """Return the number of OOM kills in this process's memory cgroup or on the host; 0 if not counted."""
     files = []
     for line in (proc.read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):  # version 1: each controller has a tree of its own (cgroups(7))
+        if "memory" in controllers.split(","):  # version 1: each controller has its own tree (cgroups(7))
             files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
         elif not controllers:
             files.append(f"/sys/fs/cgroup{path}/memory.events")

@@ -22,37 +22,37 @@ from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.sources import proc
 
-#: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
+#: Number of steps kept per rank: enough to see where the ranks diverged, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
-#: … of so much that is read: Python lists all modules behind the stacks of a process that crashed.
+#: Number of bytes read to get this output: Python lists all modules after the stacks of a process that crashed.
 _OUTPUT_READ = 64 << 10
 _LONGEST_LINE = 120  # characters of a line of the job's code
 #: Bytes of NCCL's log that are read; the log of a rank with thousands of peers is longer.
 _NCCL_LOG_READ = 8 << 20
-#: Lines that torch prints in healthy runs too: about a name that older releases know, and hosts without reverse DNS.
+#: Lines that torch also prints in healthy runs: about a name that older releases know, and hosts without reverse DNS.
 _CHATTER = (
     "TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated",
     "hostname of the client socket cannot be retrieved",
-    "Extension modules: ",  # … and what Python says behind the stacks of one that crashed
+    "Extension modules: ",  # printed by Python after the stacks of a crashed process
 )
 
 
 class Worker(Protocol):
-    """A rank's process, however it was started."""
+    """The process of a rank, started by the forkserver or torchrun."""
 
     @property
     def pid(self) -> int | None:
-        """Its pid, None until known."""
+        """The pid, or None until it is known."""
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives; negative is a signal."""
+        """The exit code, or None while the process lives; a negative value is a signal."""
 
 
 @dataclass
 class RankState:
-    """Everything the agent knows about one rank so far. Times are monotonic seconds."""
+    """The agent's knowledge about one rank so far. Times are monotonic seconds."""
 
     spec: WorkerSpec
     worker: Worker
@@ -71,25 +71,25 @@ class RankState:
     cpu_s_per_s: float | None = None
     cpu_granted: float | None = None
     spent_before: tuple[float, float] = (0.0, 0.0)  # run_and_queued_s() when its check began
-    queued_before_s: float = 0.0  # for how long its main thread had no processor until its last step
-    events: int = 0  # how many there have been
+    queued_before_s: float = 0.0  # how long its main thread had no processor until its last step
+    events: int = 0  # number of events so far
     state: str | None = None
     wait_channel: str | None = None
     first_answer: dict[str, Json] | None = None  # of two to the agent's request for evidence
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be expected of this rank."""
+        """True if no more events are expected of this rank."""
         return self.done or self.raised is not None or self.exited_at is not None
 
     @property
     def open_step(self) -> Step | None:
-        """The step the rank entered and has not left."""
+        """The step that the rank entered and has not left."""
         last = self.steps[-1] if self.steps else None
         return last if last is not None and last.left_at is None else None
 
     def absorb(self, now: float) -> bool:
-        """Take new events and the process's end; True when anything was new."""
+        """Take new events and the process's end; return True if anything was new."""
         events = self.reader.new()
         self.events += len(events)
         for event in events:
@@ -139,21 +139,21 @@ class RankState:
         return queued_s
 
     def printed(self) -> int:
-        """How many bytes it and NCCL have printed until now: NCCL's log grows while it still works."""
+        """Return the number of bytes that the rank and NCCL have printed: NCCL's log grows while it still works."""
         size_bytes = 0
         for suffix in ("out", "nccl"):
-            with suppress(OSError):  # not there yet, or no longer
+            with suppress(OSError):  # missing or already removed
                 size_bytes += os.stat(self.spec.path(suffix)).st_size
         return size_bytes
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to this rank's process, if it still is ours and alive."""
+        """Send a signal to this rank's process if it still is a child and alive."""
         if self.worker.pid is not None and self.worker.exitcode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.worker.pid, number)
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
-        """What goes into the recording."""
+        """Return the rank's evidence for the recording."""
         answer = self._stack_dump() or self.first_answer or {}
         died = self.exited_at is not None
         fatal = fatal_stack(_tail(self.spec.path("out"), _OUTPUT_READ)) if died else ()
@@ -181,19 +181,19 @@ class RankState:
         )
 
     def has_to_answer_twice(self) -> bool:
-        """Whether its answer has open work in a flight recorder that retires finished work late."""
+        """Return True if its answer has open work in a flight recorder that retires finished work late."""
         answer = self._stack_dump()
         flight = answer.get("flight", ())
         return bool(answer.get("retires_late")) and any(not entry["retired"] for entry in flight)
 
     def keep_first_answer(self) -> None:
-        """Make room for the second one."""
+        """Store the first answer, to make room for the second one."""
         self.first_answer = self._stack_dump()
         with suppress(OSError):
             os.unlink(self.spec.path("stack_dump.json"))
 
     def _flight_entries(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
-        """The flight recorder's entries; of two samples the second, with what is open in both."""
+        """Return the flight recorder's entries, from the second of two samples; work open in both is marked."""
         entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
         if self.first_answer is None or answer is self.first_answer:
             return entries
@@ -203,17 +203,17 @@ class RankState:
         )
 
     def has_stack_dump(self) -> bool:
-        """Whether the rank's second thread has answered."""
+        """Return True if the rank's second thread has answered."""
         return os.path.exists(self.spec.path("stack_dump.json"))
 
     def _output(self) -> str:
-        """What the rank printed last, unless it finished; NCCL's choices from its log in any case."""
+        """Return the end of the rank's output, unless it finished, and NCCL's choices from its log in any case."""
         lines = _tail(self.spec.path("out"), _OUTPUT_READ).splitlines(keepends=True)
         kept = [line for line in lines if not any(words in line for words in _CHATTER)]
         tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in kept)[-_OUTPUT_KEPT:]
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
-        # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
+        # NCCL up to 2.21 prints its version only to stdout; under torchrun there is no file.
         texts = [_head(self.spec.path(suffix), _NCCL_LOG_READ) for suffix in ("out", "nccl")]
         choices = digest(line for text in texts for line in text.splitlines())
         return choices if self.done else f"{choices}\n{_tail(self.spec.path('nccl'))}\n{tail}"
@@ -233,7 +233,7 @@ class RankState:
 
 
 def _source(stack: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
-    """The text of the lines of the job's own code, without credentials; nothing where there is none."""
+    """Return the text of the lines of the job's own code, without credentials; empty if there are none."""
     own = set(of_the_job(stack))
     texts = tuple(
         (KEPT_BACK if is_withheld("", line) else line[:_LONGEST_LINE]) if frame in own else ""
@@ -256,9 +256,9 @@ def _tail(path: str, most: int = _OUTPUT_KEPT) -> str:
 
 
 def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank, and the one before.
+    """Keep only steps that some rank entered LATE_ENTRY_S after the median rank, and the step before each of them.
 
-    A slow link in the step before makes a rank late through no fault of its own.
+    A slow link in the step before makes a rank late without a fault of the rank.
     """
     entered = grouped(((step.check, step.seq), step.entered_at) for rank in evidence for step in rank.steps)
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}

@@ -1,4 +1,4 @@
-"""What the agent orders one worker to do, as JSON."""
+"""The agent's order to one worker, as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from ddp_doctor.model.trial import TrialRecord
 
 
 class Task(Frozen):
-    """One rank check: its id, where its probe is found ("module:function"), its deadline."""
+    """A rank check: its id, the location of its probe ("module:function"), its deadline."""
 
     check: str
     probe: str
     deadline_s: float
-    part: str = ""  # of a check of several
+    part: str = ""  # of a check with several parts
 
 
 class WorkerSpec(Frozen):
-    """One rank of one trial. ``env`` is the whole environment the rank runs with."""
+    """A rank of a trial. ``env`` is the complete environment of the rank."""
 
     trial: TrialRecord
     options: Options  # of the run
@@ -32,24 +32,24 @@ class WorkerSpec(Frozen):
     launched_at: float  # monotonic
     init_deadline_s: float
     env: Mapping[str, str] = {}
-    store: tuple[str, int] | None = None  # None: env://, as the launcher that started the rank says
+    store: tuple[str, int] | None = None  # None: env://, as set by the launcher that started the rank
     skip_pairs: tuple[tuple[int, int], ...] = ()
     nodes: tuple[int, ...] = ()  # of each rank of the process group
 
     def to_json(self) -> str:
-        """As the text that travels to the worker. An environment may hold what is no UTF-8, and json takes it."""
+        """Return the JSON text for the worker; the environment may have invalid UTF-8, which json accepts."""
         return json.dumps(self.model_dump())
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerSpec":
-        """The inverse of ``to_json``."""
+        """Return the spec from the output of ``to_json``."""
         return cls.model_validate(json.loads(text))
 
     @property
     def backend(self) -> str:
-        """The process group's."""
+        """The backend of the process group."""
         return self.trial.backend
 
     def path(self, suffix: str) -> str:
-        """A file of this rank in the trial's folder."""
+        """Return the path of a file of this rank in the trial's directory."""
         return f"{self.folder}/rank{self.rank}.{suffix}"

@@ -1,8 +1,7 @@
-"""The store that ranks and agents meet on: the connection to it, and the texts that ranks exchange over it.
+"""The store where ranks and agents meet: the connection to it, and the texts that ranks exchange over it.
 
-The store works where a collective would hang, so it is where ranks compare what they are about to do.
-Equal texts, the common case, are sent once: each rank sets a digest and its text, and gets one text of each
-digest.
+The store works when a collective would hang, so ranks use it to compare what they are about to do. Equal texts, the
+common case, are sent once: each rank sets a digest and its text, and gets one text per digest.
 """
 
 import hashlib
@@ -17,13 +16,13 @@ _CLIENT_TIMEOUT = timedelta(minutes=5)
 
 
 def connect(host: str, port: int, prefix: str, timeout: timedelta = _CLIENT_TIMEOUT) -> Any:
-    """A client of the store in which all keys begin with ``prefix``: one trial, one namespace."""
+    """Return a client of the store that prepends ``prefix`` to all keys: each trial has its own namespace."""
     c10d = imported_c10d()
     return c10d.PrefixStore(prefix, c10d.TCPStore(host, port, is_master=False, timeout=timeout))
 
 
 def imported_c10d() -> Any:
-    """torch's own module of stores."""
+    """Return torch's own module of stores."""
     import torch.distributed
 
     return torch.distributed  # untyped: torch's stubs hide the stores it documents
@@ -31,16 +30,16 @@ def imported_c10d() -> Any:
 
 #: Bytes of a compressed text: a value over 8 MiB ends the store's connection (torch 2.13, TCPStore).
 MOST_BYTES = 4 * 2**20
-#: Characters of a text when it is unpacked.
+#: Maximum length of a text after decompression.
 MOST_CHARACTERS = 256 * 2**20
-#: The agent judges first.
+#: Longer than the agent's deadlines.
 _WAIT = timedelta(minutes=10)
 
 
 def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[str, ...]:
-    """The text of each of the ``ranks`` under ``name``; waits for the slowest rank.
+    """Return the text of each of the ``ranks`` under ``name``; waits for the slowest rank.
 
-    Raises Failed where the text is too long for the store.
+    Raises Failed if the text is too long for the store.
     """
     packed = zlib.compress(text.encode(), 1)
     if len(packed) > MOST_BYTES:

@@ -1,10 +1,9 @@
-"""Running one trial: watch its ranks, judge in time whether they are stuck, kill, keep the evidence.
+"""Run one trial: watch its ranks, decide in time whether they are stuck, kill them and keep the evidence.
 
-The agent never joins a collective, so it can always judge and kill. A deadline is not yet a hang:
-what moved during the last second before it (events, the size of the rank's output) is slow and is
-extended once. A deadline moves by the time for which a rank was ready to run but had no processor.
-A check of the user's code has a long deadline, and is judged sooner where all ranks are
-idle; see docs/explanation/hangs.md for the whole order of events.
+The agent never joins a collective, so it can always judge and kill. A missed deadline is not yet a hang: if a rank had
+an event or printed something in the last second, the check is slow, and its deadline is extended once. A deadline moves
+by the time for which a rank was ready to run but had no processor. A check of the user's code has a long deadline and
+is judged earlier if all ranks are idle. docs/explanation/hangs.md has the complete order of events.
 """
 
 import os
@@ -25,60 +24,60 @@ from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.rank_state import RankState, late_steps
 from ddp_doctor.sources import proc
 
-#: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
+#: A note on a trial that tests a fix: the limit of such a trial also counts time in which no rank ran.
 PAUSED = "the agent was stopped or starved"
-#: … for this share of the limit; a shorter delay is no pause.
+#: A trial gets this note after a pause longer than this share of its limit and this many seconds.
 _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
-#: Between two looks at the doctor's own processes, each a few reads of /proc.
+#: Seconds between two checks of the helper processes, each a few reads of /proc.
 _LOOK_AT_HELPERS_S = 0.2
 
 
 class TrialResult(Frozen):
-    """A trial's record, and the readings its ranks yielded before it ended."""
+    """The record of a trial, and the readings of its ranks before it ended."""
 
     record: TrialRecord
     readings: tuple[Reading, ...]
 
     @property
     def cut_short(self) -> str | None:
-        """Why it was ended without a judgment, None where it was not."""
+        """The reason why it ended without a judgment, or None."""
         if self.record.outcome != "interrupted":
             return None
         return next(iter(self.record.notes), "the trial was ended on another node")
 
     def unjudged(self, why: str) -> "TrialResult":
-        """The same without a judgment, because the doctor itself ended it."""
+        """Return the result without a judgment, because ddp-doctor itself ended the trial."""
         record = self.record.model_copy(update={"outcome": "interrupted", "notes": (why, *self.record.notes)})
         return self.model_copy(update={"record": record})
 
 
 class RemoteRanks(Protocol):
-    """How a trial ends on all nodes at once."""
+    """The other nodes' ranks: how a trial ends on all nodes at once."""
 
     lost: tuple[int, ...]
 
     def ended(self) -> str | None:
-        """How the trial ended on all nodes, None while it goes on."""
+        """Return how the trial ended on all nodes, or None while it runs."""
 
     def done(self) -> None:
-        """This node's ranks have finished; the trial is finished when those of all nodes have."""
+        """Report that this node's ranks have finished; the trial finishes when all nodes have reported it."""
 
     def end(self, outcome: str) -> None:
-        """This node's ranks are stuck or broken: the trial is over on all nodes."""
+        """Report that this node's ranks are stuck or broken: the trial ends on all nodes."""
 
     def abandon(self) -> None:
-        """This node leaves the trial before its end."""
+        """Report that this node leaves the trial before its end."""
 
     def note(self, events: int, activity: int) -> None:
         """Report how many events this node's ranks have had, and how often they were active."""
 
     def moved_since(self, moment: float) -> bool:
-        """Whether any node's ranks have had an event since then (monotonic)."""
+        """Return True if any node's ranks had an event since this moment (monotonic)."""
 
     @property
     def active_at(self) -> float:
-        """When the last report came that some node's ranks were active or had an event (monotonic)."""
+        """The time of the last report that a node's ranks were active or had an event (monotonic)."""
 
 
 @dataclass
@@ -94,14 +93,14 @@ class Trial:
     idle_limits: Mapping[str, float] = field(default_factory=dict)
     lost_helper: Callable[[], str | None] = lambda: None
     keep_partial: Callable[[TrialResult], None] = lambda _: None
-    helper_pids: Sequence[int] = ()  # of the forkserver, which reports exit codes, and the control store
+    helper_pids: Sequence[int] = ()  # the forkserver, which reports exit codes, and the control store
     _look_at: float = 0.0
     _queued_s: float = 0.0  # how long the most delayed rank had no processor in its check, MOST_QUEUED_S at most
     _started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - 1.0)
     _extended: set[str] = field(default_factory=set)
     _oom_kills: int = field(default_factory=process.oom_kills)
-    _sampled: tuple[float, dict[int, float], list[int]] | None = None  # when, processor time, bytes printed
+    _sampled: tuple[float, dict[int, float], list[int]] | None = None  # time, CPU time per pid, bytes printed
     _shown: int = -1
     _watched: str = ""
     _paused: bool = False
@@ -111,7 +110,7 @@ class Trial:
         self._pause_s = max(_PAUSED_SHARE * (self.record.limit_s or float("inf")), _PAUSED_S)
 
     def run(self) -> TrialResult:
-        """Watch to the end. Always kills what is left, also when interrupted; then what was seen until then is kept."""
+        """Watch to the end and kill the remaining ranks. An interruption keeps the partial result."""
         try:
             return self._run()
         except BaseException:
@@ -133,7 +132,7 @@ class Trial:
             self._kill(segments)
             return self._result(outcome, None, 0.0)
         check, waited = self._judged()
-        if outcome == "interrupted":  # the doctor's own doing: no rank is judged by it
+        if outcome == "interrupted":  # ended by ddp-doctor: no rank is judged by it
             pass
         elif self.record.limit_s is None:
             self._gather_evidence()
@@ -160,7 +159,7 @@ class Trial:
             if ended is not None:
                 return ended
             if all(rank.done for rank in self.ranks):
-                time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
+                time.sleep(0.005)  # other nodes have not finished yet, and have their own deadlines
                 continue
             if now >= self._look_at:
                 self._look_at = now + _LOOK_AT_HELPERS_S
@@ -177,7 +176,7 @@ class Trial:
             time.sleep(0.002 if any(moved) else 0.01)
 
     def _ended_for_all(self) -> str | None:
-        """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
+        """Return how the trial ended on all nodes; on a single node, "finished" if all ranks are done."""
         done = all(rank.done for rank in self.ranks)
         if self.remote is None:
             return "finished" if done else None
@@ -199,9 +198,9 @@ class Trial:
         return Patience(limit_s, [*(rank.worker.pid for rank in self.ranks), *self.helper_pids])
 
     def _echoes_are_in(self, grace: Patience, on_its_way: Patience) -> bool:
-        # A death is followed by its peers' errors, which show who waited for whom.
-        # A rank that stands in no step is still on its way, to its peers or to the same end. One that has ended is not
-        # over until the forkserver, which may have no processor, has told its exit code.
+        # The errors of a dead rank's peers follow its death and show which rank waited for which. A rank outside of all
+        # steps may still come to its peers, or to the same end. A rank that ended is not over until the forkserver,
+        # which may have no processor, has reported its exit code.
         settled = all(rank.over for rank in self.ranks)
         waits = all(
             rank.over or (rank.open_step is not None and not process.has_ended(rank.worker.pid or os.getpid()))
@@ -219,7 +218,7 @@ class Trial:
             rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
 
     def _show_progress(self) -> None:
-        if self.record.limit_s is not None:  # of the many short trials of a remedy the caller shows the progress
+        if self.record.limit_s is not None:  # the caller shows the progress of the many short trials of a fix
             return
         order = self.record.checks[self.record.launcher == "torchrun" :]
         reached = max((order.index(r.check) for r in self.ranks if r.check in order), default=-1)
@@ -228,12 +227,12 @@ class Trial:
             self.progress(order[reached])
 
     def _overdue(self, now: float) -> str | None:
-        """How the trial ended, "stuck" or "slow", when a deadline has passed; None while it goes on."""
-        if self.record.limit_s is not None:  # no rank is judged by a trial that tries a remedy
+        """Return "stuck" or "slow" if a deadline has passed, or None while the trial runs."""
+        if self.record.limit_s is not None:  # a trial that tests a fix does not judge ranks
             return "stuck" if now > self._started + self.record.limit_s else None
         waiting = [rank for rank in self.ranks if not rank.over]
         check = self._slowest_check(waiting)
-        if self._watched != check:  # a sample taken in another check says nothing of this one
+        if self._watched != check:  # a sample taken in another check does not apply
             self._watched, self._sampled = check, None
         steps = [(rank, rank.open_step) for rank in waiting]
         step_is_overdue = any(
@@ -248,12 +247,12 @@ class Trial:
             return "stuck"
         if now > deadline and check in self._extended:
             return "slow"
-        if now > deadline:  # a check whose ranks move gets half of its time once more
+        if now > deadline:  # a check whose ranks move is extended once by half of its time
             self._extended.add(check)
         return None
 
     def _has_watched_a_second(self, now: float, judged_at: float) -> bool:
-        """Whether it is time to judge, and a sample of the ranks is a second old; takes the sample in time."""
+        """Return True if it is time to judge and a sample of the ranks is a second old; takes the sample in time."""
         if now <= judged_at - 1.0:
             self._sampled = None
             return False
@@ -263,7 +262,7 @@ class Trial:
         return now >= judged_at and now - sampled_at >= 1.0
 
     def _has_moved(self, now: float) -> bool:
-        """Whether a rank that is waited for, on any node, did anything since the sample, which is used up."""
+        """Return True if a rank that is not over, on any node, did anything since the sample; removes the sample."""
         assert self._sampled is not None
         (since, before, printed), self._sampled = self._sampled, None
         after, here = self._cpu(), False
@@ -288,10 +287,10 @@ class Trial:
         return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed)
 
     def _idle_deadline(self, check: str, now: float) -> float:
-        """When a check is judged if all ranks of all nodes stay idle from now on."""
+        """Return when a check is judged if all ranks of all nodes stay idle from now on."""
         if not self.idle_limits:
             return float("inf")
-        self._idle_ranks.update(now)  # in each check: other nodes may be in a check that has such a limit
+        self._idle_ranks.update(now)  # in each check: other nodes may be in a check with such a limit
         allowed = self.idle_limits.get(check, float("inf"))
         events = [at for rank in self.ranks for at in (rank.check_at, rank.last_event_at)]
         remote_active_at = self.remote.active_at if self.remote is not None else 0.0
@@ -322,7 +321,7 @@ class Trial:
             self._await_answers(again)
 
     def _await_first_cause(self) -> None:
-        """The peers of a rank that was killed report first, and its own end shows later, on another node never."""
+        """Wait for the first cause: peers of a killed rank report before its end shows; remote ends never show."""
         grace_s = deadlines.ON_ITS_WAY_S if self.remote is None else deadlines.ECHO_GRACE_S
         ends = time.monotonic() + grace_s
         while all(rank.raised.blames_peer if rank.raised else rank.exited_at is None for rank in self.ranks):

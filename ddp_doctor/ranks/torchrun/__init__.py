@@ -1,1 +1,1 @@
-"""Ranks under the real torchrun: starting it, what it runs, and ending it."""
+"""Ranks under the real torchrun: how they are started, the process that they run, and how they are ended."""

@@ -1,7 +1,7 @@
-"""Starting ranks under the real torchrun, and ending it whatever state it is in.
+"""Start ranks under the real torchrun, and end it in any state.
 
-torchrun runs in a session of its own, dies with the agent, and gets the interpreter, the
-environment and the rendezvous that the job would get.
+torchrun runs in its own session, dies with the agent, and gets the interpreter, the environment and the rendezvous of
+the job.
 """
 
 import os
@@ -28,17 +28,17 @@ from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _MODULE = "ddp_doctor.ranks.torchrun.main"
 _LOADS_S = 1.0
-#: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler.
-#: Before that, while it imports, SIGINT ends it as any Python.
+#: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler. Before that, while it imports,
+#: SIGINT ends it as any Python.
 _SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
 #: ``failed (exitcode: -9) local_rank: 1 (pid: 4711)``, and in the summary ``exitcode  : -9 (pid: 4711)`` (the same file
 #: and multiprocessing/errors/__init__.py).
 _TOLD = re.compile(r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)")
-#: The first failure, upon which torchrun ends the other ranks (the same file).
+#: The first failure, after which torchrun ends the other ranks (the same file).
 _FIRST = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"
 )
-#: torchrun's --monitor_interval: so much later it ends the others (torch 2.13 distributed/run.py).
+#: torchrun's --monitor_interval: the delay until it ends the others (torch 2.13 distributed/run.py).
 _LOOKS_EVERY_S = 0.1
 
 
@@ -53,7 +53,7 @@ class LaunchedWorker:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives. Only torchrun knows the true code: 0 means gone."""
+        """The exit code, or None while the rank lives. Only torchrun knows the true code: 0 means gone."""
         if self.pid is None:
             began = next((event for event in self.reader.new() if event["event"] == "begin"), None)
             self.pid = began["pid"] if began else None
@@ -65,11 +65,10 @@ class LaunchedWorker:
 
 
 def rendezvous(nnodes: int, store: tuple[str, int] | None, trial: str) -> list[str]:
-    """Options for the rendezvous of a torchrun on several nodes: the job's own kind, c10d, on the control store.
+    """Return the options for the rendezvous of torchrun on several nodes: c10d, as in the job, on the control store.
 
-    The store stands on the port that the job's rendezvous would use; what torchrun opens beyond it, such
-    as its ephemeral MASTER_PORT, it opens as it would for the job. ``is_host=0``: the store is there already, on every
-    node a client.
+    The store is on the port that the job's rendezvous would use. torchrun opens its other ports, such as its ephemeral
+    MASTER_PORT, as it would for the job. ``is_host=0``: the store already exists, so every node is a client.
     """
     at = written(*(store or ("127.0.0.1", 0)))
     return [
@@ -79,13 +78,13 @@ def rendezvous(nnodes: int, store: tuple[str, int] | None, trial: str) -> list[s
 
 
 class Launch:
-    """A running torchrun. Leaving the context kills its whole session."""
+    """A running torchrun. Leaving the context kills its entire session."""
 
     def __init__(
         self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str], meeting: Sequence[str] = ()
     ) -> None:
         for spec in specs:
-            # Their environment is torchrun's to make; a file is no place for the user's secrets.
+            # torchrun creates their environment, and the user's secrets must not be in a file.
             text = spec.model_copy(update={"env": {}}).to_json()
             (folder / f"local{spec.local_rank}.spec.json").write_text(text)
         self._folder = folder
@@ -93,7 +92,7 @@ class Launch:
         self._argv = [
             *(sys.executable, "-m", _MODULE),
             *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
-            *("--log-dir", str(folder)),  # by default a folder in TMPDIR, which a killed torchrun leaves there
+            *("--log-dir", str(folder)),  # the default is a directory in TMPDIR, which a killed torchrun leaves behind
             *meeting,
             *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
             *("-m", "ddp_doctor.ranks.torchrun.worker", str(folder)),
@@ -128,7 +127,7 @@ class Launch:
             self._process.wait(1.0)
 
     def lost(self) -> str | None:
-        """Why torchrun does not serve though it did not end by itself: it was stopped or killed from outside."""
+        """Return why torchrun does not serve if it was stopped or killed from outside, or None."""
         code = self._process.poll()
         if code is None:
             return self._helper.stopped()
@@ -136,7 +135,7 @@ class Launch:
         return f"{OWN_PROCESS} was killed from outside: {self._helper.name}" if killed else None
 
     def notes(self, timeout_s: float) -> tuple[str, ...]:
-        """How torchrun ended, for the trial's record; waits that long for its end."""
+        """Return how torchrun ended, for the trial's record; waits up to ``timeout_s`` for it."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -146,7 +145,7 @@ class Launch:
         return (f"torchrun ended with exit code {code}", self._last_output())
 
     def with_exit_codes(self, evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
-        """The ranks with the codes that torchrun tells of its own: nobody else learns how they ended."""
+        """Return the ranks with the exit codes that torchrun printed: no other process learns them."""
         exit_codes = {int(found["pid"]): int(found["code"]) for found in _TOLD.finditer(self._last_output())}
         mine = {worker.pid for worker in self.workers}
         evidence = self._with_first(evidence)
@@ -179,17 +178,17 @@ class Launch:
 
 
 def end_all(folder: Path) -> None:
-    """End every torchrun that this process started with its log below ``folder``, and what it started.
+    """End every torchrun that this process started with its log below ``folder``, and its descendants.
 
-    It asks the system for running processes: a signal may come before a process is remembered here.
+    The system is asked for running processes, because a signal may come before a process is stored here.
     """
     try:
         children = psutil.Process().children()
-    except OSError:  # a /proc of processes alone; what was started dies with this process
+    except OSError:  # /proc without system files; the children die with this process
         return
     for torchrun in children:
-        # torchrun gives its workers sessions of their own, so they are found as its descendants;
-        # psutil compares start times, so it kills no other process with the same pid.
+        # torchrun gives each worker its own session, so they are found as its descendants; psutil compares start times,
+        # so it does not kill other processes with the same pid.
         with suppress(psutil.Error):
             command = _command(torchrun)
             logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
@@ -204,7 +203,7 @@ def end_all(folder: Path) -> None:
 
 
 def _command(process: psutil.Process) -> list[str]:
-    """Its command line, which is empty for a moment while the system loads its program."""
+    """Return its command line, which is empty for a moment while the system loads its program."""
     deadline = time.monotonic() + _LOADS_S
     while not (command := process.cmdline()) and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Becomes torchrun in a process that dies with the agent: ``torchrun.main AGENT_PID ARGS…``."""
+"""Become torchrun in a process that dies with the agent: ``torchrun.main AGENT_PID ARGS…``."""
 
 import os
 import runpy
@@ -6,7 +6,7 @@ import sys
 
 from ddp_doctor.ranks.process import die_with_parent
 
-#: Tells the ranks whose death is theirs.
+#: The pid of torchrun, for its ranks: they die with it.
 TORCHRUN_VARIABLE = "DDP_DOCTOR_TORCHRUN_PID"
 
 

@@ -1,6 +1,6 @@
 """A rank that torchrun started: ``python -m ddp_doctor.ranks.torchrun.worker FOLDER``.
 
-Everything that takes time to import waits until this process has asked to die with torchrun.
+Slow imports wait until this process has asked to die with torchrun.
 """
 
 import importlib.util
@@ -13,10 +13,10 @@ from ddp_doctor.ranks.torchrun.main import TORCHRUN_VARIABLE
 
 
 def _bare(package: str) -> None:
-    """Skip what a package imports by itself: its modules are then imported one by one, where they are used.
+    """Skip the imports of a package's ``__init__``: its modules are then imported one by one, on use.
 
-    A forked rank has all checks imported. This rank is a new process, which would spend half a second on them, a
-    dozen times what its own check takes.
+    A forked rank has imported all checks. This rank is a new process, which would spend half a second on them, a dozen
+    times as long as its check.
     """
     spec = importlib.util.find_spec(package)
     if spec is not None and package not in sys.modules:
@@ -24,7 +24,7 @@ def _bare(package: str) -> None:
 
 
 def main() -> None:
-    """Find this rank's spec and run it; on several nodes torchrun numbers the ranks in an order of its own."""
+    """Find this rank's spec and run it; with several nodes, torchrun numbers the ranks in its own order."""
     die_with_parent(int(os.environ.pop(TORCHRUN_VARIABLE)))
     from ddp_doctor.ranks.spec import WorkerSpec
     from ddp_doctor.ranks.worker.main import launched

@@ -1,1 +1,1 @@
-"""Inside the process of a rank: how it begins and ends, the context of its probes, and the private calls of torch."""
+"""The code in the process of a rank: its start and end, the context of its probes, and private calls of torch."""

@@ -1,4 +1,4 @@
-"""A worker: one rank of one trial. Runs the rank checks in order and writes what happens.
+"""A worker: one rank of one trial. It runs the rank checks in order and writes its events.
 
 A worker that raised does not exit: its sockets would close, and its peers would report connection resets.
 It waits to be killed, so that the agent sees the cause and not its consequences.
@@ -33,17 +33,17 @@ from ddp_doctor.ranks.store import connect
 from ddp_doctor.ranks.worker import torch_private
 from ddp_doctor.ranks.worker.rank_context import LiveRankContext
 
-#: Longer than the agent waits: no library's own time-out ends a rank before it.
+#: Longer than the agent waits, so no library timeout ends a rank before the agent does.
 _LIBRARY_TIMEOUT = timedelta(minutes=10)
 
 
 def forked(spec_json: str) -> NoReturn:
-    """Entry point of a rank forked by the forkserver; ends when the agent asks for it (SIGTERM)."""
+    """Run a rank forked by the forkserver; it ends when the agent sends SIGTERM."""
     spec = WorkerSpec.from_json(spec_json)
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2, signal.SIGTERM))  # before any thread exists
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it; what this rank starts must not
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it; processes started by this rank must not
     os.environ.clear()
     os.environ.update(spec.env)
     redirect_output(spec.path("out"))
@@ -53,7 +53,7 @@ def forked(spec_json: str) -> NoReturn:
 
 
 def launched(spec: WorkerSpec) -> NoReturn:
-    """Entry point of a rank that torchrun started; ends by itself, as a job would."""
+    """Run a rank that torchrun started; it exits on its own, as in a job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))  # before any thread exists
     redirect_output(spec.path("out"))
     faulthandler.enable()  # a forked rank has it from its server
@@ -64,11 +64,11 @@ def launched(spec: WorkerSpec) -> NoReturn:
 
 
 def run(spec: WorkerSpec) -> bool:
-    """Join the process group and run all checks; False when one of them raised."""
+    """Join the process group and run all checks; return False if one of them raised."""
     set_name(f"ddp-doctor:r{spec.rank}")
     events = EventWriter(spec.path("events"))
     events.write("begin", pid=os.getpid())
-    # faulthandler answers SIGUSR1, a thread SIGUSR2, which is blocked already.
+    # faulthandler answers SIGUSR1, a thread SIGUSR2, which is already blocked.
     stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     threading.Thread(target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True).start()
@@ -96,7 +96,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
         context.gpu_memory_bytes = _take_gpu(spec.device, whole=bool(spec.options.sizes or spec.options.fit))
-        # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() chose.
+        # Without it torch 2.15 uses LOCAL_RANK, or the rank in the job, whatever set_device() selected.
         options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):
@@ -111,13 +111,13 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
 
 
 def _take_gpu(device: str, *, whole: bool) -> int:
-    """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take.
+    """Make this rank's GPU the current device and limit its memory for all checks; return the limit in bytes.
 
-    ``whole``: whoever names sizes, or asks what fits, wants that measured, and nearly all that is free may be taken.
+    ``whole``: nearly all free memory may be used, because the user requested sizes or asked what fits.
     """
     import torch
 
-    if torch.version.cuda is None and torch.version.hip is None:  # else torch fails in words of its insides
+    if torch.version.cuda is None and torch.version.hip is None:  # otherwise torch fails with an internal error
         raise RuntimeError(
             f"torch {torch.__version__} is a CPU-only build, but {device} is requested; install torch with CUDA or ROCm"
         )
@@ -153,10 +153,10 @@ def _leave(backend: str) -> NoReturn:
 
 
 def whole_stack(frames: Mapping[int, FrameType], main: int) -> list[traceback.FrameSummary]:
-    """Where the main thread stands, outermost first; in a backward, with what autograd's thread runs for it.
+    """Return the main thread's stack, outermost first; in a backward, with the code that autograd's thread runs for it.
 
-    For a GPU autograd has threads of its own, in which hooks and functions of the job run. Python did not start them,
-    so their stacks begin in that code. Where several run, or none does, nothing is added.
+    For a GPU, autograd has its own threads, which run hooks and functions of the job. Python did not start them, so
+    their stacks begin in that code. If several or none of them run, nothing is added.
     """
     stack = list(traceback.extract_stack(frames.get(main)))
     if not stack or stack[-1].name != "_engine_run_backward":

@@ -55,7 +55,7 @@ class LiveRankContext:
         self._within: dict[str, Any] = {}
 
     def begin(self, check: str, deadline_s: float, part: str = "") -> None:
-        """Enter a check, or a part of it: its deadline counts from now, its steps from where the check begins."""
+        """Enter a check, or a part of it: its deadline starts now, its step numbers with the check."""
         if check != self._check:
             self._seq = 0
         self._check, self.part, self.raw = check, part, None
@@ -63,35 +63,35 @@ class LiveRankContext:
         self._events.write("check", check=check)
 
     def clock(self) -> float:
-        """Monotonic seconds, the same clock on all ranks of a node."""
+        """Return monotonic seconds, the same clock on all ranks of a node."""
         return time.monotonic()
 
     def remaining(self) -> float:
-        """Seconds until the check's deadline."""
+        """Return the seconds until the check's deadline."""
         return self.deadline - time.monotonic()
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
-        """The text of every rank under this name, by group rank (see the Protocol)."""
+        """Return the text of every rank under this name, by group rank (see the Protocol)."""
         if self.store is None:
             raise Failed("this check needs ddp-doctor's store, which is not available to ranks started by torchrun")
         return exchange(self.store, f"{self._check}/{name}", text, self.group_rank, self.world_size)
 
     def new_folder(self) -> str:
-        """A new folder in the working directory (see the Protocol)."""
+        """Create a directory in the working directory and return its path (see the Protocol)."""
         return folders.make_job_folder(self._note, Path.cwd())
 
     def keep(self, raw: str) -> None:
-        """Keep raw text beside the fact."""
+        """Keep raw text along with the fact."""
         self.raw = raw
 
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
-        """Begin to look at the GPU with this UUID, through NVML."""
+        """Return a watch on the GPU with this UUID, through NVML."""
         from ddp_doctor.sources.gpu_watch import NvmlWatch  # a rank without a GPU starts faster
 
         return NvmlWatch(uuid)
 
     def machine(self, within_s: float) -> Context:
-        """This rank's machine (see the Protocol)."""
+        """Return this rank's machine (see the Protocol)."""
         from ddp_doctor.sources.machine import LiveContext  # a rank whose checks do not ask starts faster
 
         until = min(self.deadline, time.monotonic() + within_s)
@@ -99,7 +99,7 @@ class LiveRankContext:
 
     @contextmanager
     def within(self, axis: str, members: Sequence[int]) -> Iterator[None]:
-        """Mark the steps of this block as those of one group (see the Protocol)."""
+        """Mark the steps of this block as steps of one group (see the Protocol)."""
         self._within = {"axis": axis, "members": list(members)}
         try:
             yield

@@ -1,4 +1,4 @@
-"""The probe of a trial that tries a remedy: the smallest test that shows the fault, on fresh ranks."""
+"""The probe of a trial that tests a fix: the smallest test that shows the fault, on fresh ranks."""
 
 import re
 from contextlib import suppress
@@ -13,19 +13,19 @@ from ddp_doctor.ranks.worker.rank_context import LiveRankContext
 #: Its name in a trial, among the checks.
 TRYING = "trying"
 PROBE = f"{__name__}:probe"
-#: Timed repetitions in one trial; the spread is seen between trials, whose processes are fresh.
+#: Timed repetitions in one trial; the spread is measured between trials, whose processes are fresh.
 _REPETITIONS = 2
-#: … or as many as this takes: the fastest is that of a moment in which no other process had the processors.
+#: Seconds of repetitions on fast paths: the fastest one had no competing process.
 _SPELL_S = 0.3
 _MOST_CALLS = 50
-#: A path over which the first of these bytes take so long is slow, whatever the size: all would take a trial's time.
+#: If the first of these bytes take this long, the path is slow for any size: a full test would use up the trial.
 _FIRST_BYTES = 4 << 20
 _LONG_S = 0.1
 _LOG_READ = 8 << 20
 
 
 def probe(ctx: LiveRankContext) -> TrialMeasurement:
-    """Do what the trial's ``reproducer`` says."""
+    """Run the trial's ``reproducer``."""
     reproducer = ctx.trial.reproducer
     assert reproducer is not None
     met = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes if reproducer.kind == "meet" else 4, 1)
@@ -51,7 +51,7 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
 
 
 def _unread(ctx: LiveRankContext) -> tuple[str, ...]:
-    """NCCL logs each variable that it reads, as "NAME set by environment to VALUE" or "NAME set to VALUE"."""
+    """Return the settings that NCCL did not read: it logs "NAME set by environment to VALUE" or "NAME set to VALUE"."""
     set_here = (setting.name for setting in ctx.trial.settings if setting.action == "set")
     names = dict.fromkeys(name for name in set_here if name.startswith("NCCL_"))
     path = ctx.env.get("NCCL_DEBUG_FILE")

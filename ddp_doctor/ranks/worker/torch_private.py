@@ -1,7 +1,7 @@
-"""Every call of torch that its documentation does not promise, each with a fallback.
+"""Calls of torch that its documentation does not promise, each with a fallback.
 
-Names and backends changed between releases. Where no call answers, there is less evidence, and the judge uses the
-worker's own events.
+Names and backends changed between releases. If no call answers, there is less evidence, and the judge uses the worker's
+own events.
 """
 
 import json
@@ -11,17 +11,17 @@ from typing import Any
 from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.parse.flight_recorder import entry_of
 
-#: The classes behind "nccl" whose work only ``_dump_nccl_trace_json`` shows; those of torch 2.15 and newer record
+#: The classes of "nccl" whose work only ``_dump_nccl_trace_json`` shows. The classes of torch 2.15 and newer record
 #: through a hook, each under its own name (torch 2.15 c10d/FlightRecorder.hpp, distributed_c10d.py).
 _SELF_RECORDING = ("nccl", "nccl-legacy")
 _ENTRIES_KEPT = 16
 
 
 def backend_impl(group: Any, device: str) -> str | None:
-    """The class that carries out the group's collectives on ``device``; None where torch does not say.
+    """Return the class that runs the group's collectives on ``device``, or None if torch does not report it.
 
-    ``get_backend()`` says "nccl" for two classes since torch 2.15. The older one calls itself "nccl" in all
-    releases; beside ProcessGroupNCCL2 it is what torch names "nccl-legacy".
+    ``get_backend()`` returns "nccl" for two classes since torch 2.15. The older class calls itself "nccl" in all
+    releases; if ProcessGroupNCCL2 exists, torch calls the older one "nccl-legacy".
     """
     import torch
     from torch.distributed import distributed_c10d
@@ -35,16 +35,17 @@ def backend_impl(group: Any, device: str) -> str | None:
 
 
 def bound_device(group: Any) -> str | None:
-    """The device that the group is bound to, as "cuda:0"; None where it is bound to none."""
+    """Return the device that the group is bound to, such as "cuda:0", or None if it is not bound."""
     device = getattr(group, "bound_device_id", None)
     return None if device is None else str(device)
 
 
 def flight_entries(backend: str) -> tuple[str | None, list[FlightEntry]]:
-    """The flight recorder that has entries of ``backend``, and the last ones, oldest first; (None, []) without any.
+    """Return the flight recorder with entries of ``backend``, and its last ones, oldest first; (None, []) without any.
 
-    ``backend`` is "nccl" or "gloo", as get_backend() says. Each class records under its own name: the first recorder
-    with entries counts. Uses the JSON dump (torch 2.5 and newer on NCCL, 2.8 or so on gloo), never the pickled one.
+    ``backend`` is "nccl" or "gloo", as returned by get_backend(). Each class records under its own name: the first
+    recorder with entries counts. Uses the JSON dump (torch 2.5 and newer on NCCL, 2.8 or so on gloo), never the pickled
+    one.
     """
     for name, text in _dumps(backend):
         try:
@@ -74,5 +75,5 @@ def _dumps(backend: str) -> Iterator[tuple[str, str | bytes]]:
 
 
 def retires_late(recorder: str | None) -> bool:
-    """Whether finished work may read as un-retired for a while: only the watchdog's round retires hooked entries."""
+    """Return True if finished work may be listed as not retired: only the watchdog retires hooked entries."""
     return recorder is not None and recorder not in (*_SELF_RECORDING, "gloo")
