@@ -1,1 +1,1 @@
-"""The agents of several nodes around one store: roll call, messages, orders, lost nodes."""
+"""The agents of several nodes around one store: node check-in, messages, orders, lost nodes."""

@@ -1,7 +1,7 @@
-"""The agents of a run once they have met: orders from the head, results to it, and which agents are alive.
+"""The agents of a run after the check-in: orders from the head, results to it, and which agents are alive.
 
-Everything goes through the control store, so that one open port is enough. The head's agent decides. The
-others follow its orders, in the order of their numbers, and hand in what they read.
+All messages go through the control store, so one open port is enough. The head agent decides. The others follow its
+orders, in the order of their numbers, and send their readings.
 """
 
 import time
@@ -29,7 +29,7 @@ class Lost(RunIsOver):
 
 
 class Left(RunIsOver):
-    """Another agent left before the end: it was interrupted, or failed itself."""
+    """The early end of another agent: it was interrupted, or had an internal error."""
 
     def __init__(self, node: int, why: str) -> None:
         super().__init__(why)
@@ -38,22 +38,22 @@ class Left(RunIsOver):
 
 @dataclass
 class AgentGroup:
-    """One agent's view of the others. ``begin`` is None where the roll call was not completed."""
+    """The view of one agent on the others. ``begin`` is None if the node check-in was not completed."""
 
     client: StoreClient
-    ids: dict[int, int] = field(default_factory=dict)  # node rank -> number at the roll call
+    ids: dict[int, int] = field(default_factory=dict)  # node rank -> number at the check-in
     my_rank: int = 0
     begin: Begin | None = None
-    ended: dict[str, Json] | None = None  # the head's last order, where it ended the roll call
+    ended: dict[str, Json] | None = None  # the head's last order, if it ended the check-in
     lost: set[int] = field(default_factory=set)  # node ranks that were silent, if only for a time
-    unreadable: set[int] = field(default_factory=set)  # node ranks that sent what cannot be read
-    until: float = float("inf")  # monotonic; a head whose beats come, and that decides nothing, is lost then
+    unreadable: set[int] = field(default_factory=set)  # node ranks that sent unreadable values
+    until: float = float("inf")  # monotonic; a head that only sends beats is lost then
     began_at: float = field(default_factory=time.monotonic)
     _orders: int = 0
 
     @property
     def is_head(self) -> bool:
-        """Whether this agent decides."""
+        """True if this agent is the head."""
         return self.client.my_id == HEAD
 
     @property
@@ -64,12 +64,12 @@ class AgentGroup:
     # --- orders and results ---------------------------------------------------------------------
 
     def order(self, order: dict[str, Json]) -> None:
-        """Head: give all others the next order."""
+        """Give all others the next order (head only)."""
         self._orders += 1
         self.client.put(f"order/{self._orders}", order)
 
     def next_order(self) -> dict[str, Json]:
-        """Follower: wait for the head's next order. Raises Lost when the head is silent, and Unreadable."""
+        """Wait for the head's next order (followers only). Raises Lost when the head is silent, and Unreadable."""
         self._orders += 1
         key = f"order/{self._orders}"
         self.client.watch(key)
@@ -77,15 +77,15 @@ class AgentGroup:
         return messages.order(self.client.value(key))
 
     def hand_in(self, key: str, value: Json) -> None:
-        """Follower: give the head a result."""
+        """Send the head a result (followers only)."""
         self.client.put(f"{key}/{self.client.my_id}", value)
 
     def gather(
         self, key: str, timeout_s: float, read: Callable[[Json, int, World], T], of: Collection[int] | None = None
     ) -> dict[int, T]:
-        """Head: the results of the other nodes, or ``of`` some, as many as come in time while their beats come.
+        """Return the results of the other nodes, or ``of`` some, that come in time while their beats come (head only).
 
-        ``read`` makes one of what a node sent, its node rank and the world, or raises Unreadable.
+        ``read`` converts the value that a node sent, its node rank and the world, or raises Unreadable.
         """
         keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others if of is None or rank in of}
         for name in keys.values():
@@ -107,12 +107,12 @@ class AgentGroup:
         return results
 
     def farewell(self, order: dict[str, Json]) -> None:
-        """Head: end the run on all nodes; waits, bounded, until the others have taken the report."""
+        """End the run on all nodes; waits, bounded, until the others have received the report (head only)."""
         self.order(order)
         self.gather("bye", FAREWELL_S, lambda *_: True)
 
     def leave(self, why: str) -> None:
-        """Follower: tell the head that this agent leaves before the end."""
+        """Notify the head that this agent leaves before the end (followers only)."""
         self.client.put_in_beat(urgent=True, leaving=why)
         self.client.flush()
 
@@ -128,7 +128,7 @@ class AgentGroup:
         return True
 
     def check(self) -> None:
-        """Raises Lost where another agent is silent, Left where one left before the end, and StoreLost."""
+        """Raise Lost if another agent is silent, Left if one left before the end, and StoreLost."""
         self.require_store()
         self.lost.update(self.silent())
         if not self.is_head and time.monotonic() > self.until:
@@ -138,30 +138,30 @@ class AgentGroup:
         self.require_presence()
 
     def require_presence(self) -> None:
-        """Head: raises Left. An agent that is gone refuses connections, which says nothing about the path."""
+        """Raise Left on the head. An agent that left refuses connections, which proves nothing about the path."""
         for rank, why in self._reasons_for_leaving().items():
             raise Left(rank, why)
 
     def require_store(self) -> None:
-        """Raises StoreLost: without its own helpers an agent receives no beats, and no node is to blame."""
+        """Raise StoreLost: without its own helpers an agent receives no beats, and no node is the cause."""
         mute = self.is_head and self.client.store_silent_s() > SILENT_S
         if mute or self.client.has_died:
             raise StoreLost(self.client.error or f"no answer for {SILENT_S:.0f} s")
 
     def _reasons_for_leaving(self) -> dict[int, str]:
-        """Head: the nodes that left before the end, and why."""
+        """Return the nodes that left before the end, with the reasons (head only)."""
         beats = {rank: self.client.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
         return {rank: beat.message.leaving for rank, beat in beats.items() if beat and beat.message.leaving}
 
     def silent(self) -> list[int]:
-        """Node ranks whose beats no longer come; a follower gets only those of the head."""
+        """Return the node ranks whose beats no longer come; a follower only gets the head's beats."""
         if not self.is_head:
             quiet = max(self.client.store_silent_s(), self.client.silent_s(HEAD))
             return [0] if quiet > SILENT_S else []
         if self.client.store_silent_s() > SILENT_S / 2:
-            return []  # the store is this host's own and ill: the others' last beats are older than its last answer
+            return []  # the store is on this host and failing: the others' last beats are older than its last answer
         return [rank for rank in self.others if self.client.silent_s(self.ids[rank]) > SILENT_S]
 
     def silent_s(self, rank: int) -> float:
-        """How long no beat of a node has come."""
+        """Return the time since the last beat of a node."""
         return self.client.silent_s(self.ids.get(rank, HEAD))

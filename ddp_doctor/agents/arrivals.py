@@ -1,4 +1,4 @@
-"""Which nodes have come to the head's roll call, and when it is over: all are here, or it is known why not."""
+"""The nodes that have come to the head's check-in, and when it is over: all are present, or it is known why not."""
 
 import time
 from collections import Counter
@@ -14,34 +14,34 @@ from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.model.base import grouped
 from ddp_doctor.starters.place import Place
 
-#: The beats of two agents with one node rank must come for this long before that counts as a duplicate; longer while
-#: nodes are still to come, which would find the endpoint closed and not hear why.
+#: The beats of two agents with one node rank must come for this long before that counts as a duplicate. It is longer
+#: while nodes are still expected, which would find the endpoint closed and not learn the reason.
 _RIVALS_S = 1.5
 _RIVALS_BEFORE_ALL_S = 6.0
-#: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
+#: Nodes that expect different numbers of nodes wait this long for the others; longer if no number is most common yet.
 _DISAGREE_S = 3.0
 _TIE_S = 6.0
-#: Arrivals that are watched for beyond the nodes that are not here: agents that are ended and started anew.
+#: Arrivals to watch for beyond the number of missing nodes: agents that were ended and restarted.
 _AGENTS_BEYOND = 4
 
 
 @dataclass
 class Arrivals:
-    """The agents that reported in, by their ids, the head among them."""
+    """The agents that checked in, by their ids, including the head."""
 
     client: StoreClient
     place: Place
     until: float  # monotonic
     not_started: Callable[[], tuple[NotStarted, ...]]
     node_reports: dict[int, NodeReport]
-    unreadable: tuple[str, ...] = ()  # the names in node reports that cannot be read, as far as they hold one
-    _watched: list[int] = field(default_factory=list)  # ids under which somebody may come
+    unreadable: tuple[str, ...] = ()  # the host names in unreadable node reports, "" if unknown
+    _watched: list[int] = field(default_factory=list)  # ids of possible arrivals
     _seen: set[int] = field(default_factory=set)
     _agreed_at: float = field(default_factory=time.monotonic)
     _rivals_since: float = field(default_factory=time.monotonic)
 
     def admit(self) -> None:
-        """Add the agents that have come, and remove those that are gone again; waits a moment for news."""
+        """Add the agents that have come, and remove agents that have left; waits a moment for news."""
         client = self.client
         absent = max(self.place.nnodes - len(self.node_reports), 0)
         while len(self._watched) < len(self._seen) + absent + _AGENTS_BEYOND:
@@ -61,22 +61,22 @@ class Arrivals:
                     self.unreadable += (messages.sender(value),)
                 client.follow(sorted(self._seen))
         for agent in [agent for agent in self.node_reports if agent != HEAD]:
-            # One that ended while others still came; it may have been started again.
+            # It ended while others still came, and may have been restarted.
             beat = client.beats.get(agent)
             if (beat and beat.message.leaving) or client.silent_s(agent) > SILENT_S or self._has_ended(agent):
                 del self.node_reports[agent]
 
     def _is_full(self) -> bool:
-        """Whether all nodes are here, by any node's count: a further agent waits until one leaves."""
+        """Return True if all nodes are present, by any node's count: another agent waits until one leaves."""
         return len(self.node_reports) >= max(node_report.nnodes for node_report in self.node_reports.values())
 
     def _has_ended(self, agent: int) -> bool:
-        """An agent that had come, and whose end the starter then reported."""
+        """Return True if the starter reported the end of an agent that had checked in."""
         rank, hosts = self.node_reports[agent].claimed_rank, self.place.expected_hosts
         return rank is not None and rank < len(hosts) and hosts[rank] in {gone.hostname for gone in self.not_started()}
 
     def outcome(self) -> AttemptOutcome | None:
-        """How the roll call ended; None while it goes on."""
+        """Return the result of the check-in, or None while it is in progress."""
         if len({node_report.nnodes for node_report in self.node_reports.values()}) > 1:
             return "disagree" if self._have_disagreed() else None
         self._agreed_at = time.monotonic()
@@ -94,7 +94,7 @@ class Arrivals:
         return "duplicate" if rivals else "missing"
 
     def _have_disagreed(self) -> bool:
-        """Whether enough nodes have stated their number of nodes to show which of them is alone with it."""
+        """Return True if enough nodes have stated their number of nodes to show which one differs."""
         stated = Counter(node_report.nnodes for node_report in self.node_reports.values())
         if len(self.node_reports) >= max(stated):
             return True
@@ -103,7 +103,7 @@ class Arrivals:
         return time.monotonic() - self._agreed_at > patience_s
 
     def _have_lived_on(self, rivals: Sequence[int]) -> bool:
-        """Whether agents that claim one rank all live: one of them might have replaced an agent that died."""
+        """Return True if agents that claim one rank all stay alive: an agent may have replaced a dead one."""
         if not rivals:
             self._rivals_since = time.monotonic()
             return False

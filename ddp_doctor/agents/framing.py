@@ -1,12 +1,12 @@
-"""Values on their way through the control store: compressed JSON in parts.
+"""Encode values for the control store: compressed JSON in parts.
 
-The store has no authentication, as torchrun's has none, so anybody may have written what is read. A value of one
-part, as nearly all are, is stored under the key itself: on a slow path each key costs two round trips. For a larger
+The store has no authentication, as torchrun's has none, so any process may have written a value. Nearly all values have
+one part, which is stored under the key itself, because on a slow path each key costs two round trips. For a larger
 value the key holds ``mark``, the number of parts under ``KEY/0``, ``KEY/1`` …::
 
     b'x…'        b'{"parts": 2}'        b'"stuck"'   (the value of put_first is not compressed)
 
-A part is smaller than the 8 MiB from which on the store drops a connection (torch TCPStoreLibUvBackend.cpp).
+A part is smaller than 8 MiB, the size at which the store drops a connection (torch TCPStoreLibUvBackend.cpp).
 """
 
 import zlib
@@ -24,7 +24,7 @@ _MOST_PARTS = _LARGEST_BYTES // _PART_BYTES
 
 _SAME_RELEASE = "install the same release of ddp-doctor on all nodes"
 _UNREADABLE = "data that this ddp-doctor cannot read"
-#: Ends "node2 sent …" and the like.
+#: The end of messages such as "node2 sent …".
 JUNK = f"{_UNREADABLE}; {_SAME_RELEASE}"
 
 
@@ -37,23 +37,23 @@ class Unreadable(RunIsOver):
 
 
 def packed(value: Json) -> list[bytes]:
-    """A value in parts. A number that is not finite becomes null, as in a recording."""
+    """Return a value in parts. A number that is not finite becomes null, as in a recording."""
     whole = zlib.compress(to_json(value, inf_nan_mode="null"), 1)
     return [whole[at : at + _PART_BYTES] for at in range(0, len(whole), _PART_BYTES)]
 
 
 def is_part(text: bytes) -> bool:
-    """Whether it is a compressed part and no JSON, by zlib's first byte (RFC 1950: deflate, a window of 32 KiB)."""
+    """Return True for a compressed part, not JSON, by zlib's first byte (RFC 1950: deflate, a window of 32 KiB)."""
     return text.startswith(b"x")
 
 
 def mark(parts: int) -> bytes:
-    """The content of the key of a value in so many parts."""
+    """Return the content of the key of a value with this many parts."""
     return to_json({"parts": parts})
 
 
 def number_of_parts(content: Json) -> int | None:
-    """The number of parts of a value, by the content of its key; None where the content is the value itself.
+    """Return the number of parts by the content of a key, or None if the content is the value itself.
 
     Raises Unreadable.
     """
@@ -68,7 +68,7 @@ def number_of_parts(content: Json) -> int | None:
 
 
 def unpacked(parts: Sequence[bytes]) -> Json:
-    """The value in these parts. Raises Unreadable."""
+    """Return the value in these parts. Raises Unreadable."""
     unpack = zlib.decompressobj()
     try:
         text = unpack.decompress(b"".join(parts), _LARGEST_BYTES)
@@ -82,7 +82,7 @@ def unpacked(parts: Sequence[bytes]) -> Json:
 
 
 def plain(text: bytes) -> Json:
-    """The value in a text. Raises Unreadable for what is no JSON, NaN and nesting deeper than 200 included."""
+    """Return the value in a text. Raises Unreadable for invalid JSON, including NaN and nesting deeper than 200."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The messages of agents: the report of a node at the roll call, beats, and how the run begins.
+"""The messages of agents: the report of a node at the check-in, beats, and the start of the run.
 
-They come through a store without authentication and, where the nodes' installations differ, from another release. So
-each field has a bound, and text that is shown holds no control characters. A value that does not fit is Unreadable.
-Where only one fact has another shape, only that fact is dropped, and no rank is judged by it.
+They come through a store without authentication and, if the nodes' installations differ, from another release. So each
+field has a bound, and displayed text must not contain control characters. A value that does not fit is Unreadable. If
+only one fact has another shape, only that fact is dropped, and no rank is judged by it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,19 +34,19 @@ def _one_line(text: str) -> str:
 
 #: Text of an agent, cut and on one line.
 Words = Annotated[str, AfterValidator(_one_line)]
-#: A host's name, a release, a job: as it is, or refused.
+#: The name of a host, release or job: unchanged, or refused.
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-#: A numeric address, with its scope; empty where there is none.
+#: A numeric address, with its scope; empty without one.
 Address = Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]*(%[!-~]+)?$")]
 NodeRank = Annotated[int, Field(ge=0, lt=_MOST_NODES)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class BeatMessage(Frozen):
-    """A beat: what an agent sends several times a second."""
+    """A beat, which an agent sends several times per second."""
 
     n: int = Field(ge=0)
-    at: float = Field(allow_inf_nan=False)  # seconds since the epoch, of its clock
+    at: float = Field(allow_inf_nan=False)  # seconds since the epoch, by the agent's clock
     roll: Words = ""
     leaving: Words = ""  # why it leaves before the end
     done: Words = ""  # the trial that its ranks have finished
@@ -56,20 +56,20 @@ class BeatMessage(Frozen):
 
 
 class Opening(Frozen):
-    """How the head introduces itself."""
+    """The first message of the head."""
 
     run_id: Name
-    join_s: float = Field(default=0.0, allow_inf_nan=False)  # until it closes the roll call
-    launch: Name = ""  # the launch that it belongs to, where that is known for sure
+    join_s: float = Field(default=0.0, allow_inf_nan=False)  # until it closes the check-in
+    launch: Name = ""  # the launch that it belongs to, if that is certain
 
 
 class NodeReport(Frozen):
-    """One node, as it joins the roll call. ``world`` is its own, of one node."""
+    """The report of a node that joins the check-in. ``world`` is its own world of one node."""
 
     hostname: Name
     nnodes: int = Field(ge=1, le=_MOST_NODES)
     claimed_rank: NodeRank | None = None
-    order: int | None = None  # where the launcher gives no node rank, but an order
+    order: int | None = None  # if the launcher gives an order but no node rank
     version: Name = ""
     job: Name = ""
     world: World = World()
@@ -88,7 +88,7 @@ class NodeReport(Frozen):
 
 
 class OtherAddress(Frozen):
-    """An address of a node in another network than the one its backend takes."""
+    """An address of a node in another network than the one its backend uses."""
 
     network: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$")]
     interface: Name
@@ -96,7 +96,7 @@ class OtherAddress(Frozen):
 
 
 class Contact(Frozen):
-    """Where the listener of a node can be dialled."""
+    """The addresses for dialing the listener of a node."""
 
     node: NodeRank
     hostname: Name
@@ -107,13 +107,13 @@ class Contact(Frozen):
 
 
 class Begin(Frozen):
-    """The head's first order: the nodes, and what is tested. Its options count for all nodes."""
+    """The head's first order: the nodes and the tests. Its options count for all nodes."""
 
     run_id: Name
     started_at: Name
     secret: Name
     world: World
-    ids: dict[int, int]  # node rank -> number at the roll call
+    ids: dict[int, int]  # node rank -> number at the check-in
     contacts: tuple[Contact, ...]
     options: Options
     checks: tuple[str, ...]
@@ -128,7 +128,7 @@ class Begin(Frozen):
 
 
 def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
-    """Node rank -> id: the ranks that were claimed, the rest by the launcher's order, then by arrival."""
+    """Map node ranks to ids: claimed ranks first, the rest by the launcher's order, then by arrival."""
     of_agent = node_reports.items()
     ranks = {report.claimed_rank: agent for agent, report in of_agent if report.claimed_rank is not None}
     others = ((report.order is None, report.order, agent) for agent, report in of_agent if report.claimed_rank is None)
@@ -140,9 +140,9 @@ def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
 def world_of(
     node_reports: Mapping[int, NodeReport], nnodes: int, expected_hosts: tuple[str, ...], launcher: str
 ) -> World:
-    """The world of these nodes, by node rank: NCCL only where every node would use it.
+    """Return the world of these nodes, by node rank: NCCL only if every node would use it.
 
-    Nodes that are not here count as ones like the first.
+    Missing nodes count as if equal to the first one.
     """
     worlds = [node_report.world for node_report in node_reports.values()]
     backends = {world.backend for world in worlds}
@@ -167,7 +167,7 @@ def world_of(
 
 
 def at_node(readings: Sequence[Reading], node: int) -> tuple[Reading, ...]:
-    """The readings of a node that has learned its rank."""
+    """Return the readings of a node that has learned its rank."""
     return tuple(reading.model_copy(update={"node": node}) for reading in readings)
 
 
@@ -196,7 +196,7 @@ class _TrialOrder(Frozen):
 
 class _GroupsOrder(Frozen):
     do: Literal["groups"]
-    record: TrialRecord  # of the first group; those of the others differ in their name and ranks
+    record: TrialRecord  # of the first group; other groups' records differ in name and ranks
     groups: tuple[tuple[NodeRank, ...], ...]
     checks: tuple[()] = ()
 
@@ -214,7 +214,7 @@ _READINGS = TypeAdapter(tuple[Reading, ...])
 
 
 def read(validate: Callable[[Json], T], value: Json, otherwise: str) -> T:
-    """A value that is validated so. Raises Unreadable."""
+    """Return a validated value. Raises Unreadable."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -222,12 +222,12 @@ def read(validate: Callable[[Json], T], value: Json, otherwise: str) -> T:
 
 
 def order(value: Json) -> dict[str, Json]:
-    """The fields of an order of the head. Raises Unreadable with a sentence."""
+    """Return the fields of an order of the head. Raises Unreadable with a sentence."""
     return dict(read(_ORDERS.validate_python, value, f"the head node sent {JUNK}"))
 
 
 def node_report(value: Json) -> NodeReport:
-    """The report of a node that joins. Raises Unreadable."""
+    """Return the report of a node that joins. Raises Unreadable."""
     came = read(NodeReport.model_validate, value, f"a node checked in with {JUNK}")
     if any(reading.node or reading.rank is not None for reading in came.readings):
         raise Unreadable("a node sent results of other nodes")
@@ -235,14 +235,14 @@ def node_report(value: Json) -> NodeReport:
 
 
 def sender(value: Json) -> str:
-    """The name that stands in a node report that cannot be read; empty where none does."""
+    """Return the host name in an unreadable node report; empty if it has none."""
     found = value.get("hostname") if isinstance(value, dict) else None
     name = found if isinstance(found, str) else ""
     return name if name.isprintable() and len(name) <= 255 else ""
 
 
 def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
-    """The readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
+    """Return the readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
     found = read(_READINGS.validate_python, value, f"a node sent {JUNK}")
     own = world.ranks_of(node)
     if not all(reading.node == node and (reading.rank is None or reading.rank in own) for reading in found):
@@ -251,7 +251,7 @@ def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
 
 
 def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
-    """What one node's ranks did in a trial. Raises Unreadable."""
+    """Return the part of one node's ranks in a trial. Raises Unreadable."""
     part = read(TrialResult.model_validate, value, f"a node sent {JUNK}")
     record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
@@ -261,7 +261,7 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
 
 
 def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:
-    """The reading; a failed one where its fact has a shape that the rules do not know."""
+    """Return the reading, or a failed reading if its fact has a shape that the rules do not know."""
     kind = reading.fact.get("kind") if reading.fact is not None else ""
     is_readable = isinstance(kind, str)  # a kind that the rules do not know does no harm
     if is_readable and kind in _kinds():

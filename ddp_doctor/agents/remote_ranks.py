@@ -1,4 +1,4 @@
-"""A trial over several nodes: how it ends on all of them, and one trial of the parts that they hand in."""
+"""A trial over several nodes: how it ends on all of them, and how their parts are merged."""
 
 import time
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class StoreRemoteRanks:
         self._client.watch(self._key)
 
     def ended(self) -> str | None:
-        """How the trial ended. Raises Left where another agent took its leave, StoreLost and Unreadable."""
+        """Return how the trial ended, or None. Raises Left if another agent left, StoreLost and Unreadable."""
         if outcome := self._said():
             return outcome
         try:
@@ -45,36 +45,36 @@ class StoreRemoteRanks:
             late = tuple(rank for rank, beat in beats.items() if beat is None or beat.message.done != self._trial)
             if not late:
                 self.end("finished")
-            elif time.monotonic() > self._group.until:  # their beats come, and they are stuck themselves
+            elif time.monotonic() > self._group.until:  # they send beats, but are stuck themselves
                 self.lost = late
                 self.end("stuck")
         return None
 
     def _said(self) -> str | None:
-        """How some agent has ended it. Raises Unreadable."""
+        """Return the outcome set by some agent, or None. Raises Unreadable."""
         outcome = self._client.value(self._key)
         if outcome is None or outcome in _OUTCOMES:
             return outcome and str(outcome)
         raise Unreadable(f"a node reported the end of a rank test with {JUNK}")
 
     def done(self) -> None:
-        """Report it with the next beat."""
+        """Report the finished trial with the next beat."""
         if not self._is_done:
             self._is_done = True
             self._client.put_in_beat(urgent=True, done=self._trial)
 
     def end(self, outcome: str) -> None:
-        """The first agent that ends the trial decides; the store ensures that."""
+        """End the trial with this outcome, unless another agent was first; the store ensures that."""
         self._ending = True
         self._client.put_first(self._key, outcome)
 
     def abandon(self) -> None:
-        """The other ranks would wait for the head's, and their agents for them: the trial is over for all."""
+        """End the trial for all if this is the head: other ranks would wait for its ranks."""
         if self._group.is_head:
             self.end("interrupted")
 
     def note(self, events: int, activity: int) -> None:
-        """The head adds up the counts of all nodes and sends the sum with its beats."""
+        """Report this node's counts; the head adds up the counts of all nodes and sends the sum with its beats."""
         beats = [beat.message for beat in self._client.beats.values()]
         self._client.put_in_beat(
             events=self._added_up(events, [beat.events for beat in beats], self._events),
@@ -87,19 +87,20 @@ class StoreRemoteRanks:
         return total
 
     def moved_since(self, moment: float) -> bool:
-        """Whether the sum of events has changed since then."""
+        """Return True if the sum of events has changed since this moment."""
         return self._events.changed_at > moment
 
     @property
     def active_at(self) -> float:
-        """When one of the sums changed last."""
+        """The time of the last change of one of the sums."""
         return max(self._events.changed_at, self._activity.changed_at)
 
 
 class GroupRanks(StoreRemoteRanks):
-    """The same of a trial of some ``nodes`` by themselves, which may be without the head.
+    """The ranks in a trial of some ``nodes``, which may not include the head.
 
-    Who is through counts himself in the store: the last one ends the trial. A lost node ends no other group's trial.
+    Each node that has finished is counted in the store, and the last one ends the trial. A lost node does not end the
+    trial of other groups.
     """
 
     def __init__(self, group: AgentGroup, trial: str, nodes: Sequence[int], limit_s: float) -> None:
@@ -108,7 +109,7 @@ class GroupRanks(StoreRemoteRanks):
         self._until = time.monotonic() + limit_s + HAND_IN_S
 
     def ended(self) -> str | None:
-        """How the trial ended. Raises Left where an agent took its leave, StoreLost and Unreadable."""
+        """Return how the trial ended, or None. Raises Left if an agent left, StoreLost and Unreadable."""
         if outcome := self._said():
             return outcome
         self._group.require_store()
@@ -120,13 +121,13 @@ class GroupRanks(StoreRemoteRanks):
         return None
 
     def done(self) -> None:
-        """Count this node among those that are through."""
+        """Count the own node as finished."""
         if not self._is_done:
             self._is_done = True
             self._client.put_last(self._key, "finished", len(self._nodes))
 
     def abandon(self) -> None:
-        """The trial is over for all of the group."""
+        """End the trial for the entire group."""
         self.end("interrupted")
 
 
@@ -143,9 +144,9 @@ class _Sum:
 
 
 def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult:
-    """One result of all parts; the first is the head's. The ``absent`` nodes handed nothing in.
+    """Return one result from all parts, the head's first. The ``absent`` nodes sent none.
 
-    The trial was judged in the earliest check that some node's ranks stood in.
+    The trial was judged in the earliest check that some node's ranks were in.
     """
     records = [part.record for part in parts]
     head = records[0]
@@ -154,7 +155,7 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
         evidence = late_steps(evidence)
     lost = {node for record in records for node in record.lost_nodes}
     outcome = "stuck" if absent and head.outcome == "finished" else head.outcome
-    if any(record.outcome == "interrupted" for record in records):  # on one node by the doctor's own doing
+    if any(record.outcome == "interrupted" for record in records):  # ended by ddp-doctor on one node
         outcome = "interrupted"
     judged = [record.judged_check for record in records if record.judged_check in head.checks]
     record = head.model_copy(

@@ -1,4 +1,4 @@
-"""The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
+"""The node check-in: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
 
 import socket
 import time
@@ -27,7 +27,7 @@ from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.views.network import advertised
 
-#: What a launcher gives to all nodes of one launch, and to those of no other.
+#: Values that a launcher gives to all nodes of one launch, and to no other nodes.
 _KEYS = {
     "torchrun": ("torchrun's run", "TORCHELASTIC_RUN_ID"),
     "mpi": ("mpirun's job", "PMIX_NAMESPACE"),
@@ -38,18 +38,18 @@ _LONGEST = 255
 
 @dataclass(frozen=True)
 class Job:
-    """``SLURM step 4711.0``, in words; empty where it is unknown."""
+    """The job as text, such as ``SLURM step 4711.0``; empty if unknown."""
 
     name: str = ""
-    is_launch: bool = False  # all nodes of a run have it in common; people may start one in two allocations
+    is_launch: bool = False  # all nodes of a run share it; users may start one run in two allocations
 
     def is_another(self, name: str) -> bool:
-        """Whether a head of the launch ``name`` must belong to another run."""
+        """Return True if a head of the launch ``name`` must belong to another run."""
         return self.is_launch and bool(name) and name != self.name
 
 
 def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
-    """The job of this process, from what its launcher exported."""
+    """Return the job of this process, from its launcher's variables."""
     allocated = env.get("SLURM_JOB_ID", "") if "SLURM_HET_SIZE" not in env else ""  # each part has its own
     if launcher == "slurm":
         step = env.get("SLURM_STEP_ID", "")
@@ -63,12 +63,12 @@ def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
 #: A head introduces itself as soon as its store serves; a store without a head is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_FOR_HEAD_S = 2.0
-#: A head whose beats come, and that has not closed the roll call this long after its deadline, is stuck.
+#: A head that sends beats but has not closed the check-in this long after its deadline is stuck.
 _HEAD_CLOSES_S = 60.0
 
 
 class NotMet(Exception):
-    """The roll call failed; ``fact`` says how, ``group`` are the agents that met the head nevertheless."""
+    """The check-in failed; ``fact`` has the reason, ``group`` the agents that met the head nevertheless."""
 
     def __init__(self, fact: RollCallFact, group: AgentGroup | None = None) -> None:
         super().__init__(fact.outcome)
@@ -77,7 +77,7 @@ class NotMet(Exception):
 
 @dataclass
 class RollCall:
-    """One agent at the roll call. ``close`` ends what it started."""
+    """The node check-in, as done by one agent. ``close`` ends the processes it started."""
 
     request: RunRequest
     place: Place
@@ -85,7 +85,7 @@ class RollCall:
     run_folder: Path
     run_id: str
     until: float = field(init=False)  # monotonic
-    command: str = ""  # what starts the other agents
+    command: str = ""  # the command that starts the other agents
     job: Job = field(init=False)
     own: NodeReport = field(init=False)  # this node's
     way: tuple[str, int] | None = None  # to the store, from a follower
@@ -93,7 +93,7 @@ class RollCall:
     client: StoreClient | None = None
     arrivals: Arrivals | None = None  # on the head
     began: float = field(default_factory=time.monotonic)
-    shown: str = ""  # for what this node waits
+    shown: str = ""  # the last displayed status of this node
     _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class RollCall:
         self.job = job(self.place.launcher, self.request.env)
 
     def hold(self, own: NodeReport) -> AgentGroup:
-        """Meet the others. The head returns when all are here, a follower when the head says so."""
+        """Meet the other agents. The head returns when all are present, a follower when the head allows it."""
         self.began, self.own = time.monotonic(), own
         self.until = self.began + self.request.join_timeout_s
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
@@ -117,7 +117,7 @@ class RollCall:
                 return self._be_head(addresses, mine)
             try:
                 self._call("127.0.0.1").close()
-            except StoreLost:  # it is held, and by no head
+            except StoreLost:  # another program holds the port
                 raise NotMet(self._fact("head", "held", error=held, held_by=holder_of(self._port))) from None
         return self._join()
 
@@ -130,7 +130,7 @@ class RollCall:
 
     @property
     def node_reports(self) -> dict[int, NodeReport]:
-        """The reports of the nodes that have come, by their agents' ids; on the head alone."""
+        """The reports of the nodes that have checked in, by their agents' ids; only on the head."""
         return self.arrivals.node_reports if self.arrivals else {}
 
     def _show(self, text: str) -> None:
@@ -152,7 +152,7 @@ class RollCall:
         )
         self.client.put("head", opening.model_dump())
         self._addresses = addresses
-        # Where the others meet the head: the endpoint's address, if other hosts can reach it.
+        # The endpoint's address as the others see it, if other hosts can reach it.
         outside = [address for address in addresses if not address.startswith("127.") and address != "::1"]
         mine_too = {"claimed_rank": 0, "met_at": next(iter(outside), ""), "job": self.job.name}
         own = self.own.model_copy(update=mine_too)
@@ -169,7 +169,7 @@ class RollCall:
             if outcome is not None:
                 fact = self._fact("head", outcome)
                 if outcome == "missing":
-                    # Where others came, the port is open.
+                    # If other nodes came, the port is open.
                     alone = len(self.node_reports) == 1 and not arrivals.unreadable
                     closed = closed_by(self._port, self._addresses, self.request.env) if alone else None
                     fact = self._fact("head", outcome, missing=self._missing(), closed_by=closed)
@@ -181,11 +181,11 @@ class RollCall:
                     self.close()
                     self.control = self.arrivals = None
                     return self._join()
-                mine = leader == self.run_id  # a service's address, say, that leads back here
+                mine = leader == self.run_id  # for example a service address that leads back to this host
             self._show_who_is_here()
 
     def _run_id_at_endpoint(self) -> str:
-        """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
+        """Return the run id of the head at the endpoint on another host; empty if there is none."""
         found = approach(self._host, self._port, 0.0, lambda _text: None, timeout_s=1.0)
         if found.outcome != "connected":
             return ""
@@ -211,7 +211,7 @@ class RollCall:
         return tuple(rank for rank in range(self.place.nnodes) if rank not in here)
 
     def present(self) -> AgentGroup | None:
-        """The agents that have come so far, to send them an end; None where this agent has met nobody."""
+        """Return the agents that have come, to send them the end, or None if this agent has not met any."""
         return None if self.client is None else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
 
     # --- the others -----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class RollCall:
         return group
 
     def _await_begin(self, group: AgentGroup, way: Approach) -> dict[str, Json]:
-        """The head's own deadline counts; until then this agent waits for its first order while its beats come."""
+        """Wait for the head's first order while its beats come; the head's own deadline counts."""
         assert self.client is not None
         self.client.watch("order/1")
         while self.client.value("order/1") is None:
@@ -259,7 +259,7 @@ class RollCall:
         return group.next_order()
 
     def _call_twice(self, way: Approach) -> StoreClient:
-        """A server that does not answer gets a second chance: it may be a head that has just started."""
+        """Connect with a second try: a server that does not answer may be a head that has just started."""
         try:
             return self._call(way.address)
         except StoreLost:
@@ -271,7 +271,7 @@ class RollCall:
             raise NotMet(self._fact("follower", "mute" if mute else "foreign", way, error=str(error))) from error
 
     def _call(self, address: str) -> StoreClient:
-        """A client of a store on which a head of ours has introduced itself. Raises StoreLost."""
+        """Return a client of a store where a head of ddp-doctor has introduced itself. Raises StoreLost."""
         client = StoreClient(self.server, self.run_folder, address, self._port, -1, self.place.nnodes)
         try:
             client.wait_connected(MUTE_S)
@@ -308,14 +308,14 @@ class RollCall:
         return RollCallFact.model_validate(fields | more)
 
     def met_fact(self, group: AgentGroup) -> RollCallFact:
-        """The fact of a roll call that all came to."""
+        """Return the fact of a check-in that all nodes joined."""
         return self._fact("head" if group.is_head else "follower", "met")
 
 
 def join_command(place: Place, fact: InterfacesFact | None) -> str:
-    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+    """Return the command for the other hosts, with the given endpoint or this host's name or address.
 
-    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+    A name that resolves only to the loopback address here may not work on other hosts: then the address is used.
     """
     host, port = place.endpoint or (socket.gethostname(), RENDEZVOUS_PORT)
     if place.endpoint is None:

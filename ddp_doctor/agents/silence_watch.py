@@ -1,7 +1,7 @@
-"""When the beats of an agent stop: which agents still reach it, and what its host answers on a direct connection.
+"""Find out, when the beats of an agent stop, which agents still reach it and how its host answers direct connections.
 
-The beats over the store show only that two ends do not reach each other. Before a node is named, the others dial
-its listener, so that a lost node can be distinguished from a broken path.
+The beats over the store show only that two ends do not reach each other. Before a node is named, the others dial its
+listener, so that a lost node can be distinguished from a broken path.
 """
 
 import errno
@@ -23,9 +23,9 @@ from ddp_doctor.sources import network, sockets
 _ALIVE = {"question": "alive"}
 #: After a head was lost: a survivor's answer about it counts this much later.
 _NOTICED_S = 1.5
-#: A store that broke off has been silent for ever; JSON has no infinity.
+#: The silence of a store that broke off, in seconds; JSON has no infinity.
 _LONG_S = 1e6
-#: Errors of dialling a listener. ETIME: the host accepted the connection, and no answer came.
+#: Errors of dialing a listener. ETIME: the host accepted the connection, and no answer came.
 _ANSWERS: dict[int, Answer] = {
     errno.ETIME: "silent",
     errno.ETIMEDOUT: "timed_out",
@@ -35,7 +35,7 @@ _ANSWERS: dict[int, Answer] = {
 
 
 def links_up() -> frozenset[str]:
-    """This host's interfaces that have a link."""
+    """Return this host's interfaces that have a link."""
     return frozenset(interface.name for interface in network.interfaces() if interface.running)
 
 
@@ -50,16 +50,16 @@ class Watch:
     _asked: set[int] = field(default_factory=set)
 
     def start(self) -> None:
-        """Followers: begin to answer the head's questions."""
+        """Begin to answer the head's questions (followers only)."""
         threading.Thread(target=self._stand_by, daemon=True).start()
 
     def answer(self, _question: Mapping[str, Json]) -> Mapping[str, Json]:
-        """What this agent's listener answers another agent on a direct connection."""
+        """Return the answer of this agent's listener to another agent on a direct connection."""
         silent_s = max(self.group.silent_s(0), self.group.client.store_silent_s())
         return {"rank": self.group.my_rank, "head_silent_s": min(silent_s, _LONG_S)}
 
     def about(self, lost: Sequence[int]) -> list[Reading]:
-        """Readings about nodes whose beats no longer come, with those of the other nodes."""
+        """Return readings about nodes whose beats no longer come, including the other nodes' readings."""
         if self.group.is_head:
             mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
             self.group.client.put_in_beat(urgent=True, suspects=list(lost))
@@ -85,7 +85,7 @@ class Watch:
             time.sleep(0.1)
 
     def _ask_survivors(self) -> list[Reading]:
-        """The head is lost: whether its heartbeats reach the other followers, and whether these answer."""
+        """Return whether the lost head's heartbeats reach the other followers, and whether these answer."""
         others = [rank for rank in self.group.others if rank != 0]
         answers = self._dial_each(others)
         readings = [
@@ -106,7 +106,7 @@ class Watch:
         return readings
 
     def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
-        """The answer of each node; ``heartbeat`` are those whose beats have stopped, the others give context."""
+        """Return the answer of each node; ``heartbeat`` are the nodes without beats, the others give context."""
         return [
             self._reading(rank, answer, heartbeat=rank in heartbeat)
             for rank, (answer, _) in self._dial_each(nodes).items()
@@ -161,6 +161,6 @@ def _sleep_until(moment: float) -> None:
 
 
 def goodbye(node: int, why: str) -> Reading:
-    """A node that left before the end."""
+    """Return a reading of a node that left before the end."""
     farewell = SilenceFact(node=node, head=node == 0, answer="not_asked", said_goodbye=why)
     return farewell.collected("roll_call", node)

@@ -1,8 +1,8 @@
-"""The agent's client of the control store. Where the store stops answering, the agent goes on.
+"""The agent's client of the control store. If the store stops answering, the agent continues.
 
-Nothing here blocks longer than it was asked to. A thread keeps what the client's process
-(store_client_process) reports. A second thread sends the agent's beats, so that the others notice an agent
-that is stopped, and not only one whose host is gone.
+Calls in this module do not block longer than their timeout. A thread keeps the reports of the client's process
+(store_client_process). A second thread sends the agent's beats, so the others also notice an agent that is stopped, not
+only one whose host is lost.
 """
 
 import json
@@ -29,7 +29,7 @@ from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper
 
 HEAD = 0
-#: A value in the store that no agent of ours wrote; no JSON is equal to it.
+#: A value in the store that no agent of ddp-doctor wrote; it is not equal to any JSON value.
 UNREADABLE: Final = object()
 #: For the client's process to read a message, as a struct timeval (socket(7), SO_SNDTIMEO).
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
@@ -43,7 +43,7 @@ class StoreLost(RunIsOver):
     """The control store broke off, or does not answer."""
 
 
-#: Stands for a beat before there is one; the first is number 1.
+#: A placeholder before the first beat, which is number 1.
 _NONE_YET = BeatMessage(n=0, at=0.0)
 
 
@@ -53,11 +53,11 @@ class Beat:
 
     message: BeatMessage = _NONE_YET
     grew_at: float = 0.0
-    ahead_s: float | None = None  # the least that this clock was ahead of the other agent's, delivery included
+    ahead_s: float | None = None  # minimum lead of this clock over the other agent's, including delivery
 
 
 class StoreClient:
-    """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
+    """The messages, values and beats of one agent. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
     def __init__(self, server: ForkServer, run_folder: Path, host: str, port: int, my_id: int, nnodes: int) -> None:
         self.my_id = my_id
@@ -101,13 +101,13 @@ class StoreClient:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def join(self, node_report: Json, timeout_s: float) -> None:
-        """Report in at the roll call; sets ``my_id``. Raises StoreLost."""
+        """Check in with a node report; sets ``my_id``. Raises StoreLost."""
         self._send({"join": node_report})
         if not self.wait(lambda: self.my_id >= 0, timeout_s):
             raise StoreLost(self.error or "no answer")
 
     def put(self, key: str, value: Json) -> None:
-        """Set a key, soon."""
+        """Set a key asynchronously."""
         self._send({"set": key, "value": value})
 
     def put_first(self, key: str, value: Json) -> None:
@@ -115,15 +115,15 @@ class StoreClient:
         self._send({"first": key, "value": value})
 
     def put_last(self, key: str, value: Json, of: int) -> None:
-        """Set a key, unless it has a value, as soon as so many nodes have asked for it."""
+        """Set a key without a value as soon as this many nodes have requested it."""
         self._send({"last": key, "value": value, "of": of})
 
     def watch(self, key: str) -> None:
-        """Ask for the value of a key as soon as it is set."""
+        """Request the value of a key as soon as it is set."""
         self._send({"watch": key})
 
     def value(self, key: str) -> Json:
-        """The value of a watched key, None until it has come; UNREADABLE where no agent of ours wrote it."""
+        """Return the value of a watched key, or None before it came; UNREADABLE if no agent of ddp-doctor wrote it."""
         return self._values.get(key)
 
     def await_value(self, key: str, timeout_s: float, otherwise: str) -> None:
@@ -133,27 +133,27 @@ class StoreClient:
             raise StoreLost(self.error or otherwise)
 
     def opening(self) -> Opening:
-        """How the head introduced itself. Raises StoreLost."""
+        """Return the head's first message. Raises StoreLost."""
         try:
             return Opening.model_validate(self.value("head"))
         except ValidationError as error:
             raise StoreLost(NO_HEAD) from error
 
     def follow(self, ids: list[int]) -> None:
-        """Whose beats to keep."""
+        """Keep the beats of these agents."""
         now = time.monotonic()
         for agent in ids:
             self.beats.setdefault(agent, Beat(grew_at=now))
         self._send({"follow": ids})
 
     def put_in_beat(self, *, urgent: bool = False, **fields: Json) -> None:
-        """Change what is sent with every beat; ``urgent`` sends a beat at once."""
+        """Change the fields that are sent with every beat; ``urgent`` sends a beat at once."""
         self._fields = {**self._fields, **fields}
         if urgent:
             self._urgent.set()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until ``ready()``, which is asked again after all news; False past the time or without store."""
+        """Wait until ``ready()``, which is called again after all news; return False on timeout or without a store."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not ready():
@@ -164,21 +164,21 @@ class StoreClient:
         return True
 
     def clock_offset_s(self, agent: int) -> float | None:
-        """This node's clock minus another agent's; too large by the time that a beat travels, at most 0.2 s."""
+        """Return this node's clock minus another agent's; too large by a beat's travel time, at most 0.2 s."""
         beat = self.beats.get(agent)
         return None if beat is None else beat.ahead_s
 
     # --- silence --------------------------------------------------------------------------------
 
     def silent_s(self, agent: int) -> float:
-        """How long no beat of another agent has come; 0 after this agent itself was stopped."""
+        """Return the time since the last beat of another agent; 0 after this agent itself was stopped."""
         now = time.monotonic()
         if now < self._forgiven_until or agent not in self.beats:
             return 0.0
         return now - self.beats[agent].grew_at
 
     def store_silent_s(self) -> float:
-        """How long the store itself has not answered; infinite where it broke off."""
+        """Return the time since the store's last answer; infinite if it broke off."""
         if self.error is not None:
             return float("inf")
         now = time.monotonic()
@@ -186,7 +186,7 @@ class StoreClient:
 
     @property
     def has_died(self) -> bool:
-        """Whether the client's process was ended or stopped, from outside or for lack of memory: no node's fault."""
+        """True if the client's process was ended or stopped from outside or because memory ran out, not by a node."""
         stopped = self._helper.stopped()
         self.error = self.error or stopped
         return stopped is not None or self.error == _PROCESS_ENDED
@@ -202,7 +202,7 @@ class StoreClient:
         self._process.join(0.5)
 
     def flush(self) -> None:
-        """Wait until what was put has been sent, before closing; bounded, and silent about failure."""
+        """Wait until queued messages are sent, before closing; bounded, and silent about failure."""
         turned = self._turned_at
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and self.error is None and self._turned_at - turned < 2 * BEAT_S:
@@ -248,7 +248,7 @@ class StoreClient:
             self.error = message["error"]
 
     def _take_beat(self, agent: int, fields: Json, now: float) -> None:
-        """Take a beat. The store has no authentication: what is no beat was written by somebody else."""
+        """Take a beat. The store has no authentication, so an invalid beat from another program is ignored."""
         beat = self.beats.setdefault(agent, Beat())
         with suppress(ValidationError):
             message = BeatMessage.model_validate(fields)
@@ -262,7 +262,7 @@ class StoreClient:
         pause_s = max(BEAT_S, self._turn_s)
         while not self._closed and self.error is None:
             now = time.monotonic()
-            if now - last > AGENT_PAUSE_S + pause_s:  # this agent was stopped, and read nothing meanwhile
+            if now - last > AGENT_PAUSE_S + pause_s:  # this agent was stopped, and did not read in that time
                 self._forgiven_until = now + SILENT_S
                 self.stopped_s = max(self.stopped_s, now - last)
             count, last = count + 1, now

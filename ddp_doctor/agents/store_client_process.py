@@ -1,16 +1,16 @@
-"""The store client's own process: carries messages between its agent and the control store.
+"""The store client's process, which carries messages between its agent and the control store.
 
-It is a process because the store's calls block in C++ past every time-out while the server is frozen, without
-an error. Here that costs the agent nothing: it notices that the process no longer reports its rounds.
+It is a process because the store's calls block in C++ past every timeout while the server is frozen, without an error.
+This does not block the agent, which notices that the process no longer reports its rounds.
 
-The agent speaks over a local socket, one JSON object a line::
+The agent sends one JSON object per line over a local socket::
 
     {"set": "order/1", "value": {…}}   {"first": "stop/t0", "value": "stuck"}   {"watch": "order/2"}
     {"last": "stop/t1", "value": "finished", "of": 2}
     {"follow": [1, 2, 3]}   {"beat": 17, "fields": {…}}   {"join": {…}}
 
-and receives ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. A value that
-no agent of ours wrote is ``unreadable``, or null where a beat was expected: another beat follows.
+It receives ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. A value that no agent of
+ddp-doctor wrote is ``unreadable``, or null if a beat was expected: another beat follows.
 """
 
 import json
@@ -30,7 +30,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store, store
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 
-#: The agent gets a ``turn`` this often, or for each round: enough to notice silence, and it costs nothing.
+#: The agent gets a ``turn`` this often, or per round: enough to notice silence, at almost no cost.
 _REPORT_S = BEAT_S
 
 
@@ -65,7 +65,7 @@ class _Carrier:
         self._turns = 0
 
     def send(self, message: Json) -> None:
-        """Send the agent a message; without an agent this process ends."""
+        """Send the agent a message; without an agent this process exits."""
         self._agent.settimeout(None)  # an agent that is stopped reads it when it continues
         try:
             self._agent.sendall(to_json(message, inf_nan_mode="null") + b"\n")
@@ -78,7 +78,7 @@ class _Carrier:
         self.send({"connected": True})
 
     def turn(self) -> bool:
-        """One round: read the agent's messages and the store, and report the round; False at the end."""
+        """Run one round: read the agent's messages and the store, and report the round; return False at the end."""
         self._agent.settimeout(self._turn_s)
         try:
             data = self._agent.recv(1 << 20)
@@ -150,7 +150,7 @@ class _Carrier:
         self._store.set(key, mark(len(parts)))
 
     def _value(self, key: str) -> Json:
-        """The value of a key that is set, with its parts where an agent of ours wrote it. Raises Unreadable."""
+        """Return the value of a key that is set, joined from its parts if it has several. Raises Unreadable."""
         text = bytes(self._store.get(key))
         if is_part(text):
             return unpacked([text])
