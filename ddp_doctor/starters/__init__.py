@@ -1,1 +1,1 @@
-"""Who started this process, where it is, and starting agents on other nodes."""
+"""Detect the launcher of this process and its node, and start agents on other nodes."""

@@ -1,8 +1,8 @@
-"""Who started this process: torchrun, a SLURM step, Open MPI, or a person.
+"""Detect the launcher of this process: torchrun, a SLURM step, Open MPI, or none.
 
-An outer world is recognized by the launcher's own variables, never by RANK alone: a leftover RANK in a
-login shell is a finding, not a world. Launchers start each other, so the innermost counts: SLURM
-starts Open MPI's daemons (their ranks then carry the daemon's SLURM_PROCID), and both start torchrun.
+An outer world is recognized by the launcher's own variables, not by RANK: a leftover RANK in a login shell is a
+finding, not a world. Launchers start each other, so the innermost counts: SLURM starts Open MPI's daemons (their ranks
+then have the daemon's SLURM_PROCID), and both start torchrun.
 """
 
 import re
@@ -15,16 +15,17 @@ from ddp_doctor.ranks.process import started
 
 Launcher = Literal["plain", "slurm", "torchrun", "kubernetes", "mpi", "ssh"]
 
-#: Set by the doctor for the agents that it starts over ssh: the hosts by node rank, with commas.
+#: Set by ddp-doctor for agents that it starts over ssh: the hosts by node rank, separated by commas.
 HOSTS_VARIABLE = "DDP_DOCTOR_HOSTS"
-#: SLURM numbers its own steps (interactive, batch, extern) from the top (slurm/slurm.h): a person types there.
+#: SLURM numbers its special steps (interactive, batch, extern) from the maximum down (slurm/slurm.h): a user types in
+#: these.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class OuterWorld:
-    """The world of the launcher that started the doctor, as this process sees it."""
+    """The world of the launcher that started ddp-doctor, as seen by this process."""
 
     launcher: Launcher
     local_rank: int
@@ -34,12 +35,12 @@ class OuterWorld:
 
     @property
     def is_agent(self) -> bool:
-        """Whether this process, by its local rank 0, is its node's agent; the others wait for its exit code."""
+        """True if this process has local rank 0 and so is its node's agent; the others wait for its exit code."""
         return self.local_rank == 0
 
 
 def outer_world(env: Mapping[str, str], parent_pid: int) -> OuterWorld | None:
-    """The world this process is a rank of, or None where a person (or a script) typed the command."""
+    """Return the world that this process is a rank of, or None if a user (or a script) started the command."""
     if HOSTS_VARIABLE in env:
         return None
     if "TORCHELASTIC_RUN_ID" in env and "LOCAL_RANK" in env:
@@ -52,17 +53,17 @@ def outer_world(env: Mapping[str, str], parent_pid: int) -> OuterWorld | None:
 
 
 def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
-    """A variable that is a plain number, else ``otherwise``."""
+    """Return the value of a variable that is a plain number, or ``otherwise``."""
     text = env.get(name, "")
     return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
 def _torchrun(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
-    """One start of one node's workers has the folder that torchrun makes for their errors, else their parent.
+    """Return the world of a torchrun rank; its launch is known by torchrun's error directory, or by the parent process.
 
-    Its form is ``…/RUN_ID_random/attempt_0/LOCAL_RANK/error.json`` (torch 2.13,
-    torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs). Where a script wraps the ranks,
-    each of them has another parent.
+    The directory's form is ``…/RUN_ID_random/attempt_0/LOCAL_RANK/error.json`` (torch 2.13,
+    torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs). If a script wraps the ranks, each of them has
+    another parent.
     """
     attempt = Path(env.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
     launch = f"{attempt.parent.name}-{attempt.name}"
@@ -91,7 +92,7 @@ def _slurm(env: Mapping[str, str]) -> OuterWorld:
 
 
 def tasks_on(listed: str, node_rank: int) -> int:
-    """Tasks of one node from a list such as ``4(x3),2``: three nodes with 4, then one with 2."""
+    """Return the tasks of one node from a list such as ``4(x3),2``: three nodes with 4, then one with 2."""
     for item in listed.split(","):
         found = _TASKS.fullmatch(item)
         if found is None:
@@ -114,6 +115,6 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
 
 
 def _pid_and_start(pid: int) -> str:
-    """The process and when it started: a pid alone is used again."""
+    """Return the pid and start time of a process: pids are reused."""
     began = started(pid)
     return str(pid) if began is None else f"{pid}.{began}"

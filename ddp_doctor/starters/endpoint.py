@@ -1,6 +1,6 @@
-"""Connecting to the endpoint of a run with plain sockets, so that each failure has its own name.
+"""Connect to the endpoint of a run with plain sockets, to distinguish the kinds of failure.
 
-torch's own client says "timed out after 60000ms" whether a port is refused, dropped or silent.
+torch's own client reports "timed out after 60000ms" whether a port is refused, dropped or silent.
 """
 
 import errno
@@ -27,30 +27,30 @@ _PAUSE_S = 0.25
 #: Not in the socket module: linux/in.h, linux/in6.h (IP_RECVERR in ip(7)), and ee_origin of linux/errqueue.h.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 _FROM_ICMP = (2, 3)
-#: (type, code) of ICMP (RFC 1122 3.2.2.1, RFC 1812 5.2.7.1) and ICMPv6 (RFC 4443 3.1) with which nothing but a packet
-#: filter answers a TCP connection: prohibited, or a protocol or port unreachable (a closed port is reset).
+#: (type, code) of ICMP (RFC 1122 3.2.2.1, RFC 1812 5.2.7.1) and ICMPv6 (RFC 4443 3.1) that only a packet filter sends
+#: in answer to a TCP connection: prohibited, or a protocol or port unreachable (a closed port is reset).
 _FILTERS_SAY = {(3, 2), (3, 3), (3, 9), (3, 10), (3, 13), (1, 1), (1, 4), (1, 5), (1, 6)}
 
 
 @dataclass(frozen=True)
 class Approach:
-    """The way to the endpoint: ``outcome`` of the last attempt, or unresolved; ``met_at`` is this end's address."""
+    """The path to the endpoint: ``outcome`` of the last attempt, or unresolved; ``met_at`` is this end's address."""
 
     outcome: str
     addresses: tuple[str, ...] = ()
     attempts: tuple[AttemptSeen, ...] = ()
     error: str = ""
-    address: str = ""  # the one that connected
+    address: str = ""  # the address that connected
     met_at: str = ""
 
     @property
     def is_rejected(self) -> bool:
-        """Whether a packet filter said no."""
+        """True if a packet filter rejected a connection."""
         return any(attempt.rejected_by for attempt in self.attempts)
 
 
 def resolve(host: str, timeout_s: float = 5.0) -> tuple[tuple[str, ...], str]:
-    """The addresses of a name, in the resolver's order, or the resolver's error; bounded."""
+    """Return the addresses of a name, in the resolver's order, or the resolver's error; bounded."""
     try:
         return network.resolve(host, timeout_s), ""
     except TimeoutError:
@@ -60,7 +60,7 @@ def resolve(host: str, timeout_s: float = 5.0) -> tuple[tuple[str, ...], str]:
 
 
 def is_mine(addresses: tuple[str, ...]) -> bool:
-    """Whether one of these addresses is this host's: one that a socket may be bound to."""
+    """Return True if one of these addresses is this host's: a socket can be bound to it."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with suppress(OSError), socket.socket(family) as probe:
@@ -70,7 +70,7 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
 
 
 def approach(host: str, port: int, until: float, tell: Callable[[str], None], timeout_s: float = CONNECT_S) -> Approach:
-    """Connect, again and again while that makes sense: the port of a head that starts late is refused at first."""
+    """Connect, with retries while they make sense: the port of a head that starts late is refused at first."""
     alike: list[tuple[float, Approach]] = []  # the last rounds of one kind
     while True:
         now = time.monotonic()
@@ -78,7 +78,7 @@ def approach(host: str, port: int, until: float, tell: Callable[[str], None], ti
         if last.outcome == "connected":
             return last
         if last.outcome == "timed_out" and alike and alike[-1][1].is_rejected:
-            # A firewall answers at most once a second (icmp(7), icmp_ratelimit): its last answer counts.
+            # A firewall answers at most once per second (icmp(7), icmp_ratelimit): its last answer counts.
             last = alike[-1][1]
         if alike and _kind(alike[-1][1]) != _kind(last):
             alike = []
@@ -104,7 +104,7 @@ def _one_round(host: str, port: int, timeout_s: float) -> Approach:
         attempts.append(attempt)
         if attempt.outcome == "connected":
             return Approach("connected", addresses, tuple(attempts), "", address, met_at)
-    # Of two addresses the clearest outcome decides: a refusal comes from a host that is up.
+    # The clearest outcome among several addresses decides: a refusal comes from a host that is up.
     order = ("refused", "timed_out", "unreachable")
     clearest = min(attempts, key=lambda attempt: order.index(attempt.outcome))
     return Approach(clearest.outcome, addresses, tuple(attempts), clearest.error)
@@ -140,23 +140,23 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[AttemptSeen, st
 
 
 def _rejected_by(line: socket.socket, address: str) -> str:
-    """The address from which a packet filter rejected this connection; empty where none is known to have done so."""
+    """Return the address of the packet filter that rejected this connection; empty if there is no evidence of one."""
     line.setblocking(False)
     with suppress(OSError, struct.error):
         _, errors, _, _ = line.recvmsg(512, 512, socket.MSG_ERRQUEUE)
-        for _, _, error in errors:  # linux/errqueue.h: struct sock_extended_err, then who sent it
+        for _, _, error in errors:  # linux/errqueue.h: struct sock_extended_err, then the sender
             origin, kind, code = struct.unpack_from("4xBBB", error)
             is_6 = line.family == socket.AF_INET6
             packed = error[24:40] if is_6 else error[20:24]  # of sockaddr_in6, sockaddr_in
             sender = socket.inet_ntop(line.family, packed)
-            # No host says of itself that it cannot be reached.
+            # A host does not report itself as unreachable.
             if origin in _FROM_ICMP and ((kind, code) in _FILTERS_SAY or sender == address):
                 return sender
     return ""
 
 
 def holder_of(port: int) -> str:
-    """The program that listens on a port of this host, as far as this user may see it: "nc (pid 712)"."""
+    """Return the program that listens on a port of this host, if this user may see it: "nc (pid 712)"."""
     import psutil
 
     for pid in _listeners(port):
@@ -166,7 +166,7 @@ def holder_of(port: int) -> str:
 
 
 def is_held_by_launcher(port: int) -> bool:
-    """Whether a process that started this one listens there: torchrun, or a script with a store of its own."""
+    """Return True if an ancestor of this process listens there: torchrun, or a script with its own store."""
     import psutil
 
     with suppress(psutil.Error):
@@ -175,7 +175,7 @@ def is_held_by_launcher(port: int) -> bool:
 
 
 def _listeners(port: int) -> list[int | None]:
-    """The processes that listen on a port of this host; None is one that this user may not see."""
+    """Return the processes that listen on a port of this host; None for a process that this user may not see."""
     import psutil
 
     with suppress(psutil.Error, OSError):

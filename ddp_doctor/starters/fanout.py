@@ -1,7 +1,7 @@
-"""One command for all nodes: starts an agent on each, listens to them, and leaves none behind.
+"""A command for all nodes: starts an agent on each, listens to them, and ends all of them.
 
-Messages to an agent go through its starter pipe (started_process.py), those from it through the starter channel
-(starter_channel.py). A Start says how it is started, by srun or by ssh.
+Messages to an agent go through its control pipe (started_process.py), its own messages through the starter channel
+(starter_channel.py). A Start defines how it is started, by srun or by ssh.
 """
 
 import math
@@ -17,27 +17,27 @@ from ddp_doctor.starters.interruption import calling
 from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
 from ddp_doctor.starters.starter_channel import AgentState
 
-#: For the others to end, once the head's report is here or the run is interrupted.
+#: For the others to end after the head's report has arrived or the run is interrupted.
 GRACE_S = 20.0
-#: For an agent to answer; after it, nobody waits for that agent at the end. ssh gives up after ten seconds.
+#: Time for an agent to answer; later, the end of the run does not wait for it. ssh gives up after ten seconds.
 _ANSWER_S = 15.0
-#: For the last message of an agent whose end srun reports: the two come on different ways.
+#: For the last message of an agent whose end srun reports: the two use different paths.
 _LAST_WORD_S = 1.0
 
 
 @dataclass
 class Ended:
-    """How a run over all nodes ended, as the command that started it saw it."""
+    """The end of a run over all nodes, as seen by the command that started it."""
 
     agents: dict[int, AgentState]
-    not_started: dict[int, str] = field(default_factory=dict)  # why, by node rank
+    not_started: dict[int, str] = field(default_factory=dict)  # reasons, by node rank
     broken_off: dict[int, str] = field(default_factory=dict)  # agents that began and did not end
     interrupted: bool = False
     timed_out: bool = False
 
     @property
     def recording(self) -> str | None:
-        """The head's recording, else that of the first agent that has one; of those cut short the last."""
+        """The head's recording, or the first agent's that has one; interrupted agents come last."""
         recorded = sorted(
             (rank != 0, agent.code == ExitCode.INTERRUPTED.value, rank)
             for rank, agent in self.agents.items()
@@ -47,37 +47,37 @@ class Ended:
 
     @property
     def recordings_of_absent(self) -> list[str]:
-        """The recordings of the agents that, by the head's recording, did not come to the roll call."""
+        """The recordings of the agents that, by the head's recording, did not check in."""
         if self.have_met or self.agents[0].recording is None:
             return []
         return [agent.recording for rank, agent in sorted(self.agents.items()) if rank and agent.recording]
 
     @property
     def refused(self) -> str | None:
-        """Why the agents would not run."""
+        """The reason why the agents would not run."""
         return next((agent.refused for _, agent in sorted(self.agents.items()) if agent.refused), None)
 
     @property
     def is_headless(self) -> bool:
-        """Whether the head's agent was lost before the nodes had met, and without a report."""
+        """True if the head agent was lost before the nodes had met, and without a report."""
         return 0 in self.absent and self.agents[0].recording is None
 
     @property
     def absent(self) -> dict[int, str]:
-        """Why nodes did not come to the roll call, by node rank."""
+        """The reasons why nodes did not check in, by node rank."""
         if self.have_met:
             return self.not_started
         return self.not_started | {rank: _too_soon(why) for rank, why in self.broken_off.items()}
 
     @property
     def have_met(self) -> bool:
-        """Whether the roll call is over, for one of the nodes at least."""
+        """True if the node check-in is over, for at least one node."""
         return any(agent.has_met for agent in self.agents.values())
 
 
 @dataclass
 class FanOut:
-    """Starts the agents of one run; ``run`` returns when none is left."""
+    """The agents of one run; ``run`` starts them and returns when all have ended."""
 
     starts: Sequence[Start]
     hosts: Sequence[str]
@@ -85,25 +85,25 @@ class FanOut:
     timeout_s: float
     join_timeout_s: float = 60.0
     _began: float = field(default_factory=time.monotonic)
-    _join_until: float = math.inf  # until the head's agent is there: then it waits for the others
+    _join_until: float = math.inf  # set when the head agent has answered: then it waits for the others
     _channels: list[Channel] = field(default_factory=list)
     _open_channels: list[Channel] = field(default_factory=list)
     _signals: list[int] = field(default_factory=list)
-    _said_to_end: dict[int, tuple[float, str]] = field(default_factory=dict)  # since when, and how, by node rank
+    _said_to_end: dict[int, tuple[float, str]] = field(default_factory=dict)  # time and message, by node rank
     _reported_to_head: set[int] = field(default_factory=set)
     _headless: bool = False
     _all_are_heard: bool = False
     _ending: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError with one sentence where this process may not open so many pipes."""
+        """Raise ValueError with one sentence if this process may not open enough pipes."""
         self._files = OpenFiles(len(self.starts))
         self._selector = selectors.DefaultSelector()
         self._until = self._began + self.timeout_s
         self.ended = Ended({rank: AgentState() for start in self.starts for rank in start.node_ranks})
 
     def run(self) -> Ended:
-        """Start all, listen until they have ended, and end what has not. Main thread only."""
+        """Start all, listen until they have ended, and end the remaining ones. Main thread only."""
         with calling(lambda number, _frame: self._signals.append(number)):
             try:
                 for start in self.starts:
@@ -118,7 +118,7 @@ class FanOut:
                     self._listen(0.1)
                     self._note_what_ended()
                     if not self._all_are_heard and not self._is_any_left():
-                        # The last message of each agent is here, or cannot come any more: they may go.
+                        # The last message of each agent has come or will not come, so they may exit.
                         self._all_are_heard = True
                         self._send_all({"heard": True})
                     while self._signals:
@@ -184,7 +184,7 @@ class FanOut:
             self._note_how_it_ended(channel, channel.reason)
         for rank, (since, how) in self._said_to_end.items():
             if time.monotonic() > since + _LAST_WORD_S:
-                # A program that cannot start prints why; srun does not say which task printed it.
+                # A program that cannot start prints the reason; srun does not show which task printed it.
                 words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
                 is_reason = words and not self.ended.agents[rank].has_answered
                 self._note_gone(rank, f"{how}; the last on stderr: {words}" if is_reason else how)
@@ -202,14 +202,14 @@ class FanOut:
             self._note_gone(rank, why)
 
     def _note_gone(self, rank: int, why: str) -> None:
-        """An agent has ended; where its last message is missing, that is noted and the head learns it."""
+        """Record the end of an agent; if its last message is missing, report that to the head."""
         agent = self.ended.agents[rank]
         if agent.code is not None or rank in self.ended.broken_off:
             return
         if not agent.has_answered:
-            if not self.ended.interrupted:  # else this command ended it before it could answer
+            if not self.ended.interrupted:  # otherwise this command ended it before it could answer
                 self._note_not_started(rank, why)
-        elif rank == 0 or not self._headless:  # else it was asked to end, perhaps before it could report that
+        elif rank == 0 or not self._headless:  # otherwise it was asked to end, perhaps before a report
             self.ended.broken_off[rank] = why
             self._report_to_head(rank, _too_soon(why))
 
@@ -221,7 +221,7 @@ class FanOut:
         self._send_all({"host": self.hosts[rank], "failed": why})
 
     def _report_to_head(self, rank: int, why: str) -> None:
-        """The head uses this at the roll call; later it notices itself which node falls silent."""
+        """Report a lost agent to the head, for the check-in; later the head itself detects silent nodes."""
         if rank not in self._reported_to_head:
             self._reported_to_head.add(rank)
             head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
@@ -250,7 +250,7 @@ class FanOut:
         return False
 
     def _is_waited_for(self, channel: Channel) -> bool:
-        """Whether messages of its agents are still expected; not of an agent that has not answered in time."""
+        """Return True if messages of its agents are still expected. Agents that did not answer in time do not count."""
         if time.monotonic() < self._began + _ANSWER_S:
             return not self.ended.not_started.keys() >= set(channel.start.node_ranks)
         begun = [rank for rank in channel.start.node_ranks if rank not in self.ended.not_started]
@@ -262,7 +262,7 @@ class FanOut:
         return [rank for rank, agent in self.ended.agents.items() if not agent.has_answered and rank not in failed]
 
     def _give_up_the_silent(self) -> None:
-        """The head would not wait for them any longer either; it learns what kept them."""
+        """Give up silent agents and report the reason to the head, which would not wait longer either."""
         for channel in self._open_channels:
             for rank in set(channel.start.node_ranks).intersection(self._silent_node_ranks()):
                 late = f"no answer within {self.join_timeout_s:.0f} s"
@@ -270,7 +270,7 @@ class FanOut:
                 self._note_not_started(rank, channel.words or late)
 
     def _all_have_answered(self) -> bool:
-        """Whether each agent has answered or failed; an agent that does neither in time has failed."""
+        """Return True if each agent has answered or failed; an agent that does neither in time has failed."""
         late = self._silent_node_ranks()
         if time.monotonic() < self._began + _ANSWER_S:
             return not late
@@ -284,7 +284,7 @@ class FanOut:
 
 
 class Readers(FanOut):
-    """Agents that look around and do not meet: none waits for another, and one that is lost costs only its own part."""
+    """Agents that read their nodes without meeting: none waits for another, and a lost one costs only its own part."""
 
     def _is_over(self) -> bool:
         if self.ended.interrupted:

@@ -1,15 +1,15 @@
-"""Ranks of an outer launcher that are not their node's agent: they hand it their settings and wait for its end.
+"""Ranks of an outer launcher that are not their node's agent: they give it their settings and wait for its end.
 
-The agent holds a lock on a file while it lives and writes its code there. A waiting rank that gets the
-lock and finds no code knows that the agent is gone. The file stays for ranks that come late; a file of an
-earlier launch is recognized by its age.
+The agent holds a lock on a file while it lives and writes its exit code there. A waiting rank that gets the lock and
+finds no code knows that the agent has died. The file stays for ranks that come late; a file of an earlier launch is
+recognized by its age.
 
-The settings of the other ranks on the agent's node, each in a file that its rank holds locked.
+Each of the other ranks on the agent's node writes its settings to a file that it holds locked::
 
     torchrun-none_x7k2-attempt_0.3.rank    {"variables": {"NCCL_ALGO": "Tree"}, "withheld": []}
 
-The folder is this user's alone. A file counts while its rank lives; a file that a killed rank left is
-ignored. A rank that comes late, or never, has no settings here.
+Only this user can access the directory. A file counts while its rank lives; a file that a killed rank left is ignored.
+A rank that comes late, or never, has no settings here.
 """
 
 import fcntl
@@ -31,18 +31,18 @@ from ddp_doctor.starters.detect import OuterWorld
 _APPEAR_S = 30.0
 #: A file last written longer than this before a waiter started is of an earlier launch.
 _FRESH_S = 60.0
-#: For the lock; waiting ranks hold it for microseconds to see whether the agent lives.
+#: For the lock; waiting ranks hold it for microseconds to check whether the agent lives.
 _LOCK_S = 5.0
 #: Files of launches that ended long ago.
 _FORGOTTEN_S = 86400.0
-#: Those of agents, and of ranks that were killed.
+#: Files of agents, and of ranks that were killed.
 _KINDS = ("*.agent", "*.rank", "*.rank.*.new")
 
 
 class AgentLock:
-    """Held by the agent of an outer world from start to end; ``folder`` is this user's alone.
+    """A lock that the agent of an outer world holds from start to end, in a directory that only this user can access.
 
-    An agent that cannot get the lock tests all the same; the others then give up, unsure.
+    An agent that cannot get the lock runs its tests in any case; the others then give up, unsure.
     """
 
     def __init__(self, world: OuterWorld, folder: Path) -> None:
@@ -56,19 +56,19 @@ class AgentLock:
             self._fd = _locked(os.open(_path(world, folder), flags, 0o600))
 
     def hand_over(self, code: int) -> None:
-        """Hand the exit code to the waiting ranks."""
+        """Write the exit code for the waiting ranks."""
         if self._fd is not None:
             with suppress(OSError):
                 os.pwrite(self._fd, f"agent\n{code}\n".encode(), 0)
 
 
 def wait_for_agent(world: OuterWorld, folder: Path, timeout_s: float) -> int | None:
-    """The agent's exit code; None when it never came, died, or did not end within the time."""
+    """Return the agent's exit code, or None if it never came, died, or did not end within the time."""
     path = _path(world, folder)
     started, oldest = time.monotonic(), time.time() - _FRESH_S
     while time.monotonic() - started < timeout_s:
         words = _words_in(path, oldest)
-        held = _is_held(path)  # asked after the file was read: an agent has the lock before it writes
+        held = _is_held(path)  # checked after the file was read: an agent has the lock before it writes
         if len(words) == 1 and not held:
             words = _words_in(path, oldest)
             if len(words) < 2:
@@ -82,7 +82,7 @@ def wait_for_agent(world: OuterWorld, folder: Path, timeout_s: float) -> int | N
 
 
 def file_stem(world: OuterWorld) -> str:
-    """How the names of all files of one launch begin."""
+    """Return the prefix of the names of all files of one launch."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", world.key)[-120:]
 
 
@@ -91,7 +91,7 @@ def _path(world: OuterWorld, folder: Path) -> str:
 
 
 def _locked(fd: int) -> int | None:
-    """The file, locked and marked as the agent's; None where another process keeps the lock."""
+    """Return the file, locked and marked as the agent's, or None if another process keeps the lock."""
     started = time.monotonic()
     while time.monotonic() - started < _LOCK_S:
         with suppress(BlockingIOError):
@@ -105,7 +105,7 @@ def _locked(fd: int) -> int | None:
 
 
 def _words_in(path: str, oldest: float) -> list[str]:
-    """The words in the file, none if it was last written before ``oldest`` (seconds since the epoch)."""
+    """Return the words in the file; empty if it was last written before ``oldest`` (seconds since the epoch)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, encoding="ascii", errors="replace") as file:
@@ -130,13 +130,13 @@ def _is_held(path: str) -> bool:
 
 #: The agent reads the files after it has read its node: ranks that started with it have written long before.
 _PATIENCE_S = 0.5
-#: Of one rank: no environment is longer (execve(2), MAX_ARG_STRLEN allows 128 KiB for one variable).
+#: Maximum size for one rank: no environment is longer (execve(2), MAX_ARG_STRLEN allows 128 KiB per variable).
 _LONGEST = 1 << 20
 
 
 @contextmanager
 def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """Hold this rank's settings in a file while it waits for its agent; without the file it waits as well."""
+    """Keep this rank's settings in a file while it waits for its agent; it also waits if there is no file."""
     path, lock = folder / f"{file_stem(world)}.{world.local_rank}.rank", None
     with suppress(OSError):
         lock = _write_locked(path, settings_of(env).model_dump_json())
@@ -150,7 +150,7 @@ def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> 
 
 
 def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> tuple[Reading]:
-    """The settings of this node's ranks: the agent's own, and those that the others wrote in time."""
+    """Return the settings of this node's ranks: the agent's own, and the settings that the others wrote in time."""
     ranks = {world.local_rank: settings_of(env)}
     until = time.monotonic() + _PATIENCE_S
     while folder is not None:
@@ -166,7 +166,7 @@ def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> 
 
 
 def forget(world: OuterWorld, folder: Path) -> None:
-    """Remove the files of this launch's ranks; ranks that were killed could not."""
+    """Remove the files of this launch's ranks; killed ranks could not."""
     for path in _files_by_local_rank(world, folder).values():
         with suppress(OSError):
             path.unlink()
@@ -180,7 +180,7 @@ def _files_by_local_rank(world: OuterWorld, folder: Path) -> dict[int, Path]:
 
 
 def _write_locked(path: Path, text: str) -> int:
-    """Write a file whole, locked before it has its name; the lock goes with the process. Raises OSError."""
+    """Write a file atomically, locked before it has its name; the process's end releases the lock. Raises OSError."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(new, flags, 0o600)
@@ -198,7 +198,7 @@ def _write_locked(path: Path, text: str) -> int:
 
 
 def _settings_of_living_rank(path: Path) -> bytes:
-    """The settings of a rank that lives. Raises OSError, and ValueError for a file that does not count."""
+    """Return the settings of a living rank. Raises OSError, and ValueError for a file that does not count."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)

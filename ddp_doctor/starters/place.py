@@ -1,12 +1,11 @@
-"""Where this process stands among the nodes, from what its launcher exported and the user typed.
+"""The place of this process among the nodes, from its launcher's variables and the user's options.
 
-Pure: the environment is an argument. Contradictions raise ValueError with one sentence that says what
-to do. The launchers' variables are as SLURM 22.05, Open MPI 4.1 and 5.0, torchrun 2.13 and Kubeflow's
-training operator set them.
+Pure: the environment is an argument. Contradictions raise ValueError with one sentence that contains the fix. The
+launchers' variables are as set by SLURM 22.05, Open MPI 4.1 and 5.0, torchrun 2.13 and Kubeflow's training operator.
 
-What Open MPI tells its processes about nodes: how many, and which host can be the head.
+Open MPI gives its processes the number of nodes and the possible head.
 
-Open MPI numbers ranks, not nodes, and names no host but that of mpirun::
+It numbers ranks, not nodes, and names only mpirun's host::
 
     OMPI_MCA_orte_num_nodes=2                    nodes with ranks (4.x)
     OMPI_MCA_ess_base_num_procs=3                daemons, on processes of remote daemons only (4.x)
@@ -16,8 +15,7 @@ Open MPI numbers ranks, not nodes, and names no host but that of mpirun::
     PMIX_NAMESPACE=prterun-fan3-11529@1          mpirun's host and pid (5.x)
     PMIX_SERVER_URI2=prterun-fan3-11529@0.1;tcp4://127.0.0.1:50629    daemon 1 (5.x)
 
-mpirun itself is daemon 0. Where it was typed on a host that gets no rank (a login node), rank 0 is
-on daemon 1.
+mpirun itself is daemon 0. If it was started on a host without ranks (a login node), rank 0 is on daemon 1.
 """
 
 import re
@@ -37,14 +35,14 @@ _NAME_IT = "name the host with rank 0: mpirun -x MASTER_ADDR=HOST ..."
 
 
 def mpi_nnodes(env: Mapping[str, str]) -> int:
-    """How many nodes have ranks; where Open MPI does not say, as if all had as many as this one."""
+    """Return how many nodes have ranks. If Open MPI does not report it, assume as many ranks on each node."""
     stated = number(env, "OMPI_MCA_orte_num_nodes", 0)
     here = max(number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), 1)
     return stated or max(-(-number(env, "OMPI_COMM_WORLD_SIZE", 1) // here), 1)
 
 
 def mpi_head(env: Mapping[str, str]) -> str:
-    """The address or name of the host with rank 0, as every process finds it. Raises ValueError."""
+    """Return the address or name of the host with rank 0, the same in every process. Raises ValueError."""
     if "OMPI_MCA_orte_hnp_uri" not in env:  # of Open MPI 5
         found = _NAMESPACE.fullmatch(env.get("PMIX_NAMESPACE", ""))
         return _checked(env, "PMIX_SERVER_URI2", 0, found[1] if found else None)
@@ -52,7 +50,7 @@ def mpi_head(env: Mapping[str, str]) -> str:
     if daemons > nodes:
         hosts = _hosts_of_daemons(env)
         return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 1, hosts[1] if len(hosts) > 1 else None)
-    # mpirun's address where it has one; which of several the others reach is not for us to guess: its name.
+    # Use mpirun's address if it has one. With several addresses it is unknown which one is reachable, so use its name.
     found, host = _ADDRESSES.match(env["OMPI_MCA_orte_hnp_uri"]), env.get("PMIX_HOSTNAME")
     addresses = found[1].split(",") if found else []
     if len(addresses) == 1:
@@ -70,7 +68,7 @@ def _hosts_of_daemons(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _checked(env: Mapping[str, str], variable: str, expected: int, host: str | None) -> str:
-    """``host``, unless it is unknown or rank 0, which runs here, shows that it is on another."""
+    """Return ``host``. Raises ValueError if it is unknown or if rank 0, on this node, shows another host."""
     if host is None:
         raise ValueError(f"mpirun does not report which host runs rank 0; {_NAME_IT}")
     daemon = _DAEMON.match(env.get(variable, ""))
@@ -84,24 +82,24 @@ _FIRST_PORT, _PORTS = 10_000, 19_000
 
 
 class NotNeeded(Exception):
-    """This node is not among those asked for; the message is one sentence."""
+    """This node is not among the requested ones; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One node of several."""
+    """A node of several nodes."""
 
     nnodes: int
     node_rank: int | None  # None: node ranks by order of arrival
-    order: int | None  # sorts the arrivals, where the launcher numbers ranks and not nodes
-    endpoint: tuple[str, int] | None  # None: this host is the head and tells how the others are started
-    expected_hosts: tuple[str, ...]  # by node rank, where known
+    order: int | None  # sorts the arrivals if the launcher numbers only ranks
+    endpoint: tuple[str, int] | None  # None: this host is the head and prints the command for the others
+    expected_hosts: tuple[str, ...]  # by node rank, if known
     launcher: Launcher
     is_started_by_us: bool  # one command started all nodes: only the head writes files and shows a report
 
     @property
     def is_head(self) -> bool | None:
-        """Whether this node holds the endpoint; None where only the endpoint's address tells."""
+        """True if this node holds the endpoint, or None if only the endpoint's address shows it."""
         if self.endpoint is None:
             return True
         if self.node_rank is not None:
@@ -111,7 +109,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Asked:
-    """torchrun's options, typed or from PET_* variables, and hosts; empty or None is not given."""
+    """torchrun's options, typed or from PET_* variables, and hosts; empty or None if not given."""
 
     nnodes: str = ""
     node_rank: int | None = None
@@ -121,7 +119,7 @@ class Asked:
     hosts: tuple[str, ...] = ()  # HOST or USER@HOST, by node rank
 
     def typed(self, env: Mapping[str, str]) -> "Asked":
-        """Without what torchrun's own PET_* variables say, and the port of its store: under torchrun both are taken."""
+        """Return the options without values of torchrun's own PET_* variables and without the port of its store."""
         if self.named and str(self.named[1]) == env.get("MASTER_PORT"):
             return replace(self, rdzv_endpoint="", master_addr="", master_port=None).typed(env)
         own = {name: value for name, value in vars(self).items() if env.get(f"PET_{name.upper()}") != str(value)}
@@ -138,7 +136,7 @@ class Asked:
 
     @property
     def endpoint(self) -> tuple[str, int] | None:
-        """Where the nodes meet, None where nothing says so. Raises ValueError."""
+        """The rendezvous endpoint, or None if unset. Raises ValueError if malformed."""
         if self.named is None:
             if self.master_port is not None:
                 raise ValueError("--master-port requires --master-addr HOST with the host of node rank 0")
@@ -153,7 +151,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A SLURM allocation in which the command was typed once."""
+    """A SLURM allocation where the command was typed once."""
 
     job_id: str
     hosts: tuple[str, ...]
@@ -161,7 +159,7 @@ class Allocation:
 
 
 def place(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> Place:
-    """The place of this process. Raises ValueError, and NotNeeded where its node takes no part."""
+    """Return the place of this process. Raises ValueError, and NotNeeded if its node does not take part."""
     if outer is not None and outer.launcher == "torchrun":
         return _under_torchrun(asked.typed(env), env)
     if outer is not None and outer.launcher == "mpi":
@@ -172,7 +170,7 @@ def place(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> Pla
 
 
 def endpoint_alone(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> tuple[str, int] | None:
-    """Where a job on this node alone would meet by its options or environment; None where they name nothing.
+    """Return the endpoint of a single-node job from its options or environment, or None if they do not set one.
 
     torchrun's ranks meet in its own store. Raises ValueError.
     """
@@ -186,9 +184,9 @@ def endpoint_alone(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
 
 
 def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation | None:
-    """The SLURM allocation this command is to spread over: a batch script's, or salloc's shell.
+    """Return the SLURM allocation of a batch script or salloc's shell, for a command that starts all nodes.
 
-    None inside a step (there each task is started by srun already) and under another launcher.
+    None inside a step (srun already starts each task there) and under another launcher.
     """
     listed = env.get("SLURM_JOB_NODELIST", "")
     if outer is not None or HOSTS_VARIABLE in env or not env.get("SLURM_JOB_ID", "").isdecimal() or not listed:
@@ -201,7 +199,7 @@ def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation |
 
 
 def _under_torchrun(asked: Asked, env: Mapping[str, str]) -> Place:
-    """MASTER_PORT is held by torchrun's own store: another one, equal on all nodes, is computed."""
+    """Return the place under torchrun. Its own store holds MASTER_PORT, so another port is computed for all nodes."""
     size = _nodes_taking_part(asked, number(env, "GROUP_WORLD_SIZE", 1), "torchrun")
     node_rank = _needed(number(env, "GROUP_RANK", 0), size)
     taken = env.get("MASTER_PORT", "")
@@ -242,7 +240,7 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
 
 
 def _as_operator_says(asked: Asked, env: Mapping[str, str]) -> Asked:
-    """In a pod of the older training operator WORLD_SIZE counts pods and RANK numbers them."""
+    """Return the options of a pod of the older training operator: WORLD_SIZE counts pods, RANK numbers them."""
     head = env.get("MASTER_ADDR")
     port, pods, rank = (env.get(name, "") for name in ("MASTER_PORT", "WORLD_SIZE", "RANK"))
     is_pod = "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env
@@ -276,7 +274,7 @@ def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
 
 
 def _pods(head: str, size: int) -> tuple[str, ...]:
-    """The pods of an operator's job by their numbers: ``job-master-0, job-worker-0`` or ``job-0, job-1``."""
+    """Return the pods of an operator's job by their numbers: ``job-master-0, job-worker-0`` or ``job-0, job-1``."""
     name, dot, domain = head.partition(".")
     found = re.fullmatch(r"(.+)-0", name)
     if found is None:
@@ -288,7 +286,7 @@ def _pods(head: str, size: int) -> tuple[str, ...]:
 
 
 def _nodes_taking_part(asked: Asked, started: int, launcher: str) -> int:
-    """How many of the nodes that a launcher started take part: all, or those asked for."""
+    """Return how many of the nodes that a launcher started take part: all, or the number requested."""
     if not asked.nnodes:
         return started
     least, most = nnodes(asked.nnodes)
@@ -312,5 +310,5 @@ def _nodes(count: int) -> str:
 
 
 def _port_of_launch(key: str) -> int:
-    """The same port for the same launch on every node; unlikely the same for another launch."""
+    """Return the same port for the same launch on every node; unlikely the same for another launch."""
     return _FIRST_PORT + zlib.crc32(key.encode()) % _PORTS

@@ -1,15 +1,15 @@
-"""Whether this command is to start agents on all nodes, and how: over ssh or by srun.
+"""Decide whether this command starts agents on all nodes, and whether over ssh or by srun.
 
-Over the user's own ssh nothing has to be installed on the other hosts but the package. The user's configuration, keys
-and known hosts are used as they are; what would ask a question fails instead. Remote shells may be any (csh, fish), so
-the script goes to ``sh`` as one quoted word.
+Over the user's own ssh, only the package must be installed on the other hosts. The user's configuration, keys and known
+hosts are used unchanged; anything that would ask a question fails instead. Remote shells may be any (csh, fish), so the
+script is passed to ``sh`` as one quoted word.
 
-In a SLURM allocation it is one step, one task a node, with all that the job has. What srun would take from the job's
-own options and change the step with, it is not shown (the input environment variables of srun(1)). Without ``--exact``
-a step gets all CPUs and GPUs of the job on each of its nodes, and with ``--overlap`` shares them with steps that run
-already. Two exceptions, tried with SLURM 22.05: GPUs asked for by ``--gpus-per-task`` are asked for again, by node, or
-the step's one task gets those of one; and a job with ``--gpus`` can have no step with ``--overlap`` ("Insufficient
-GRES available in allocation").
+The agents in a SLURM allocation are one step, one task per node, with all resources of the job. srun does not get the
+job's own options that would change the step (the input environment variables of srun(1)). Without ``--exact`` a step
+gets all CPUs and GPUs of the job on each of its nodes. With ``--overlap`` it shares them with running steps. There are
+two exceptions, tested with SLURM 22.05. GPUs requested with ``--gpus-per-task`` are requested again, by node, because
+otherwise the step's single task gets the GPUs of one task. A job with ``--gpus`` cannot have a step with ``--overlap``
+("Insufficient GRES available in allocation").
 """
 
 import os
@@ -49,9 +49,9 @@ class StartedNodes:
 def start_all_nodes(
     asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
 ) -> StartedNodes | Asked:
-    """How to start the agents; where this process is its node's agent itself, what that one was asked.
+    """Return how to start the agents, or this process's own options if it is its node's agent.
 
-    ``arguments`` are those of ``run`` that are not about nodes. Raises ValueError with one sentence.
+    ``arguments`` are the arguments of ``run`` that are not about nodes. Raises ValueError with one sentence.
     """
     hosts = hosts_to_start(asked, env, outer)
     if hosts is None:
@@ -72,7 +72,7 @@ def start_all_nodes(
 
 
 def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> tuple[str, ...] | None:
-    """The hosts, as they were given, whose agents one command is to start; None where each is started by another.
+    """Return the hosts, as given, whose agents this command starts, or None if another launcher starts them.
 
     Raises ValueError with one sentence.
     """
@@ -93,7 +93,7 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
 
 
 def chosen(asked: Asked) -> tuple[str, ...]:
-    """The first hosts of the list, as many as --nnodes takes. Raises ValueError."""
+    """Return the first hosts of the list, as many as --nnodes allows. Raises ValueError."""
     if asked.node_rank is not None:
         raise ValueError("--hosts assigns the node ranks itself; omit --node-rank")
     called = names(asked.hosts)
@@ -128,7 +128,7 @@ def _in_allocation(
 
 
 def doctor() -> tuple[str, ...]:
-    """This program with this interpreter: its script or its single file where it was started by that, else ``-m``."""
+    """Return the command of this program with this interpreter: its script, its single file, or ``-m``."""
     if archive := single_file():
         return sys.executable, archive
     script = os.path.abspath(sys.argv[0])
@@ -138,7 +138,7 @@ def doctor() -> tuple[str, ...]:
 
 
 def single_file() -> str | None:
-    """The zip of tools/single_file.py that Python runs in this process, if it does."""
+    """Return the zip of tools/single_file.py that Python runs in this process, if it does."""
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     archive = os.path.abspath(os.path.dirname(main)) if os.path.basename(main) == "__main__.py" else ""
     return archive if os.path.isfile(archive) else None
@@ -147,9 +147,9 @@ def single_file() -> str | None:
 # --- over ssh ----------------------------------------------------------------------------------------
 
 _CONNECT_S = 10
-#: At the same time: a dead name server takes seconds for each.
+#: Simultaneous lookups: a dead name server takes seconds for each.
 _LOOK_UPS = 16
-#: LogLevel ERROR leaves out banners, and keeps why a connection failed.
+#: LogLevel ERROR omits banners and keeps the reason for a failed connection.
 _OPTIONS = (
     *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "LogLevel=ERROR"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes"),
@@ -167,9 +167,9 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
 def over_ssh(
     hosts: Sequence[str], commands: Sequence[Sequence[str]], env: Mapping[str, str], folder: str
 ) -> list[Start]:
-    """One start for each host, which may be USER@HOST; on this host without ssh.
+    """Return one start for each host, which may be USER@HOST; without ssh for this host.
 
-    Raises FileNotFoundError where ssh is needed and there is none.
+    Raises FileNotFoundError if ssh is needed but missing.
     """
     ssh = shutil.which("ssh", path=env.get("PATH"))
     ours = {starter_channel.VARIABLE: "1", HOSTS_VARIABLE: ",".join(names(hosts))}
@@ -196,19 +196,19 @@ def over_ssh(
 
 
 def names(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts without users."""
+    """Return the hosts without users."""
     return tuple(host.rpartition("@")[2] for host in hosts)
 
 
 def is_here(host: str) -> bool:
-    """Whether this is the host, by its name or one of its addresses; another user's agent is started by ssh."""
+    """Return True if this is the host, by its name or one of its addresses; another user's agent is started by ssh."""
     if "@" in host:
         return False
     return host in (socket.gethostname(), socket.getfqdn()) or is_mine(resolve(host)[0])
 
 
 def address_of(host: str, env: Mapping[str, str]) -> str:
-    """What the others can call a host: its name where that resolves, else what ssh's configuration says."""
+    """Return the address for other hosts: the name if it resolves, otherwise from ssh's configuration."""
     name = names([host])[0]
     ssh = shutil.which("ssh", path=env.get("PATH"))
     if resolve(name)[0] or ssh is None:
@@ -224,7 +224,7 @@ def address_of(host: str, env: Mapping[str, str]) -> str:
 
 # --- by srun -----------------------------------------------------------------------------------------
 
-#: Of srun's input: how many tasks, where, bound to what, how their output goes.
+#: Input variables of srun: the number of tasks, their nodes, their binding, their output.
 _NOT_SHOWN = re.compile(
     r"SLURM_(NTASKS|NPROCS|NTASKS_PER_\w+|TASKS_PER_NODE|CPUS_PER_TASK|CPUS_PER_GPU|GPUS_PER_TASK"
     r"|GPUS_PER_SOCKET|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND\w*|MEM_BIND\w*|DISTRIBUTION|HOSTFILE|EXACT"
@@ -240,9 +240,9 @@ _EXEC_FAILED = re.compile(r"slurmstepd-(?P<host>[\w.-]+): error: (?P<why>execve\
 
 
 def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str], job_id: str = "") -> Start:
-    """One srun for all hosts of an allocation, in its order; ``job_id``: of this one, and without its GPUs.
+    """Return one srun for all hosts of an allocation, in its order; with ``job_id``, in that job and without its GPUs.
 
-    Raises FileNotFoundError where there is none.
+    Raises FileNotFoundError if srun is missing.
     """
     srun = shutil.which("srun", path=env.get("PATH"))
     if srun is None:
@@ -251,7 +251,8 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         *("--nodes", str(len(hosts)), "--ntasks", str(len(hosts)), "--ntasks-per-node", "1"),
         *("--nodelist", ",".join(hosts), "--export", "ALL", "--cpu-bind", "none", "--mpi", "none"),
         *("--kill-on-bad-exit=0", "--wait", "0", "--job-name", "ddp-doctor"),
-        # A step beside those of a job, whose resources they have: it takes none, else it would wait for their end.
+        # A step along with a job's steps, which use its resources: it requests none, otherwise it would wait for their
+        # end.
         *(("--jobid", job_id, "--overlap", "--gres", "none", "--mem", "0", "--chdir", "/") if job_id else ()),
         *(_gpus(len(hosts), env) if not job_id else ()),
     )
@@ -277,13 +278,13 @@ def _gpus(nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _failed_host(line: str) -> dict[str, str]:
-    """Host and reason, such as from ``srun: error: Task launch for StepId=7.3 failed on node fan2: ...``."""
+    """Return host and reason, such as from ``srun: error: Task launch for StepId=7.3 failed on node fan2: ...``."""
     found = _LAUNCH_FAILED.fullmatch(line) or _EXEC_FAILED.fullmatch(line)
     return {found["host"]: f"SLURM could not start a task there: {found['why']}"} if found else {}
 
 
 def ends_by_host(line: str) -> dict[str, str]:
-    """Hosts and how, such as from ``srun: error: node[2-3]: tasks 1-2: Killed`` or ``… Exited with exit code 1``."""
+    """Return hosts and how their tasks ended, from ``srun: error: node[2-3]: tasks 1-2: Killed`` or similar."""
     found = _TASK_ENDED.fullmatch(line) or _NODE_FAILED.fullmatch(line)
     if found is None:
         return {}

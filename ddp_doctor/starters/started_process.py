@@ -17,9 +17,9 @@ _LONGEST_LINE = 65_536
 _KILL_S = 3.0
 #: Pipes of each process; while the last is being started, subprocess holds both ends of its pipes.
 _PIPES = 3
-#: For what else this process opens, beyond what is open already.
+#: Open files of this process beyond the pipes and the files that are already open.
 _SPARE_FILES = 64
-#: Lines of srun that are no reason: tasks that something else ended, and what it prints in any case.
+#: Lines of srun that are not a reason: tasks that another process ended, and lines that it always prints.
 _NOT_TELLING = re.compile(
     r"srun: (error: \S+: tasks? [\d,-]+: .*|.*lacks support for cpu binding|Terminating StepId.*)"
 )
@@ -40,7 +40,7 @@ class Start:
 
 
 class Channel:
-    """One started process and its three pipes."""
+    """A started process and its three pipes."""
 
     def __init__(self, start: Start) -> None:
         self.start = start
@@ -56,7 +56,7 @@ class Channel:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # this command passes Ctrl-C on, once, and not the terminal
+                start_new_session=True,  # this command, not the terminal, passes Ctrl-C on, once
             )
         except OSError as error:
             self._why_not = f"{start.argv[0]}: {error.strerror}"
@@ -67,7 +67,7 @@ class Channel:
             os.set_blocking(pipe.fileno(), False)
 
     def lines(self, pipe: IO[bytes]) -> Iterator[bytes]:
-        """The complete lines that have come. Raises EOFError after the last."""
+        """Yield the complete lines that have come. Raises EOFError after the last."""
         try:
             read = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
@@ -79,33 +79,33 @@ class Channel:
             raise EOFError
 
     def send(self, message: dict[str, object]) -> None:
-        """Write to the starter pipe of all its agents."""
+        """Write to the control pipe of all its agents."""
         if self.process is not None:
             with suppress(OSError, ValueError):
                 os.write(self.pipes[0].fileno(), (json.dumps(message) + "\n").encode())
 
     def let_go(self) -> None:
-        """Close the starter pipe: the agents end themselves."""
+        """Close the control pipe: the agents then exit."""
         if self.process is not None:
             with suppress(OSError):
                 self.pipes[0].close()
 
     @property
     def words(self) -> str:
-        """Its last lines that can be a reason."""
+        """The last lines that may be a reason."""
         telling = [line for line in self.last_words if not _NOT_TELLING.fullmatch(line)]
         return "; ".join(telling[-2:])[:400]
 
     @property
     def reason(self) -> str:
-        """Its last lines, or how it ended."""
+        """The last lines, or how the process ended."""
         code = self.process.returncode if self.process else None
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return self._why_not or self.words or f"{self.start.argv[0]} exited with {how} and no message"
 
 
 def end_all(channels: Sequence[Channel]) -> None:
-    """End the processes, all at the same time: by SIGTERM, so that srun ends its step, then by SIGKILL."""
+    """End the processes in parallel: by SIGTERM, so that srun ends its step, then by SIGKILL."""
     processes = [channel.process for channel in channels if channel.process is not None]
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         living = [process for process in processes if process.poll() is None]
@@ -122,10 +122,10 @@ def end_all(channels: Sequence[Channel]) -> None:
 
 
 class OpenFiles:
-    """Room for the pipes of many processes, where the usual soft limit of 1024 files is too low."""
+    """Room for the pipes of many processes if the usual soft limit of 1024 files is too low."""
 
     def __init__(self, processes: int) -> None:
-        """Raise the soft limit if need be. Raises ValueError where the hard one does not allow it."""
+        """Raise the soft limit if necessary. Raises ValueError if the hard limit does not allow it."""
         self._before = resource.getrlimit(resource.RLIMIT_NOFILE)
         soft, hard = self._before
         needed = _PIPES * (processes + 1) + len(os.listdir("/proc/self/fd")) + _SPARE_FILES
@@ -139,7 +139,7 @@ class OpenFiles:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     def as_before(self, process: "subprocess.Popen[bytes]") -> None:
-        """Give a started process the limit that it would have had, as the job's programs have it."""
+        """Give a started process the original limit, as the job's programs have it."""
         if resource.getrlimit(resource.RLIMIT_NOFILE) != self._before:
             with suppress(OSError):  # it has ended already
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._before)

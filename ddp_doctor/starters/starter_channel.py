@@ -1,22 +1,22 @@
-"""Both ways between an agent and the command that started it: messages over its stdout, a pipe as its stdin.
+"""The connection between an agent and the command that started it: messages over its stdout, a pipe as its stdin.
 
-srun mixes the agents' outputs line by line and breaks lines longer than 1024 bytes (slurmstepd's
-MAX_MSG_LEN), so each line names its node, and a recording goes in pieces::
+srun mixes the agents' outputs line by line and breaks lines longer than 1024 bytes (slurmstepd's MAX_MSG_LEN). So each
+line has its node, and a recording is sent in pieces::
 
     ::ddp-doctor 0 progress "importing torch"
     ::ddp-doctor 0 recording "3 eJzVW1tz2kgW…"
 
 Lines that a login shell, a library or a driver prints have another form and are ignored.
 
-The starter writes one JSON object a line::
+The starter writes one JSON object per line::
 
     {"host": "node2", "failed": "Permission denied (publickey)."}     an agent that could not be started
     {"signal": 2}                                                     the user pressed Ctrl-C
     {"headless": true}                                                the head's agent is gone
     {"heard": true}                                                   the last message of each agent is here
 
-When the pipe closes, the starter or the way to it (ssh, srun) is gone. The agent then ends too, so that
-nothing is left on its host.
+When the pipe closes, the starter or the connection to it (ssh, srun) is lost. The agent then also exits, so it does not
+stay on its host.
 """
 
 import base64
@@ -40,14 +40,14 @@ _LINE = re.compile(rb"::ddp-doctor (\d{1,6}) ([a-z]+) (\".{0,900}\")", re.ASCII)
 _PIECE = re.compile(r"(\d{1,9}) (\S*)", re.ASCII)
 _CODE = re.compile(r"\d{1,3}", re.ASCII)
 _LONGEST = 700  # of a piece or a sentence, in characters; JSON makes at most a little more of it
-#: Of a recording; thousands of ranks need less. Packed it is a fifth of it at most.
+#: Maximum size of a recording; thousands of ranks need less. Compressed it is at most a fifth of it.
 _MOST_BYTES = 1 << 30
 _MOST_PIECES = _MOST_BYTES // 5 // _LONGEST
 
 
 @dataclass(frozen=True)
 class Message:
-    """One line, read."""
+    """A line after parsing."""
 
     node_rank: int
     kind: str
@@ -55,7 +55,7 @@ class Message:
 
 
 class StarterChannel:
-    """The agent's end. It takes stdout for itself: other output to stdout goes to stderr from now on."""
+    """The agent's end. It takes over stdout: other output to stdout goes to stderr from now."""
 
     def __init__(self, node_rank: int) -> None:
         self._node_rank = node_rank
@@ -68,13 +68,13 @@ class StarterChannel:
             os.write(self._fd, written(self._node_rank, kind, text))
 
     def send_recording(self, recording: str) -> None:
-        """Hand over a recording in JSON."""
+        """Send a recording in JSON."""
         for piece in in_pieces(recording):
             self.send("recording", piece)
 
 
 def written(node_rank: int, kind: Kind, text: str) -> bytes:
-    """One line of at most 1024 bytes; what is longer is cut."""
+    """Return one line of at most 1024 bytes; longer text is cut."""
     words = json.dumps(text[:_LONGEST])
     while len(words) > _LONGEST + 100:  # escapes make characters longer
         text = text[: min(len(text), _LONGEST) * 2 // 3]
@@ -83,7 +83,7 @@ def written(node_rank: int, kind: Kind, text: str) -> bytes:
 
 
 def in_pieces(recording: str) -> list[str]:
-    """A recording packed, each piece with the number of those that follow."""
+    """Return a compressed recording in pieces, each with the number of the pieces that follow."""
     packed = base64.b64encode(zlib.compress(recording.encode())).decode()
     size = _LONGEST - 20
     pieces = [packed[start : start + size] for start in range(0, len(packed), size)]
@@ -91,7 +91,7 @@ def in_pieces(recording: str) -> list[str]:
 
 
 def read(line: bytes) -> Message | None:
-    """The message in a line, None where it is none."""
+    """Return the message in a line, or None if it has another form."""
     found = _LINE.fullmatch(line.strip())
     with suppress(ValueError):
         return Message(int(found[1]), found[2].decode(), json.loads(found[3])) if found else None
@@ -100,15 +100,15 @@ def read(line: bytes) -> Message | None:
 
 @dataclass
 class AgentState:
-    """What the starter has received from one agent."""
+    """The messages that the starter has received from one agent."""
 
     has_answered: bool = False
-    has_met: bool = False  # the others, at the roll call
+    has_met: bool = False  # the others, at the node check-in
     recording: str | None = None
     refused: str | None = None  # why the agent would not run, in one sentence
     code: int | None = None  # its exit code, the last message
     _pieces: list[str] = field(default_factory=list)
-    _left: int = 0  # pieces that are to follow
+    _left: int = 0  # pieces that will follow
 
     def take(self, message: Message) -> None:
         """Take a message."""
@@ -144,14 +144,14 @@ class AgentState:
 VARIABLE = "DDP_DOCTOR_STARTER_PIPE"
 #: Longest that an agent may take for its partial report once the pipe has closed.
 _LAST_S = 30.0
-#: Longest that an agent stays after its last message; those of a run end together.
+#: Maximum time that an agent stays after its last message; the agents of a run end together.
 _HEARD_S = 5.0
-#: Failures kept; a starter has at most one for each host.
+#: Maximum number of failures to keep; a starter has at most one per host.
 _MOST = 65_536
 
 
 class StarterPipe:
-    """The starter's messages so far; none for an agent that no starter started."""
+    """The starter's messages; none for an agent without a starter."""
 
     def __init__(self) -> None:
         self._failures: list[NotStarted] = []
@@ -161,14 +161,14 @@ class StarterPipe:
         self.met: Callable[[], None] = lambda: None  # called once the nodes have met
 
     def not_started(self) -> tuple[NotStarted, ...]:
-        """The hosts whose agents the starter could not start, or saw end."""
+        """Return the hosts whose agents the starter could not start, or that ended."""
         return tuple(self._failures)
 
     @contextmanager
     def roll_call(self) -> Iterator[None]:
-        """While this agent waits to meet the head: if the head is gone, the run ends as by a signal.
+        """Mark that this agent waits to meet the head: if the head is gone, the run ends as by a signal.
 
-        Later the agents notice by themselves that the head is silent, and report what they know.
+        Later the agents detect on their own that the head is silent, and report what they know.
         """
         self._is_in_roll_call.set()
         try:
@@ -178,11 +178,11 @@ class StarterPipe:
             self._is_in_roll_call.clear()
 
     def wait_until_heard(self) -> bool:
-        """Stay after the last message until the starter has those of all agents, or is gone; False for neither.
+        """Wait until the starter has all agents' last messages or is gone; return False if neither happens in time.
 
-        Once all tasks of a step have ended, one of them by a signal, srun drops what they wrote last
-        (client_io_handler_abort in slurm_step_launch_wait_finish): in 3 of 12 tries with SLURM 22.05 lines of the
-        others were lost, and a report can be among them.
+        Once all tasks of a step have ended, one of them by a signal, srun drops their last output
+        (client_io_handler_abort in slurm_step_launch_wait_finish). In 3 of 12 tries with SLURM 22.05 other tasks' lines
+        were lost, which may include a report.
         """
         return self._is_heard.wait(_HEARD_S)
 
@@ -215,10 +215,10 @@ class StarterPipe:
 
 
 def take(env: MutableMapping[str, str]) -> StarterPipe | None:
-    """The pipe of the command that started this process, None where a person or a launcher started it.
+    """Return the pipe of the command that started this process, or None if a user or a launcher started it.
 
-    The pipe is read from now on, and ``env`` forgets it. Call once, before anything is started: what this
-    process starts must not read its stdin.
+    The pipe is read from now, and its variable is removed from ``env``. Call once, before any process is started: child
+    processes must not read its stdin.
     """
     if env.pop(VARIABLE, "") != "1":
         return None
