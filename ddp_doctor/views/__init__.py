@@ -1,1 +1,1 @@
-"""What several rules derive from several facts, worked out once a recording. This package holds no opinions."""
+"""Values that several rules derive from several facts, computed once per recording, without evaluating them."""

@@ -1,4 +1,4 @@
-"""What was measured of collectives over sizes, as nccl-tests prints it."""
+"""Measurements of collectives by size, as nccl-tests prints them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import mean
@@ -10,14 +10,14 @@ from ddp_doctor.model.report import Measurement
 
 
 def mean_us(results: Sequence[SizeResult]) -> float:
-    """The mean over ranks of their mean time, as nccl-tests prints it."""
+    """Return the mean over ranks of their mean time, as nccl-tests prints it."""
     return mean(result.mean_us or result.time_us for result in results)
 
 
 def measured(results: Iterable[tuple[str, int, int, SizeResult]]) -> Iterator[Measurement]:
-    """Of collective, how many ranks, which rank and its result: what nccl-tests prints, over all ranks.
+    """Yield what nccl-tests prints, over all ranks, from tuples of collective, number of ranks, rank and result.
 
-    The 99th percentile and the longest time are those of the rank that saw the longest.
+    The 99th percentile and the longest time are from the rank with the longest time.
     """
     by_size = grouped(
         ((name, size.group, size.in_place, size.size_bytes, ranks), (rank, size)) for name, ranks, rank, size in results

@@ -1,11 +1,11 @@
-"""Traces of two jobs beside each other: what changed in a step by more than noise, and how well ranks share work."""
+"""Compare the traces of two jobs: the changes of a step beyond noise, and how well ranks share work."""
 
 from typing import NamedTuple
 
 from ddp_doctor.facts.cluster import UNKNOWN_GPU, TracesFact
 from ddp_doctor.knowledge.baselines import CHANGED_MADS, CHANGED_SHARE
 
-#: The parts of a step; "exposed" stands for waiting and transfer where one side cannot tell them apart.
+#: The parts of a step; "exposed" is waiting and transfer together, if one side cannot distinguish them.
 _TOLD = ("compute", "optimizer", "waiting", "transfer", "loading", "host", "other")
 _NOT_TOLD = ("compute", "optimizer", "exposed", "loading", "host", "other")
 _WORDS = {"exposed": "waiting or transfer", "other": "copies"}
@@ -14,32 +14,32 @@ _SAME_BATCH = 0.01
 
 
 class Change(NamedTuple):
-    """A part of the step, microseconds of as many samples on both sides."""
+    """A part of the step, in microseconds for the same number of samples on both sides."""
 
     part: str
     before: float
     now: float
-    noise: float  # what is no more than this is no change
+    noise: float  # changes up to this are ignored
 
     @property
     def more(self) -> float:
-        """Negative where it became less."""
+        """The increase; negative if the part became shorter."""
         return self.now - self.before
 
     @property
     def is_seen(self) -> bool:
-        """Whether it is more than noise."""
+        """True if the change is larger than noise."""
         return abs(self.more) > self.noise
 
 
 def scale(fact: TracesFact) -> float:
-    """What makes a step of now one of as many samples as before."""
+    """Return the factor that scales a current step to the earlier number of samples."""
     before, now = fact.before.samples, fact.now.samples
     return before / now if before and now and abs(before / now - 1) > _SAME_BATCH else 1.0
 
 
 def changes(fact: TracesFact) -> tuple[Change, ...]:
-    """The whole step first, then its parts."""
+    """Return the changes of the complete step, then of its parts."""
     is_told = not any(each.parts["not_told"].median_us for each in (fact.before, fact.now))
     by, least = scale(fact), CHANGED_SHARE * fact.before.parts["step"].median_us
     pairs = [
@@ -57,7 +57,7 @@ def changes(fact: TracesFact) -> tuple[Change, ...]:
 
 
 def efficiency(fact: TracesFact) -> float:
-    """What a rank of the larger job does in a time, of what one of the smaller does."""
+    """Return the work of a rank of the larger job per time, as a share of the smaller job's."""
     step = changes(fact)[0]
     fewer, more = (step.before, step.now) if fact.now.ranks > fact.before.ranks else (step.now, step.before)
     return fewer / more

@@ -1,4 +1,4 @@
-"""What a collective of this run ought to reach: NCCL's own plan for the machine, or a bare socket between its hosts."""
+"""Expected speed of a collective: from NCCL's own plan for the machine, or a bare socket between its hosts."""
 
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.collectives import ProcessGroupFact
@@ -11,15 +11,15 @@ from ddp_doctor.views.gpus import each_has_a_whole_gpu
 from ddp_doctor.views.network import rdma_of
 from ddp_doctor.views.transports import log_of, places
 
-#: Of a bare socket's rate, as of a path beside others: hosts in the lab, three on two busy cores, came down to 0.41 of
-#: it at 1 Gbit/s, and to 0.98 at 100 Mbit/s (docs/explanation/expected-bandwidth.md).
+#: Minimum share of a bare socket's rate, as for a path compared with others: hosts in the lab, three on two busy cores,
+#: came down to 0.41 of it at 1 Gbit/s, and to 0.98 at 100 Mbit/s (docs/explanation/expected-bandwidth.md).
 _OF_A_SOCKET = 1 / SLOW_PATH_RATIO
-#: Smaller messages are bound by latency. Of the collectives all-reduce alone is a ring that was held against sockets.
+#: Smaller messages are bound by latency. All-reduce is the only collective whose ring was compared with sockets.
 _LEAST_BYTES = 4 << 20
 
 
 def expected(recording: Recording, collective: str, size_bytes: int) -> expected_speed.Band | None:
-    """None where no table and no socket tells: then nothing is to be expected."""
+    """Return the expected band, or None if neither a table nor a socket gives one."""
     machine = _machine(recording)
     band = expected_speed.band(machine, collective, size_bytes) if machine is not None else None
     if band is not None:
@@ -33,7 +33,7 @@ def expected(recording: Recording, collective: str, size_bytes: int) -> expected
 
 @once_a_recording
 def _machine(recording: Recording) -> expected_speed.Machine | None:
-    """Alike nodes with a rank on each of their whole GPUs, joined by links of one kind; None for others."""
+    """Return the machine of equal nodes with a rank on each of their whole GPUs and one kind of links, or None."""
     world = recording.world
     if world is None or not recording.on_nccl or not each_has_a_whole_gpu(recording):
         return None
@@ -65,7 +65,7 @@ def _machine(recording: Recording) -> expected_speed.Machine | None:
 
 
 def _nics_mbps(recording: Recording, node: int) -> list[int]:
-    """The speeds of the adapters that NCCL uses there; an unknown one is 0."""
+    """Return the speeds of the adapters that NCCL uses on the node; 0 if unknown."""
     log = log_of(recording, node)
     used = log.used_hcas()
     speeds = {hca.name: hca.speed_mbps for hca in log.hcas if hca.speed_mbps}
@@ -79,10 +79,10 @@ def _nics_mbps(recording: Recording, node: int) -> list[int]:
 
 @once_a_recording
 def _slowest_socket(recording: Recording) -> float | None:
-    """GB/s of the slowest path of a ring over the nodes, of TCP's best samples; None where it says little.
+    """Return GB/s of the slowest path of a ring over the nodes, from TCP's best samples, or None if it proves little.
 
-    Only where ranks talk over TCP, and no faster than one connection can be measured. Ranks on CPUs share them and the
-    host's memory: of several on a node gloo itself may be what is slow.
+    Only if ranks use TCP, and no faster than one connection can be measured. Ranks on CPUs share them and the host's
+    memory: with several ranks on a node, gloo itself may be slow.
     """
     world = recording.world
     if world is None or world.nnodes < 2 or (world.backend == "gloo" and world.nproc_per_node > 1):

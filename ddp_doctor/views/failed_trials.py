@@ -1,7 +1,7 @@
-"""NCCL's complaints before a trial failed, and which pairs of ranks are stuck over its P2P.
+"""NCCL's messages before a trial failed, and the pairs of ranks that are stuck in its P2P.
 
-A stall of P2P leaves no message. What is left is that both ranks entered the same step, neither left
-it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
+A P2P stall does not print a message. Its signs: both ranks entered the same step, neither left it, both processes run
+normally, and the log in their output has ``0[0] -> 1[1] via P2P/CUMEM``.
 """
 
 import re
@@ -22,16 +22,16 @@ from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6
-#: What stands before the words of a line in which NCCL warns, or in which torch repeats its warning.
+#: The prefix of a line with a warning of NCCL, or of a line of torch that repeats the warning.
 _BEFORE_WORDS = re.compile(r"(?:^.*(?:NCCL WARN |[lL]ast [eE]rror: ?)|\[rank\d{1,7}\]: )(?:NET/IB ?: )?")
 _WARNING = re.compile(r"NCCL WARN ([^\n]{1,300})")
-#: The longest text that is kept of a line.
+#: Maximum length of a line to keep.
 _MOST = 300
 
 
 @dataclass(frozen=True)
 class RankComplaint:
-    """What one rank's NCCL said that a rule is about; ``cause`` is that of its sign, "" where that has none."""
+    """A message of one rank's NCCL that a rule reports; ``cause`` is the cause of its sign, "" without one."""
 
     trial: TrialRecord
     rank: int
@@ -42,7 +42,7 @@ class RankComplaint:
 
 
 def rank_complaints(recording: Recording, run_code: str) -> list[RankComplaint]:
-    """What this rule is about, from the ranks of failed trials."""
+    """Return the messages that this rule reports, from the ranks of failed trials."""
     return [complaint for complaint in _all_complaints(recording) if complaint.run_code == run_code]
 
 
@@ -57,7 +57,7 @@ def _all_complaints(recording: Recording) -> list[RankComplaint]:
                 found += [
                     RankComplaint(trial, rank.rank, rank.node, run_code, cause, text)
                     for run_code, cause, text in complaints(words)
-                    if alone or run_code != "DD584"  # a peer that is gone answers nobody
+                    if alone or run_code != "DD584"  # a peer that is gone does not answer
                 ]
     return found
 
@@ -67,7 +67,7 @@ def _runs(rank: RankEvidence) -> bool:
 
 
 def complaints(text: str) -> list[tuple[str, str, str]]:
-    """The code, the cause and the words of each sign that a rule of ``run`` is about: one for each code and cause."""
+    """Return the rule code, the cause and the text of each sign of a ``run`` rule: one per code and cause."""
     found: dict[tuple[str, str], str] = {}
     for error in _known_errors():
         key = (error.run_code, error.cause)
@@ -79,7 +79,7 @@ def complaints(text: str) -> list[tuple[str, str, str]]:
 
 
 def _known_errors() -> Sequence[KnownError]:
-    """Return the texts of errors, or none if the feature that knows them cannot be loaded."""
+    """Return the texts of errors; empty if the feature that knows them cannot be loaded."""
     try:
         return recorded("logs").errors()
     except CannotLoad:
@@ -87,12 +87,12 @@ def _known_errors() -> Sequence[KnownError]:
 
 
 def explains(recording: Recording, trial: TrialRecord) -> bool:
-    """Whether a rule of its own tells why this trial failed."""
+    """Return True if a more specific rule reports why this trial failed."""
     return any(complaint.trial is trial for complaint in _all_complaints(recording))
 
 
 def words_of(rank: RankEvidence) -> str:
-    """A rank's exception, with NCCL's last warning behind it where it is NCCL's and repeats none; "" without one."""
+    """Return a rank's exception, with NCCL's last warning if the exception is NCCL's and lacks it; "" without one."""
     message = rank.raised.message if rank.raised else ""
     if "nccl" not in message.lower() or "last error:" in message.lower():
         return message
@@ -101,14 +101,14 @@ def words_of(rank: RankEvidence) -> str:
 
 
 class UsedElsewhere(NamedTuple):
-    """The GPU to which a process group is bound, and another that an operation used."""
+    """The GPU of a process group, and another GPU that an operation used."""
 
     bound: str
     used: str
 
 
 def used_elsewhere(message: str) -> UsedElsewhere | None:
-    """Both GPUs, where this is what a message says."""
+    """Return both GPUs if the message reports such an operation, or None."""
     patterns = (error.pattern for error in _known_errors() if error.id == "bound-elsewhere")
     match = next((re.search(pattern, message) for pattern in patterns), None)
     return UsedElsewhere(*match.groups()) if match else None
@@ -116,7 +116,7 @@ def used_elsewhere(message: str) -> UsedElsewhere | None:
 
 @once_a_recording
 def what_did_not_fit(recording: Recording) -> list[tuple[TrialRecord, RankEvidence]]:
-    """The ranks whose exception says that what a peer sent does not fit, with their trials."""
+    """Return the ranks whose exception reports that a peer's data do not fit, with their trials."""
     return [
         (trial, rank)
         for trial in recording.trials
@@ -127,17 +127,17 @@ def what_did_not_fit(recording: Recording) -> list[tuple[TrialRecord, RankEviden
 
 
 def all_complained(recording: Recording, nodes: Iterable[int], run_code: str) -> bool:
-    """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
+    """Return True if NCCL itself reported it on each of these nodes, so that a limit needs no separate finding."""
     return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, run_code)}
 
 
 def nodes_of(group: Sequence[RankComplaint]) -> list[int]:
-    """The nodes whose ranks complained."""
+    """Return the nodes of these messages."""
     return sorted({complaint.node for complaint in group})
 
 
-#: The step of each check in which data first moves between GPUs. The first all-reduce of a run is that
-#: of process_group; a rank that still stands in its init_process_group has moved none.
+#: The first step of each check that moves data between GPUs. The first all-reduce of a run belongs to process_group; a
+#: rank in init_process_group has not moved any data.
 _STEPS = {"process_group": "all_reduce", "allreduce": "all_reduce", "p2p": "send_recv"}
 
 
@@ -155,18 +155,18 @@ class Stall:
 
     @property
     def isolated(self) -> bool:
-        """Whether the pair was tested alone, as in the p2p check, and not as part of a ring."""
+        """True if only this pair was tested, as in the p2p check, and not as part of a ring."""
         return self.trial.judged_check == "p2p"
 
 
 @once_a_recording
 def stalls(recording: Recording) -> list[Stall]:
-    """The pairs that are stuck over P2P, as DD401 names them."""
+    """Return the pairs that are stuck in P2P, as DD401 reports them."""
     return find_stalls({node.node: node.fact for node in recording.facts(TopologyFact)}, recording.trials)
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
-    """The pairs that are stuck over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
+    """Return the pairs that are stuck in P2P, on nodes with a matrix: only isolated pairs if there are any."""
     found = [
         stall
         for trial in trials
@@ -181,13 +181,13 @@ def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRe
 
 
 def nodes_nccl_ran_on(trials: Sequence[TrialRecord]) -> set[int]:
-    """The nodes between whose own ranks NCCL moved data, in a trial that ended."""
+    """Return the nodes where NCCL moved data between ranks of the node, in a trial that ended."""
     tried = (trial for trial in _ended(trials) if {"allreduce", "p2p"} & set(trial.checks))
     return {node for trial in tried for node, ranks in _by_node(trial).items() if len(ranks) > 1}
 
 
 def logs_by_node(trials: Sequence[TrialRecord]) -> dict[int, NcclTransportFact]:
-    """What NCCL logged on each node, in all trials."""
+    """Return NCCL's transports on each node, from the logs of all trials."""
     texts = grouped((rank.node, rank.output_tail) for trial in trials for rank in trial.evidence)
     return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
 
@@ -205,10 +205,10 @@ def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequ
     if check is None or check not in _STEPS:
         return
     steps = {rank.rank: step for rank in here if (step := _open_step(rank, check))}
-    # A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
-    # are on other nodes.
+    # A rank that died, stopped or never entered would explain the others, and so would the network if some ranks are on
+    # other nodes.
     all_wait = all(rank.done or rank.rank in steps for rank in trial.evidence)
-    # Torch's flight recorder may show different calls; a mismatch hangs just as silently.
+    # torch's flight recorder may show different calls; a mismatch hangs just as silently.
     calls = {(entry.seq, entry.op, entry.sizes, entry.dtypes) for rank in trial.evidence for entry in rank.flight}
     calls_differ = len(calls) > len({seq for seq, *_ in calls})
     if check != "p2p" and (calls_differ or not all_wait):
@@ -222,7 +222,7 @@ def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequ
 
 
 def _open_step(rank: RankEvidence, check: str) -> Step | None:
-    """The step of this check that a running process entered and has not left."""
+    """Return the step of this check that a running process entered and has not left."""
     last = rank.open_step
     runs = rank.began and rank.exit_code is None and rank.raised is None and (rank.state or "R") in "RS"
     stands = last is not None and (last.check, last.name) == (check, _STEPS[check])
@@ -230,9 +230,9 @@ def _open_step(rank: RankEvidence, check: str) -> Step | None:
 
 
 def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, int], Transport]:
-    """One P2P transport for each pair of original ranks, the lower one first.
+    """Return one P2P transport for each pair of original ranks, the lower rank first.
 
-    NCCL numbers the ranks of its communicator: number i is ``ranks[i]``, once a trial left some out.
+    NCCL numbers the ranks of its communicator: number i is ``ranks[i]`` if a trial excluded some ranks.
     """
     pairs: dict[tuple[int, int], Transport] = {}
     for transport in log.transports:
@@ -244,7 +244,7 @@ def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, in
 
 
 def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
-    """Whether both are in one and the same step, each waiting for the other."""
+    """Return True if both are in the same step, each waiting for the other."""
     if not set(ranks) <= set(steps):
         return False
     first, second = (steps[rank] for rank in ranks)
@@ -255,7 +255,7 @@ def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
 
 
 def _gpus_of(transport: Transport, matrix: TopologyMatrix) -> tuple[str, str] | None:
-    """The columns of both ends: by NVML index, else because there are only two."""
+    """Return the columns of both GPUs: by NVML index, or the only two columns."""
     ends = (transport.from_gpu, transport.to_gpu)
     if None in ends:
         return (matrix.gpus[0], matrix.gpus[1]) if len(matrix.gpus) == 2 else None

@@ -1,8 +1,8 @@
-"""Which strategy fits the memory of a GPU, by how much the batch can grow under it, and which one to take.
+"""The strategies that fit the memory of a GPU, how much the batch can grow with each, and which one to use.
 
-A strategy fits where its peak and what CUDA's caching allocator keeps beyond that are within the memory. Of those that
-fit, the one to take changes least and costs least: kept activations before computed ones, the GPU's memory before the
-host's, then in the order of knowledge/ddp/strategies.py, from DDP to HSDP.
+A strategy fits if its peak plus the memory that CUDA's caching allocator keeps is within the memory. The recommended
+one of these changes and costs least: stored activations before recomputed ones, the GPU's memory before the host's,
+then the order of knowledge/ddp/strategies.py, from DDP to HSDP.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ddp_doctor.model.recording import FitOptions, Recording, once_a_recording
 from ddp_doctor.model.report import FitEstimate
 from ddp_doctor.views.gpus import gpus_of_the_job
 
-#: The parts of an estimate, in the order in which they are shown.
+#: The parts of an estimate, in display order.
 PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
 
 #: The start of the reason if --budget leaves no time to measure a strategy.
@@ -32,21 +32,21 @@ class Memory:
 
 
 def size(number: float) -> str:
-    """Bytes as ``31.2 GiB``, ``460 MiB``."""
+    """Return bytes as ``31.2 GiB``, ``460 MiB``."""
     unit, name = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
     return f"{number / unit:{'.0f' if number >= 1000 * unit else '.3g'}} {name}"
 
 
 def asked(recording: Recording) -> FitOptions:
-    """What the command was asked to estimate."""
+    """Return the options of the estimate."""
     return recording.options.fit or FitOptions()
 
 
 def memory(recording: Recording) -> Memory | None:
-    """Of --memory, else of the smallest GPU of the job here; None where neither is known."""
+    """Return the memory from --memory or of the smallest GPU of the job on this node, or None if unknown."""
     if given := asked(recording).memory_bytes:
         return Memory(given, "--memory")
-    gpus = [gpu for _, gpu in gpus_of_the_job(recording) if not gpu.mig_enabled]  # a slice has less, NVML says not what
+    gpus = [gpu for _, gpu in gpus_of_the_job(recording) if not gpu.mig_enabled]  # a MIG slice has less
     sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
     if not sizes or len(sizes) < len(gpus_of_the_job(recording)):
         return None
@@ -73,14 +73,14 @@ def unknown(recording: Recording) -> str:
 
 
 def _lacks(fact: FitFact) -> str:
-    """What of activations and optimizer is in no estimate: then what fits by the rest may not."""
+    """Return which activations or optimizer state no estimate includes: then a strategy that seems to fit may not."""
     parts = ("activations", "the state of the optimizer")
     return next((f"the estimates do not include {each}" for each in fact.left_out if each.startswith(parts)), "")
 
 
 @once_a_recording
 def estimates(recording: Recording) -> tuple[FitEstimate, ...]:
-    """One for each strategy that is possible here, with and without checkpointing."""
+    """Return one estimate per possible strategy, with and without checkpointing."""
     fact = recording.first(FitFact)
     if fact is None:
         return ()
@@ -104,7 +104,7 @@ def _estimate(
     within = room is not None and needed <= room.size_bytes and not out_of_memory
     batch = None
     if room is not None and fact.batch is not None and each.sample_bytes and is_whole and not out_of_memory:
-        # A larger batch takes more in the passes alone; where the optimizer does not fit, no smaller one helps.
+        # A larger batch takes more only in the passes; if the optimizer does not fit, a smaller batch does not help.
         left = room.size_bytes / (1 + RESERVE) - (each.pass_bytes or each.peak_bytes) - (most - each.peak_bytes)
         batch = max(fact.batch + int(left // each.sample_bytes), 0)
         batch = batch if within or each.moment in ("forward", "backward") else 0
@@ -128,18 +128,18 @@ def _estimate(
 
 
 def nothing_fits(recording: Recording) -> bool:
-    """Whether all estimates are above the memory."""
+    """Return True if all estimates exceed the memory."""
     return bool(estimates(recording)) and all(each.fits is False for each in estimates(recording))
 
 
 def to_take(recording: Recording, wanted: str) -> FitEstimate | None:
-    """The one that changes and costs least of those that fit; of one strategy, or of all ("")."""
+    """Return the fitting estimate that changes and costs least, of one strategy or of all ("")."""
     fitting = [each for each in estimates(recording) if each.fits and wanted in ("", each.strategy)]
     return min(fitting, key=lambda each: (BY_NAME[each.strategy].offloads, each.checkpointing), default=None)
 
 
 def name_of(each: FitEstimate) -> str:
-    """``ZeRO-1``, ``DDP with activation checkpointing``: for a sentence."""
+    """Return ``ZeRO-1``, ``DDP with activation checkpointing``, for a sentence."""
     short = each.words.partition(":")[0]
     return (
         f"{short}{' and' if ' with ' in short else ' with'} activation checkpointing" if each.checkpointing else short

@@ -1,6 +1,6 @@
-"""Which settings keep NCCL from a faster way between GPUs, or between nodes.
+"""Settings that keep NCCL from a faster path between GPUs or between nodes.
 
-DD434, DD436 and DD437 report them; the rules on settings leave them alone.
+DD434, DD436 and DD437 report them; the rules on settings skip them.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
 
 @dataclass(frozen=True)
 class Loss:
-    """What one setting costs one pair of GPUs."""
+    """The cost of one setting for one pair of GPUs."""
 
     having: Expected
     without: Expected
 
     @property
     def factor(self) -> float:
-        """How many times faster the way without the setting is; 1 where it is not known."""
+        """The speedup of the path without the setting; 1 if unknown."""
         fast, slow = self.without.rate_gb_per_s, self.having.rate_gb_per_s
         return fast / slow if fast and slow else 1.0
 
 
 @dataclass(frozen=True)
 class Forbidden:
-    """One setting that costs the GPUs of some nodes the same."""
+    """A setting that has the same cost for the GPUs of some nodes."""
 
     name: str
     value: str
@@ -40,18 +40,18 @@ class Forbidden:
 
     @property
     def worst(self) -> Loss:
-        """The pair that loses most."""
+        """The pair with the largest loss."""
         return max(self.losses, key=lambda loss: loss.factor)
 
     @property
     def is_slower(self) -> bool:
-        """Whether it is known that a pair is slower for it: by NCCL's constants, or since it takes the network."""
+        """True if a pair is known to be slower: by NCCL's constants, or because it uses the network."""
         return self.worst.factor > 1 or self.worst.having.choice.kind == "NET"
 
 
 @once_a_recording
 def between_gpus(recording: Recording) -> list[Forbidden]:
-    """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
+    """Return the settings that keep pairs of GPUs from a faster path, each with the nodes with the same cost."""
     if recording.command.is_of_root:
         return []  # the job's settings are not there yet
     groups = grouped(
@@ -67,7 +67,7 @@ def between_gpus(recording: Recording) -> list[Forbidden]:
 
 
 def _losses(place: Place, name: str) -> list[Loss]:
-    """The pairs that use another path because of this setting alone, where the path without it is certain."""
+    """Return the pairs that use another path only because of this setting, if the path without it is certain."""
     if name not in place.node.settings:
         return []
     others = {setting: value for setting, value in place.node.settings.items() if setting != name}
@@ -82,17 +82,17 @@ def _losses(place: Place, name: str) -> list[Loss]:
 
 
 def may_use_rdma(recording: Recording) -> bool:
-    """Whether the recording is of a job on NCCL over several nodes."""
+    """Return True if the recording is of a job on NCCL over several nodes."""
     return recording.several_nodes and recording.on_nccl and not recording.command.is_of_root
 
 
 def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:
-    """Whether some node uses its RDMA ports."""
+    """Return True if some node uses its RDMA ports."""
     return any(node.fact.unused_by is None and node.fact.chosen() for node in facts)
 
 
 def forbidding_rdma(fact: RdmaFact) -> tuple[str, bool] | None:
-    """The setting ``NAME=value`` that keeps a node from its RDMA ports, and whether all it gives up is RoCE."""
+    """Return the setting ``NAME=value`` that keeps a node from its RDMA ports, and True if all of them are RoCE."""
     ports = fact.candidates()
     if fact.unused_by is None or not ports:
         return None
@@ -101,7 +101,7 @@ def forbidding_rdma(fact: RdmaFact) -> tuple[str, bool] | None:
 
 @once_a_recording
 def settings_told(recording: Recording) -> frozenset[str]:
-    """The settings of which DD434 and DD436 say, above information, what they keep NCCL from."""
+    """Return the settings whose cost DD434 and DD436 report above info."""
     names = {forbidden.name for forbidden in between_gpus(recording) if forbidden.is_slower}
     if may_use_rdma(recording):
         facts = recording.facts(RdmaFact)

@@ -1,4 +1,4 @@
-"""The job's GPUs on all nodes: by model, by rank, and those that others use."""
+"""The job's GPUs on all nodes: by model, by rank, and GPUs that other users use."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 
 
 def nccl_without_gpu(recording: Recording) -> str | None:
-    """Why NCCL cannot run though it was asked for: no node shows a GPU; None where one does, or was not looked at."""
+    """Return why NCCL cannot run although it was requested: no node has a GPU. None if one has, or was not checked."""
     world, readings = recording.world, recording.of_check("gpus")
     if not recording.command.has_ranks or recording.options.backend is not Backend.NCCL:
         return None
@@ -28,25 +28,25 @@ def nccl_without_gpu(recording: Recording) -> str | None:
 
 
 def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:
-    """The job's GPUs with a fault."""
+    """Return the job's GPUs with a fault."""
     return [(node, gpu) for node, gpu in gpus_of_the_job(recording) if is_hit(gpu)]
 
 
 @once_a_recording
 def gpus_of_the_job(recording: Recording) -> Hits:
-    """Computed once: some twenty rules ask, for thousands of nodes."""
+    """Return the job's GPUs, cached: about twenty rules use them, for thousands of nodes."""
     return [(gpus.node, gpu) for gpus in recording.facts(GpusFact) for gpu in gpus.fact.of_the_job()]
 
 
 @once_a_recording
 def by_model(recording: Recording) -> Mapping[str, Hits]:
-    """The job's GPUs by model, on all nodes: those of one model should be equal."""
+    """Return the job's GPUs on all nodes by model: GPUs of one model should be equal."""
     hits = hits_of(recording, lambda gpu: gpu.name and gpu.error is None)
     return grouped((gpu.name or "", (node, gpu)) for node, gpu in hits)
 
 
 def far_below(peers: Hits, tell: Callable[[Gpu], float | None]) -> tuple[Hits, Hits, float]:
-    """The GPUs far below the usual value, all GPUs with a value, and the usual value: the most frequent one."""
+    """Return the GPUs far below the usual value, all GPUs with a value, and the usual value: the most frequent one."""
     hits = [peer for peer in peers if tell(peer[1])]
     counts = Counter(tell(gpu) or 0.0 for _, gpu in hits)
     usual = max(counts, key=lambda value: (counts[value], value), default=0.0)
@@ -55,24 +55,24 @@ def far_below(peers: Hits, tell: Callable[[Gpu], float | None]) -> tuple[Hits, H
 
 
 def power_limited(recording: Recording) -> frozenset[tuple[int, str]]:
-    """Node and UUID of the GPUs whose power limit is below that of most of their model (DD318)."""
+    """Return node and UUID of the GPUs whose power limit is below the usual limit of their model (DD318)."""
     found = (far_below(peers, lambda gpu: gpu.power_limit_w)[0] for peers in by_model(recording).values())
     return frozenset((node, gpu.uuid) for low in found for node, gpu in low if gpu.uuid)
 
 
 class BusyGpu(NamedTuple):
-    """A GPU of the job that somebody else uses, as it was before the doctor started anything on it."""
+    """A GPU of the job that other processes used before ddp-doctor started its own."""
 
     uuid: str | None
-    used_bytes: int | None  # by others; None where NVML does not say
-    holders: tuple[GpuProcess, ...]  # empty where none can be seen from here, as in a container
+    used_bytes: int | None  # by others; None if NVML does not report it
+    holders: tuple[GpuProcess, ...]  # empty if invisible, as in a container
 
 
 def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
-    """Which of the job's GPUs are busy: foreign data in their memory, or a process that computes.
+    """Return the busy GPUs of the job: foreign data in their memory, or a process that computes.
 
-    An MPS server is there for the job itself, and a desktop that only draws counts by its memory. GPUs in
-    MIG mode are left out: what is free in the job's slice is not known.
+    MPS servers do not count, because they serve the job. A desktop that only draws counts by its memory. GPUs
+    in MIG mode are skipped: the free memory of the job's slice is unknown.
     """
     found = []
     for gpu in fact.of_the_job():
@@ -86,16 +86,16 @@ def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
 
 
 def gpu_of(recording: Recording, rank: int) -> int | None:
-    """NVML's index of the rank's GPU, by its UUID; None where no such GPU was read.
+    """Return NVML's index of the rank's GPU, by its UUID, or None if no such GPU was read.
 
-    A rank's CUDA device is no such index: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0.
+    It is not a rank's CUDA device: CUDA_VISIBLE_DEVICES=4,5 makes GPU 4 device 0.
     """
     return gpus_by_rank(recording).get(rank)
 
 
 @once_a_recording
 def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
-    """NVML's index of each rank's GPU, as ``gpu_of`` finds it; the first answer counts, of a rank as of a node."""
+    """Return NVML's index of each rank's GPU, as for ``gpu_of``; the first answer of a rank or node counts."""
     known: dict[int, Mapping[str, int]] = {}
     for node in recording.facts(GpusFact):
         gpus = reversed(node.fact.gpus)
@@ -108,7 +108,7 @@ def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
 
 
 def each_has_a_whole_gpu(recording: Recording) -> bool:
-    """Whether each rank has a GPU of its own, known, whole and used by nobody else."""
+    """Return True if each rank has its own GPU, which is known, whole and not used by others."""
     world = recording.world
     assert world is not None
     gpus = {(node.node, gpu.index): gpu for node in recording.facts(GpusFact) for gpu in node.fact.gpus}

@@ -1,8 +1,8 @@
-"""Who is to blame, from tests of groups of nodes: a pure function of the tests, live, on replay and in simulation.
+"""Find bad nodes from tests of groups of nodes: a pure function of the tests, live, on replay and in simulation.
 
-An innocent is never blamed: a node fails alone, or with several partners that pass without it; a pair fails together
-while both ends pass with others; a leaf fails with others while its nodes pass among themselves. What no such pattern
-explains is left open, with those between whom it is (docs/explanation/isolation.md).
+Healthy nodes are never blamed. A node is bad if it fails by itself, or with several partners that pass without it. A
+pair is bad if it fails together while both ends pass with others. A leaf is bad if it fails with others while its nodes
+pass among themselves. Everything else is left open, with the nodes it may be (docs/explanation/isolation.md).
 """
 
 from collections import Counter, defaultdict
@@ -22,9 +22,9 @@ from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.rates import FAILED, telling
 
 Group = tuple[int, ...]
-#: What happened in the tests that count against somebody.
+#: The outcome of the tests that count against a node.
 How = Literal["failed", "hung", "wrong", "slow", "lost"]
-#: With so few tests a round has no median of its own: half of them may be of nodes under suspicion.
+#: A round with this few tests has no median: half of its tests may include suspected nodes.
 _FEW = 7
 #: With more degrees of freedom Student's t hardly changes.
 _MOST_FREEDOM = 200
@@ -32,77 +32,77 @@ _MOST_FREEDOM = 200
 
 @dataclass(frozen=True)
 class Fault:
-    """Nodes that are bad, in which tests, and how often."""
+    """Bad nodes, with the outcome of their tests and how often they failed."""
 
     nodes: Group
-    how: How  # what happened in most of these tests
-    failed: int  # tests of these that are bad, …
-    tests: int  # … of so many
-    reason: str = ""  # what a rank said
-    share: float | None = None  # the rate where it is slow, as a share of the usual one: the median of its pairs
-    partners: Group = ()  # of a node: those with which it is bad, and which pass without it
+    how: How  # the outcome of most of these tests
+    failed: int  # bad tests of these nodes
+    tests: int  # all tests of these nodes
+    reason: str = ""  # a rank's message
+    share: float | None = None  # a slow rate as a share of the usual rate: the median of its pairs
+    partners: Group = ()  # of a node: its bad partners, which pass without it
     leaf: str = ""  # of a leaf: its name
-    others: tuple[str, ...] = ()  # … and the leaves with whose nodes its own are bad
+    others: tuple[str, ...] = ()  # of a leaf: the leaves whose nodes its own nodes are bad with
     passing: int = 0  # of a group that fails though its pairs pass: the most nodes of a test that passed
-    alike: int = 0  # … and how many other groups of as many nodes fail
-    met: int = 0  # of nodes that nobody can be blamed for: with how many others each is bad, and with some it passes
+    alike: int = 0  # of such a group: number of other failing groups of its size
+    met: int = 0  # of nodes without a known cause: number of bad partners of each node, which passes with others
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What the tests show."""
+    """The result of the tests."""
 
-    alone: tuple[Fault, ...] = ()  # nodes that fail alone
-    lost: tuple[Fault, ...] = ()  # nodes that fell silent in a test
+    alone: tuple[Fault, ...] = ()  # nodes that fail by themselves
+    lost: tuple[Fault, ...] = ()  # nodes that stopped responding in a test
     nodes: tuple[Fault, ...] = ()  # nodes that are bad with others
     pairs: tuple[Fault, ...] = ()  # pairs that are bad together and pass with others
     leaves: tuple[Fault, ...] = ()  # leaf switches or racks that are bad with others and pass among themselves
-    smallest: Fault | None = None  # the smallest group that fails, where no two of its nodes do
-    unsettled: tuple[Fault, ...] = ()  # nobody is blamed for it: one of these nodes, or something between them
-    open_pairs: tuple[Group, ...] = ()  # pairs that are bad, and nobody is blamed for it
-    open_groups: tuple[Group, ...] = ()  # the smallest groups of three or more that fail likewise
+    smallest: Fault | None = None  # the smallest failing group without a failing pair
+    unsettled: tuple[Fault, ...] = ()  # without a known cause: one of these nodes, or something between them
+    open_pairs: tuple[Group, ...] = ()  # bad pairs without a known cause
+    open_groups: tuple[Group, ...] = ()  # the smallest such groups of three or more nodes
 
     @property
     def blamed(self) -> set[int]:
-        """The nodes to blame by themselves."""
+        """The nodes that are bad themselves."""
         return {fault.nodes[0] for fault in (*self.alone, *self.lost, *self.nodes)}
 
 
 class Count(NamedTuple):
-    """How many tests are bad, of how many."""
+    """The number of bad tests, and of all tests."""
 
     bad: int
     tests: int
 
 
 class Tests:
-    """Tests, by whom they were of; those from which nothing follows are left out of all but ``all``."""
+    """Tests by their nodes; only ``all`` includes inconclusive tests."""
 
     def __init__(self, tests: Sequence[GroupTest], *, is_timed: bool = True) -> None:
         self.all = tests
-        self.is_timed = is_timed  # whether a slow pair is a bad one
+        self.is_timed = is_timed  # True if slow pairs count as bad
         self.met = {node for test in tests for node in test.nodes}
         self.lost = {node for test in tests for node in test.lost_nodes}
         self.groups = grouped((tuple(sorted(test.nodes)), test) for test in telling(tests))
 
     @cached_property
     def pairs(self) -> dict[Group, Count]:
-        """Of two nodes."""
+        """The counts of pairs."""
         return {group: self.count(group) for group in self.groups if len(group) == 2}
 
     @cached_property
     def larger(self) -> dict[Group, Count]:
-        """Of three or more, the smallest groups first."""
+        """The counts of groups of three or more nodes, the smallest groups first."""
         return {group: self.count(group) for group in sorted(self.groups, key=len) if len(group) > 2}
 
     @cached_property
     def good(self) -> dict[int, list[int]]:
-        """The partners with which a node always passed."""
+        """The partners that a node always passed with."""
         return self._partners(lambda count: not count.bad)
 
     @cached_property
     def bad(self) -> dict[int, list[int]]:
-        """The partners with which a node did not."""
+        """The partners that a node failed with."""
         return self._partners(lambda count: count.bad > 0)
 
     def _partners(self, is_wanted: Callable[[Count], bool]) -> dict[int, list[int]]:
@@ -111,7 +111,7 @@ class Tests:
 
     @cached_property
     def shares(self) -> dict[Group, list[float]]:
-        """The rates of each pair, first to last, held against those of their rounds."""
+        """The rates of each pair, first to last, compared with the rates of their rounds."""
         rated = [
             (group, test.round, test.bytes_per_s)
             for group, tests in self.groups.items()
@@ -127,35 +127,37 @@ class Tests:
 
     @cached_property
     def slow(self) -> dict[Group, float]:
-        """The pairs that are slow at their best, and their share of the median: one far off by chance is none of them
-        once it was tested again."""
+        """The pairs that are slow even at their best, with their share of the median.
+
+        A pair that was slow by chance is no longer included after a repeated test.
+        """
         best = {group: max(some) for group, some in self.shares.items()}
         of_node = grouped((node, share) for group, share in best.items() for node in group)
-        # Of few nodes half of all pairs may have the slow one, but half of the nodes have not.
+        # With few nodes, half of all pairs may include the slow node, but half of the nodes are not slow.
         middle = median(map(max, of_node.values())) if best else 0.0
         healthy = [share for some in self.shares.values() for share in some if 2 * share > middle]
         usual = median(healthy) if healthy else 0.0
-        # Of factors: no rate is below zero.
+        # The spread is of factors: no rate is below zero.
         spread = SIGMA * median(abs(log(share / usual)) for share in healthy) if healthy else 0.0
         limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread))
         return {group: share / usual for group, share in best.items() if share < limit}
 
     def count(self, group: Group) -> Count:
-        """How many tests of a group are bad; of a slow pair all."""
+        """Return how many tests of a group are bad; for a slow pair, all."""
         tests = self.groups[group]
         is_slow = len(group) == 2 and group in self.slow
         return Count(len(tests) if is_slow else sum(test.outcome in FAILED for test in tests), len(tests))
 
     def with_each(self, node: int, partners: Iterable[int]) -> list[Group]:
-        """The pairs of a node with these partners."""
+        """Return the pairs of a node with these partners."""
         return [(min(node, each), max(node, each)) for each in partners]
 
     def passed(self, node: int) -> int:
-        """How many tests of it with partners passed with whom it always passes."""
+        """Return how many tests of a node passed with the partners that it always passes with."""
         return sum(self.pairs[pair].tests for pair in self.with_each(node, self.good.get(node, ())))
 
     def fault(self, nodes: Group, groups: Sequence[Group]) -> Fault:
-        """What the tests of these groups say of some nodes."""
+        """Return the fault of some nodes, from the tests of these groups."""
         bad = [test for group in groups for test in self.groups[group] if test.outcome in FAILED]
         names: dict[str, How] = {"failed": "failed", "hung": "hung", "wrong": "wrong"}
         most = Counter(test.outcome for test in bad).most_common(1)
@@ -172,20 +174,20 @@ class Tests:
 
 
 def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Mapping[int, str]) -> Settled:
-    """Who is to blame among ``nodes``, whose leaf ``leaf_of`` tells where it is known; pure, linear in the tests."""
+    """Return the bad nodes among ``nodes``; ``leaf_of`` has the known leaves. Pure, linear in the tests."""
     known, count = tests if isinstance(tests, Tests) else Tests(tests), len(set(nodes))
     lost = tuple(
         Fault((node,), "lost", 1, 1, test.reason, partners=tuple(other for other in test.nodes if other != node))
         for test in known.all
         for node in test.lost_nodes
     )
-    alone = tuple(  # at least twice: one bad moment is no verdict
+    alone = tuple(  # at least twice: a single failure proves nothing
         known.fault(group, [group])
         for group in known.groups
         if len(group) == 1 and known.count(group).bad > 1 and group[0] not in known.lost
     )
     aside = {fault.nodes[0] for fault in (*lost, *alone)}
-    views = (known, Tests(known.all, is_timed=False))  # which hosts are slow may be noise
+    views = (known, Tests(known.all, is_timed=False))  # slow hosts may be noise
     leaves = tuple({leaf.leaf: leaf for each in views for leaf in _leaves(each, leaf_of, aside)}.values())
     names = {fault.leaf for fault in leaves}
     together = tuple(_with_others(known, count, lambda one, other: _crosses(leaf_of, names, (one, other)), aside))
@@ -210,14 +212,14 @@ def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Ma
 
 @once_a_recording
 def isolated(recording: Recording) -> Settled:
-    """What the tests of groups of nodes in a recording show."""
+    """Return the result of the tests of groups of nodes in a recording."""
     fact = recording.first(IsolationFact)
     return settle(fact.tests, range(recording.nnodes), leaves_of(recording)) if fact is not None else Settled()
 
 
 @once_a_recording
 def leaves_of(recording: Recording) -> dict[int, str]:
-    """The leaf of each node that the topology names as who started it does, or as it calls itself."""
+    """Return the leaf of each node that the topology lists, by the name it was started with or its own name."""
     if recording.world is None:
         return {}
     own = [recording.world.hostname(node) for node in range(recording.nnodes)]
@@ -226,7 +228,7 @@ def leaves_of(recording: Recording) -> dict[int, str]:
 
 
 def in_common(recording: Recording, nodes: Sequence[int]) -> list[str]:
-    """What all of these nodes have and none of the others: ``leaf rack7``, ``driver 535.129.03``."""
+    """Return what all of these nodes have and no other node has: ``leaf rack7``, ``driver 535.129.03``."""
     leaves, traits = leaves_of(recording), node_traits(recording)
     of_node = [traits.get(node, {}) | {"leaf": leaves.get(node, "")} for node in range(recording.nnodes)]
     inside, outside = [of_node[node] for node in nodes], [of_node[node] for node in set(range(len(of_node))) - {*nodes}]
@@ -235,20 +237,23 @@ def in_common(recording: Recording, nodes: Sequence[int]) -> list[str]:
 
 
 def _upper(rates: Iterable[float]) -> float:
-    """Their upper quartile, for more than half of the tests of a round may be of slow nodes."""
+    """Return the upper quartile, because more than half of the tests of a round may include slow nodes."""
     in_order = sorted(rates)
     return in_order[3 * len(in_order) // 4]
 
 
 def _crosses(leaf_of: Mapping[int, str], leaves: set[str], group: Group) -> bool:
-    """Whether a group has nodes of one of these leaves and of another."""
+    """Return True if a group has nodes of one of these leaves and of another leaf."""
     touched = {leaf_of.get(node) for node in group} if leaves else set()
     return len(touched) > 1 and not leaves.isdisjoint(touched)
 
 
 def _leaves(known: Tests, leaf_of: Mapping[int, str], aside: set[int]) -> Iterator[Fault]:
-    """Leaves of which several nodes are bad with nodes of several others, and no test across passes, while their nodes
-    pass among themselves, and those others across without them."""
+    """Yield leaves whose nodes are bad with nodes of several other leaves.
+
+    Several of their nodes must be bad, no test across them passes, their nodes pass among themselves, and the other
+    nodes pass across leaves without them.
+    """
     within, passes = defaultdict[str, set[int]](set), set[str]()
     bad = defaultdict[str, list[tuple[int, str, Group]]](list)
     for pair, count in known.pairs.items() if leaf_of else ():
@@ -270,9 +275,9 @@ def _leaves(known: Tests, leaf_of: Mapping[int, str], aside: set[int]) -> Iterat
 
 
 def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], aside: set[int]) -> Iterator[Fault]:
-    """Nodes that are bad with several partners, each of whom passes without it, more often than chance makes them.
+    """Yield nodes that are bad with several partners, each of which passes without it, beyond chance.
 
-    ``is_told`` says of two nodes whether a bad leaf is between them.
+    ``is_told`` returns True if a bad leaf is between two nodes.
     """
     need = bars.PARTNERS if count >= bars.FEW_NODES else bars.PARTNERS - 1
     suspects = dict[int, tuple[bool, Group]]()
@@ -280,7 +285,7 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
         fit = [each for each in bad if known.good.get(each) and each not in aside and not is_told(node, each)]
         is_slow = [pair in known.slow for pair in known.with_each(node, fit)]
         for slowly, some in grouped(zip(is_slow, fit, strict=True)).items():
-            least = need + (slowly and count >= 2 * bars.FEW_NODES)  # of so many some are slow three times by chance
+            least = need + (slowly and count >= 2 * bars.FEW_NODES)  # some are slow three times by chance
             if node not in aside and len(some) >= least and _has_one_rate(known, node):
                 suspects[node] = slowly, tuple(some)
     aside_of_chance = suspects.keys() | {n for n, bad in known.bad.items() if len(bad) > 1 and not known.good.get(n)}
@@ -299,7 +304,7 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
 
 
 def _has_one_rate(known: Tests, node: int) -> bool:
-    """Whether it may be as bad with one partner as with any other: it passes with none, or now and then with several.
+    """Return True if a node may be equally bad with each partner: it passes with none, or sometimes with several.
 
     A node behind a bad switch always passes with some and never with the others.
     """
@@ -321,16 +326,16 @@ class _Logs(NamedTuple):
 
 
 def _logs(rates: Iterable[float]) -> _Logs:
-    """Of none, the mean is 0."""
+    """Return the logarithms of rates; the mean of none is 0."""
     logs = [log(rate) for rate in rates]
     middle = mean(logs) if logs else 0.0
     return _Logs(len(logs), middle, sum((value - middle) ** 2 for value in logs))
 
 
 def _slower_by_chance(some: _Logs, usual: _Logs) -> float:
-    """How likely rates are so far below usual ones where both are drawn alike: Student's t of their logarithms.
+    """Return the probability of rates so far below the usual ones by chance: Student's t of their logarithms.
 
-    Of few rates the variance is moderated by that of healthy clusters (knowledge/isolation.py).
+    For few rates, the variance is moderated by the variance of healthy clusters (knowledge/isolation.py).
     """
     if not usual.rates:
         return 1.0
@@ -348,12 +353,12 @@ def _slower_by_chance(some: _Logs, usual: _Logs) -> float:
 
 
 def _log_likelihood(bad: int, tests: int) -> float:
-    """Of so many bad tests, at the rate at which they are most likely."""
+    """Return the log likelihood of this many bad tests, at the rate that makes it highest."""
     return sum(part * log(part / tests) for part in (bad, tests - bad) if part)
 
 
 def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
-    """Whether two nodes are bad together again and again, and neither is bad with anybody else."""
+    """Return True if two nodes are repeatedly bad together and neither is bad with another node."""
     if known.pairs[pair].bad < bars.PAIR_FAILURES or any(often[node] > 1 or is_end(known, node, pair) for node in pair):
         return False
     if pair not in known.slow:
@@ -364,18 +369,18 @@ def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
 
 
 def is_end(known: Tests, node: int, pair: Group) -> bool:
-    """Whether that the pair is bad may be this node alone, which is so now and then with anybody."""
+    """Return True if this node may be the only cause of the bad pair, by sometimes failing with any partner."""
     least = min(bars.PARTNERS, len(known.met) - 2)
     return len(known.good.get(node, ())) < least or _same_rate(*known.pairs[pair], known.passed(node)) > bars.PAIR_RATIO
 
 
 def _same_rate(bad: int, tests: int, passed: int) -> float:
-    """How likely ``bad`` of ``tests`` are where others ``passed``, at one rate for all, against a rate of their own."""
+    """Return the likelihood ratio of one failure rate for all tests, compared with a separate rate for ``tests``."""
     return exp(_log_likelihood(bad, tests + passed) - _log_likelihood(bad, tests))
 
 
 def _smallest(failing: Iterable[Group]) -> list[Group]:
-    """The groups of three or more that have no smaller one of these in them; the smallest come first."""
+    """Return the groups of three or more that do not contain a smaller one of these, the smallest first."""
     found, by_first = list[Group](), defaultdict[int, list[set[int]]](list)
     for group in failing:
         members = set(group)
@@ -386,7 +391,7 @@ def _smallest(failing: Iterable[Group]) -> list[Group]:
 
 
 def _smallest_fault(known: Tests, groups: Sequence[Group]) -> Fault | None:
-    """The smallest group that fails again and again though no two of its nodes do."""
+    """Return the smallest group that fails repeatedly although no two of its nodes do."""
     sure = [group for group in groups if 1 < known.larger[group].bad == known.larger[group].tests]
     if not sure:
         return None
@@ -401,7 +406,7 @@ def _smallest_fault(known: Tests, groups: Sequence[Group]) -> Fault | None:
 def _unsettled(
     known: Tests, pairs: Iterable[Group], groups: Iterable[Group], smallest: Fault | None, blamed: set[int]
 ) -> Iterator[Fault]:
-    """What failed and nobody is blamed for: nodes that fail with some and pass with others, then what else."""
+    """Yield failures without a known cause: first nodes that fail with some and pass with others, then the rest."""
     pairs = [pair for pair in pairs if pair not in known.slow]
     often = Counter(node for pair in pairs for node in pair)
     behind = {node: met for node, met in often.items() if met > 1 and known.good.get(node)}

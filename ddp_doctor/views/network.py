@@ -30,12 +30,12 @@ from ddp_doctor.views.transports import (
 
 
 def chosen(fact: InterfacesFact, backend: str) -> Choice:
-    """What the backend takes on this node: the library's own word where it was asked."""
+    """Return the backend's choice on this node: the library's own answer if it was queried."""
     return fact.gloo if backend == "gloo" else fact.libnccl or fact.nccl
 
 
 def interface_mbps(recording: Recording, node: int) -> int | None:
-    """Return the speed of the interface that NCCL uses for TCP, or None if it is not known."""
+    """Return the speed of the interface that NCCL uses for TCP, or None if unknown."""
     speeds = (
         interface.speed_mbps
         for fact in recording.at(InterfacesFact, node)
@@ -54,13 +54,13 @@ def severity_of_tcp(recording: Recording, node: int) -> Severity:
 
 
 def advertised(fact: InterfacesFact, backend: str) -> str | None:
-    """The address that the backend gives to the other nodes; None where it finds none or it is not known."""
+    """Return the address that the backend gives to the other nodes, or None if it finds none or it is unknown."""
     choice = chosen(fact, backend)
     return None if choice.error else choice.address
 
 
 def offer_of(node: FactAt[InterfacesFact], backend: str) -> Offer:
-    """The node as this backend presents it to the others."""
+    """Return the node as this backend presents it to the others."""
     fact, choice = node.fact, chosen(node.fact, backend)
     without = {name: value for name, value in fact.settings.items() if name != choice.setting}
     default = (
@@ -83,7 +83,7 @@ def offer_of(node: FactAt[InterfacesFact], backend: str) -> Offer:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One connection that a rank of ``node`` has with one of another node, as its own log says."""
+    """A connection between a rank of ``node`` and a rank of another node, from the first rank's log."""
 
     node: int
     other: int
@@ -93,7 +93,7 @@ class Crossing:
 
 
 def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
-    """The connections of one node with others, in the order of the log."""
+    """Yield the connections of one node with others, in the order of the log."""
     trial, log = first_trial(recording), log_of(recording, node)
     world = recording.world
     if trial is None or world is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
@@ -109,30 +109,30 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
 
 
 def nodes_whose_log_has(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
-    """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
+    """Return the nodes whose log contains the pattern, without parsing the logs of thousands of nodes."""
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
 
 @once_a_recording
 def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
-    """What is recorded of the RDMA devices of each node."""
+    """Return the RDMA fact of each node."""
     return {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
 
 
 def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
-    """The RDMA device that carries a connection, where the log shows which one its number means."""
+    """Return the RDMA device of a connection, or None if the log does not show which device its number means."""
     network = transport.network
     names = {hca.name for hca in log.hcas if network and network[0] == "IB" and hca.index == network[1]}
     return names.pop() if len(names) == 1 else None
 
 
 def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
-    """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
+    """Yield each GPU with a NIC of known name that NCCL may use; ports known to be down are skipped."""
     ways = ways_to_nics(recording, place)
     for gpu, own in ways.items():
         linked = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
         found = [_way_by_another_gpu(place, own[nic], [its[nic] for its in linked if nic in its]) for nic in own]
-        # NCCL takes the fastest; the nearest where a rate is not known.
+        # NCCL uses the fastest NIC, or the nearest if a rate is unknown.
         rates = [way.rate_gb_per_s or 0.0 for way in found]
         fast = [way for way in found if not all(rates) or way.rate_gb_per_s == max(rates)]
         near = min(NCCL_PATHS.index(way.nccl_path) for way in fast)
@@ -141,7 +141,7 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
 
 
 def _way_by_another_gpu(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:
-    """The way over NVLink and another GPU to the NIC, where the own one is by way of the CPU."""
+    """Return the path over NVLink and another GPU to the NIC if the GPU's own path crosses the CPU."""
     if allowed(own.nccl_path, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
         return own
     way = next((way for way in others if allowed(way.nccl_path, DEFAULT_P2P_LIMIT)), None)
@@ -155,7 +155,7 @@ _STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)
 
 @dataclass(frozen=True)
 class Staged:
-    """One connection that NCCL should receive by GPUDirect RDMA and does not."""
+    """A connection that NCCL should receive by GPUDirect RDMA but does not."""
 
     place: Place
     crossing: Crossing
@@ -165,7 +165,7 @@ class Staged:
 
     @property
     def forbidding_level(self) -> str | None:
-        """NCCL_NET_GDR_LEVEL, where that is what forbids it."""
+        """NCCL_NET_GDR_LEVEL, if it disables GPUDirect RDMA for this connection."""
         level = self.place.node.settings.get(GDR_LEVEL)
         limit = link_codes.p2p_level(level) if level else None
         return level if limit and not allowed(self.code, limit) else None
@@ -173,7 +173,7 @@ class Staged:
 
 @once_a_recording
 def staged(recording: Recording) -> list[Staged]:
-    """The connections of all nodes whose kernel can do GPUDirect RDMA."""
+    """Return the connections of all nodes whose kernel can do GPUDirect RDMA."""
     connections = list[Staged]()
     known = {place.seen.node: place for place in places(recording)}
     kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
@@ -187,7 +187,7 @@ def staged(recording: Recording) -> list[Staged]:
 
 
 def _staged_connection(recording: Recording, place: Place, crossing: Crossing) -> Staged | None:
-    """The connection with its GPU and NIC, where NCCL should receive it by GPUDirect RDMA."""
+    """Return the connection with its GPU and NIC if NCCL should receive it by GPUDirect RDMA, or None."""
     network = crossing.transport.network
     name = hca_of(log_of(recording, place.seen.node), crossing.transport)
     if crossing.transport.end != "receive" or network is None or network[2]:

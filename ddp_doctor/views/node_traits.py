@@ -1,6 +1,6 @@
-"""What tells one node from another: its hardware, the versions of its software, and the settings of its job.
+"""The traits of a node: its hardware, the versions of its software, and the settings of its job.
 
-Reports carry it, so that nodes of many runs can be compared, and a baseline is held against its own hardware alone.
+Reports contain them, so nodes of many runs can be compared, and a baseline is compared only with its own hardware.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from ddp_doctor.settings.table import variables
 
 
 def _port_rates(fact: RdmaFact) -> str | None:
-    """The rates of the ports that carry traffic: "8 400 Gbit/s"."""
+    """Return the rates of the ports that carry traffic: "8 400 Gbit/s"."""
     return counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
 
 
@@ -29,11 +29,11 @@ def _speeds(fact: InterfacesFact) -> str | None:
 
 
 def counted(names: Sequence[str]) -> str | None:
-    """``7 NVIDIA H100, 1 NVIDIA A100``; None for none."""
+    """Return ``7 NVIDIA H100, 1 NVIDIA A100``; None for an empty sequence."""
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or None
 
 
-#: In the order in which a maintainer asks for them.
+#: The versions, in the order that maintainers ask for them.
 VERSIONS: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "torch": (Software, lambda fact: fact.torch_version or fact.torch_problem),
     "CUDA of torch": (Software, lambda fact: f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda),
@@ -48,12 +48,12 @@ _MORE: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "interfaces": (InterfacesFact, _speeds),
     "CPUs": (Host, lambda fact: f"{fact.usable_cpus:g}"),
 }
-#: Those without which a measurement is of another machine.
+#: Traits that must be equal for measurements to be of the same machine.
 HARDWARE = ("GPUs", "RDMA ports", "interfaces", "CPUs")
 
 
 def is_setting(trait: str) -> bool:
-    """Whether this is the name of a variable: one that is not there is not set."""
+    """Return True if the trait is a variable: a missing one is unset."""
     return trait.isupper() and trait not in VERSIONS
 
 
@@ -63,7 +63,7 @@ _OF_EACH_RUN = ("torchrun", "launcher")
 
 @once_a_recording
 def other_settings(recording: Recording) -> dict[int, dict[str, str]]:
-    """Return the known variables of each node in which nodes may differ. They are not traits."""
+    """Return the known variables of each node that may differ between nodes. They are not traits."""
     traits = node_traits(recording)
     return {
         env.node: {
@@ -77,7 +77,7 @@ def other_settings(recording: Recording) -> dict[int, dict[str, str]]:
 
 @once_a_recording
 def node_traits(recording: Recording) -> dict[int, dict[str, str]]:
-    """The hardware, the versions and the variables in which nodes are meant to agree, by node."""
+    """Return the hardware, the versions and the variables that should be equal on all nodes, by node."""
     found: dict[int, dict[str, str]] = {}
     for name, (kind, value) in (VERSIONS | _MORE).items():
         for fact in recording.facts(kind):

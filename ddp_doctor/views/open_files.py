@@ -1,4 +1,4 @@
-"""Where a run met its limit of open files (EMFILE), and what said so.
+"""The nodes of a run that reached their limit of open files (EMFILE), and the messages about it.
 
 OSError: [Errno 24] Too many open files
 """
@@ -12,23 +12,23 @@ from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence
 
-#: strerror(EMFILE), as Python's exceptions have it; libuv, in torch's, writes it in small letters.
+#: strerror(EMFILE), as in Python's exceptions; torch's libuv writes it in lower case.
 _WORDS = re.compile(rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?too many open files[^\n]{{0,200}}", re.IGNORECASE)
 
 
 def is_low(fact: Host, world_size: int) -> bool:
-    """Whether the limit is below what a world of this size was measured to take."""
+    """Return True if the limit is below the number of files that a world of this size was measured to need."""
     return fact.open_files is not None and fact.open_files < thresholds.open_files(world_size)
 
 
 def says_too_many(rank: RankEvidence) -> bool:
-    """Whether this rank's exception or output names the limit."""
+    """Return True if this rank's exception or output mentions the limit."""
     return any(_WORDS.search(text) for text in (rank.output_tail, rank.raised.message if rank.raised else ""))
 
 
 @once_a_recording
 def out_of_files(recording: Recording) -> Mapping[int, str]:
-    """The nodes with a low limit on which something ran out of files, each with the first words that say so."""
+    """Return the nodes with a low limit that ran out of files, each with the first message about it."""
     size = recording.world.world_size if recording.world is not None else 1
     low = {node.node for node in recording.facts(Host) if is_low(node.fact, size)}
     found: dict[int, str] = {}
@@ -40,7 +40,7 @@ def out_of_files(recording: Recording) -> Mapping[int, str]:
 
 
 def _texts_that_may_say(recording: Recording) -> Iterator[tuple[int, str]]:
-    """All that may say so, with its node; torchrun's own words are those of the head."""
+    """Yield all texts that may mention it, with their nodes; torchrun's own output is from the head."""
     for trial in recording.trials:
         for rank in trial.evidence:
             yield rank.node, rank.raised.message if rank.raised else ""

@@ -1,4 +1,4 @@
-"""Who is to blame for bad paths among good ones: an end that nearly all of them share, or the paths themselves."""
+"""Find the cause of bad paths among good ones: an end that nearly all of them share, or the paths themselves."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ddp_doctor.knowledge.network.path_quality import BLAMED_SHARE
 
-#: From one node to another, or from one rank: who dials or sends, and who is dialled or receives.
+#: From one node or rank to another: the end that dials or sends, and the end that is dialed or receives.
 Path = tuple[int, int]
-#: A node and one of its sides; the side is the node's place in the paths there.
+#: A node and one of its sides; the side is the node's index in its paths.
 End = tuple[int, int]
 OUTBOUND, INBOUND = 0, 1
 
@@ -20,22 +20,22 @@ class Blame:
     everyone: bool = False
     inbound: tuple[int, ...] = ()
     outbound: tuple[int, ...] = ()
-    paths: tuple[Path, ...] = ()  # that no node explains
+    paths: tuple[Path, ...] = ()  # paths that no bad node explains
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """All nodes to blame."""
+        """The nodes that are bad on either side."""
         return tuple(sorted({*self.inbound, *self.outbound}))
 
 
 def blame(
     bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = False, share: float = BLAMED_SHARE
 ) -> Blame:
-    """Explain the bad paths; one that was not tested stands in neither collection.
+    """Explain the bad paths; untested paths are in neither collection.
 
-    A node is blamed for two bad paths or more on one side, when these are nearly all, ``share`` of them, that were
-    tested there and some good path shows that it, or one of the other ends, works otherwise. Of two nodes nobody else
-    can tell, so it is the path, or, with ``one_of_two``, the node that cannot be dialled and can dial.
+    A node is blamed for two or more bad paths on one side if they are nearly all (``share``) of the paths tested there,
+    and a good path shows that the node or one of the other ends works otherwise. With two nodes no third one can
+    confirm, so the path is named, or, with ``one_of_two``, the node that cannot be dialed but can dial.
     """
     if not bad:
         return Blame()
@@ -65,7 +65,7 @@ def blame(
 
 
 def both_ways(pairs: Iterable[Path]) -> set[Path]:
-    """Pairs without a direction as paths: a node that is blamed for them is bad on both sides."""
+    """Return pairs without a direction as paths: a node that is blamed for them is bad on both sides."""
     return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
 
 

@@ -9,18 +9,18 @@ from ddp_doctor.knowledge.baselines import DEVIATIONS, SIGMA
 from ddp_doctor.knowledge.thresholds import FEWEST_REPEATS
 from ddp_doctor.model.recording import Recording
 
-#: The quantile of the normal distribution for an interval of 95 %.
+#: The quantile of the normal distribution for an interval of 95%.
 _Z = 1.959964
-#: The standard error of a median of what is spread normally, in those of a mean: the square root of pi / 2.
+#: The standard error of a median of normally distributed values, divided by the error of a mean: sqrt(pi / 2).
 _OF_MEDIAN = 1.2533
 FAILED = ("failed", "hung", "wrong")
 
 
 def wilson(failed: int, tests: int) -> tuple[float, float]:
-    """The interval (0 to 1) in which the share that fails lies with 95 %, where ``failed`` of some ``tests`` did.
+    """Return the 95% interval (0 to 1) of the failure rate if ``failed`` of ``tests`` failed.
 
-    Wilson's score interval, which holds for few tests and where none failed: Brown, Cai and DasGupta, Interval
-    Estimation for a Binomial Proportion, Statistical Science 16 (2001). It takes the tests for independent.
+    Wilson's score interval, which is valid for few tests and for no failures: Brown, Cai and DasGupta, Interval
+    Estimation for a Binomial Proportion, Statistical Science 16 (2001). It assumes independent tests.
     """
     share, spread = failed / tests, _Z**2 / tests
     middle = share + spread / 2
@@ -29,20 +29,20 @@ def wilson(failed: int, tests: int) -> tuple[float, float]:
 
 
 def telling(tests: Sequence[GroupTest]) -> list[GroupTest]:
-    """Those from which something follows: no node left, and the doctor itself was not kept from working."""
+    """Return the conclusive tests: no node left, and ddp-doctor itself could work."""
     return [test for test in tests if test.outcome not in ("lost", "unknown")]
 
 
 def repeats_of(recording: Recording) -> list[GroupTest]:
-    """The repeats of all ranks from which something follows."""
+    """Return the conclusive repeats of all ranks."""
     fact = recording.first(RepeatsFact)
     return telling(fact.tests) if fact else []
 
 
 def slowed(tests: Sequence[GroupTest], least: float) -> tuple[float, float] | None:
-    """Median rates of the first and the last third (bytes a second), where that lost ``least`` (0 to 1) and more.
+    """Return the median rates of the first and last third (bytes per second) if the loss is above ``least`` (0 to 1).
 
-    What chance makes of two medians does not count.
+    Differences of medians that may be chance do not count.
     """
     rates = [test.bytes_per_s for test in tests if test.outcome == "passed" and test.bytes_per_s is not None]
     third = len(rates) // 3

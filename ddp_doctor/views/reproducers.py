@@ -1,4 +1,4 @@
-"""The smallest test that shows a fault between two ranks, and what the pairs without it reach."""
+"""The smallest test that shows a fault between two ranks, and the rates of the pairs without it."""
 
 from collections.abc import Collection, Sequence
 from statistics import median_high
@@ -9,12 +9,12 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus
 
-#: Bytes each way: large enough that a link's rate decides, and not what it takes to start.
+#: Bytes in each direction: enough that the link's rate matters, not its startup time.
 EXCHANGED_BYTES = 16 << 20
 
 
 def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()) -> Reproducer:
-    """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
+    """Return an exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
     low, high = min(ends), max(ends)
     bad = {(low, high), *sick}
     across = is_across(recording, (low, high))
@@ -36,13 +36,13 @@ def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[
 
 
 def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
-    """Whether two ranks are on different nodes."""
+    """Return True if two ranks are on different nodes."""
     world = recording.world
     return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 
 
 def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
-    """The ranks of the first of these nodes that has several; None where NCCL does not join ranks on any."""
+    """Return a test on the ranks of the first of these nodes with several ranks, or None without such NCCL ranks."""
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
@@ -51,7 +51,7 @@ def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
 
 
 def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Reproducer | None:
-    """An exchange between the ranks that have these two GPUs; None where it is not known which have."""
+    """Return an exchange between the ranks of these two GPUs, or None if the ranks are unknown."""
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
@@ -63,7 +63,7 @@ def between_gpus(recording: Recording, node: int, gpus: tuple[str, str]) -> Repr
 
 
 def between_nodes(recording: Recording) -> Reproducer | None:
-    """An exchange between the first ranks of the first two nodes."""
+    """Return an exchange between the first ranks of the first two nodes."""
     world = recording.world
     if world is None or world.backend != "nccl" or world.nnodes < 2:
         return None
@@ -71,7 +71,7 @@ def between_nodes(recording: Recording) -> Reproducer | None:
 
 
 def everybody(recording: Recording) -> Reproducer | None:
-    """An all-reduce of all ranks, large enough for the rate of the links to show."""
+    """Return an all-reduce of all ranks, large enough to measure the rate of the links."""
     if not recording.on_nccl:
         return None
     return Reproducer(kind="all_reduce", size_bytes=EXCHANGED_BYTES)

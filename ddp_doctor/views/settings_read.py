@@ -1,4 +1,4 @@
-"""The environments as the installed libraries read them, and the values that these misread or refuse."""
+"""The environments as the installed libraries read them, and the values that they misread or refuse."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from ddp_doctor.views.software import nccl_backends, of_the_job
 
 
 def judged(recording: Recording) -> Iterator[FactAt[EnvVars]]:
-    """The environments, without what AMD's RCCL reads where torch is built for ROCm, or torch's other class for NCCL.
+    """Yield the environments without variables of AMD's RCCL (torch for ROCm) or of torch's other class for NCCL.
 
-    RCCL takes NCCL's names and has others that begin so (NCCL_LIBIBVERBS_SO is one), with values and defaults of
-    its own (ROCm's documentation, "RCCL environment variables"); the table is of NVIDIA's NCCL.
+    RCCL reads NCCL's names and has others with the same prefix (NCCL_LIBIBVERBS_SO is one), with its own values and
+    defaults (ROCm's documentation, "RCCL environment variables"). The table is of NVIDIA's NCCL.
     """
     rccl, backends = with_rccl(recording), nccl_backends(recording)
     for node in recording.facts(EnvVars):
@@ -31,19 +31,19 @@ def judged(recording: Recording) -> Iterator[FactAt[EnvVars]]:
 
 
 def read_by_another_backend(name: str, backend: str | None) -> bool:
-    """Whether only torch's other class behind "nccl" reads a variable."""
+    """Return True if only torch's other class for "nccl" reads a variable."""
     known = variables().get(name)
     return known is not None and is_of_another_backend(known, backend)
 
 
 def with_rccl(recording: Recording) -> frozenset[int]:
-    """The nodes whose torch is built for ROCm."""
+    """Return the nodes whose torch is built for ROCm."""
     written = (node.node for node in recording.facts(SettingText) if node.fact.rocm)
     return frozenset(written).union(node.node for node in of_the_job(recording) if node.fact.torch_hip)
 
 
 def installed(recording: Recording) -> Mapping[int, Installed]:
-    """The releases of each node with an environment, which decide which variables are read there."""
+    """Return the releases on each node with an environment, which decide which variables are read there."""
     software = {node.node: node.fact for node in of_the_job(recording)}
     backends = nccl_backends(recording)
     found = {}
@@ -61,20 +61,20 @@ def installed(recording: Recording) -> Mapping[int, Installed]:
 
 @dataclass(frozen=True)
 class MisreadValue:
-    """A value that does not do what it says, or that stops the job."""
+    """A value that does not have the effect it states, or that stops the job."""
 
     variable: Variable
     value: str
     found: Misread
 
     def stops(self, backend: str) -> bool:
-        """Whether a process group of this backend reads it for certain, and ends with it."""
+        """Return True if a process group of this backend certainly reads it and fails because of it."""
         always = ("import torch.distributed", "every process group", f"{backend} process group".lower())
         return self.found.fate != "misread" and (self.variable.read_when or "").lower() in always
 
 
 def misread_values(env: Mapping[str, str], releases: Installed) -> Iterator[MisreadValue]:
-    """The values of one environment that these releases misread or refuse."""
+    """Yield the values of one environment that these releases misread or refuse."""
     for name, value in env.items():
         found = misread(name, value, releases.nccl)
         if found:
@@ -85,7 +85,7 @@ def misread_values(env: Mapping[str, str], releases: Installed) -> Iterator[Misr
 
 
 def has_a_refused_value(recording: Recording) -> bool:
-    """Whether the run's own process group refuses a value on some node (DD122, where it is an error)."""
+    """Return True if the run's own process group refuses a value on some node (DD122 as an error)."""
     backend = recording.world.backend if recording.world else ""
     of_node = installed(recording)
     # Most of thousands of nodes are equal.

@@ -1,9 +1,9 @@
-"""Which nodes are to blame when nodes fall silent: a pure function of what each observer still heard.
+"""Find the cause when nodes stop responding: a pure function of what each observer still received.
 
-Missing heartbeats over the control store show only that two ends do not hear each other. A node alone is named on
-evidence from that node (its kernel answers, its own link is down), on evidence from two independent observers, or
-where it is cut off from all other nodes. Where one end is silent to the other and no more is known, the pair is named.
-A report of another node that reached the recording shows that the two still hear each other.
+Missing heartbeats over the control store show only that two nodes do not receive each other's messages. A node is named
+only on evidence from that node (its kernel answers, its own link is down), on evidence from two independent observers,
+or if it is cut off from all other nodes. If one node is silent to another and nothing more is known, the pair is named.
+A report of another node that reached the recording shows that the two still receive each other's messages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,25 +20,25 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 How = Literal[
     "stopped",  # the blamed node was itself stopped for so long that the others gave it up
     "link-down",  # the blamed node's own interface lost its link
-    "cut-off",  # the blamed node reaches none of several others
-    "frozen",  # its kernel takes connections, its agent does not speak
-    "gone",  # its kernel refuses connections: the agent has ended
-    "store",  # the head's agent answers several others, its control store does not
-    "dark",  # nothing answers there, and several observers agree
-    "one-sided",  # nothing answers, and which end is to blame is open: the pair
-    "path",  # another node still hears it: the path between the observer and it
-    "beats",  # it answers the observer itself; only its beats over the store ceased: a path, or a pause
+    "cut-off",  # the blamed node cannot reach any of several others
+    "frozen",  # its kernel accepts connections, but its agent does not answer
+    "gone",  # its kernel refuses connections: the agent has exited
+    "store",  # the head agent answers several others, its control store does not
+    "dark",  # the node does not answer, and several observers agree
+    "one-sided",  # the node does not answer, and the faulty end is unknown: the pair
+    "path",  # another node still reaches it: the path between the observer and the node
+    "beats",  # it answers the observer directly, only its heartbeats over the store stopped: a path, or a pause
 ]
 
 _NO_ANSWER = ("timed_out", "unreachable")
-#: What another follower must have missed the head for to count; half the time after which it would say so
-#: itself, and well above the gaps of healthy nodes (knowledge/deadlines.py).
+#: How long another follower must have missed the head to count: half the time after which it would report it itself,
+#: and well above the gaps of healthy nodes (knowledge/deadlines.py).
 _HEARD_TOO_LONG_AGO_S = SILENT_S / 2
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Nodes that fell silent for one reason, with what it rests on. ``pairs`` are (observer, silent node)."""
+    """Nodes that stopped responding for one reason, with the evidence. ``pairs`` are (observer, silent node)."""
 
     how: How
     silent: tuple[int, ...]
@@ -48,26 +48,26 @@ class Cause:
 
     @property
     def observers(self) -> tuple[int, ...]:
-        """The nodes that do not hear the silent nodes."""
+        """The nodes that do not receive anything from the silent nodes."""
         return _observers(
             silence for silence in self.seen if silence.fact.answer != "answers" or silence.fact.heartbeat
         )
 
 
 def silent_nodes(recording: Recording) -> frozenset[int]:
-    """Node ranks that fell silent, left before the end, or are cut off: the ranks of others wait for theirs."""
+    """Return the node ranks that stopped responding, left early or are cut off: other nodes' ranks wait for theirs."""
     left = {farewell.fact.node for farewell in farewells(recording)}
     lost = {node for cause in causes(recording) for node in (*cause.silent, *cause.blamed)}
     return frozenset(left | lost)
 
 
 def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
-    """The nodes that left before the end and gave a reason."""
+    """Return the nodes that left before the end and gave a reason."""
     return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 
 def links_lost(recording: Recording, silence: FactAt[SilenceFact]) -> tuple[str, ...]:
-    """The observer's interfaces that led to other hosts and lost their link: a container's veth has no address."""
+    """Return the observer's interfaces to other hosts that lost their link: a container's veth has no address."""
     nodes = recording.world.nodes if recording.world else ()
     known = next((node.addresses for node in nodes if node.node_rank == silence.node), {})
     lost = tuple(name for name in silence.fact.links_down if name != "lo" and not is_own_bridge(name))
@@ -77,7 +77,7 @@ def links_lost(recording: Recording, silence: FactAt[SilenceFact]) -> tuple[str,
 
 
 def leads_out(address: str) -> bool:
-    """Whether other hosts can be met at this address: it is neither loopback nor link-local."""
+    """Return True if other hosts can reach this address: it is neither loopback nor link-local."""
     try:
         ip = ip_address(address.partition("/")[0].partition("%")[0])
     except ValueError:
@@ -90,9 +90,9 @@ def leads_out(address: str) -> bool:
 
 @once_a_recording
 def causes(recording: Recording) -> list[Cause]:
-    """Why nodes fell silent, one entry for each cause."""
+    """Return why nodes stopped responding, one entry per cause."""
     left = {farewell.fact.node for farewell in farewells(recording)}
-    # Whose direct line did not work at the start either: its silence now says nothing new.
+    # The direct connection of these pairs did not work at the start, so their silence is not new evidence.
     blocked = {
         (node.node, peer.node)
         for node in recording.facts(ConnectivityFact)
@@ -118,7 +118,7 @@ def causes(recording: Recording) -> list[Cause]:
 
 
 def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """The cause where the only observer has lost its own link, or no longer reaches several other nodes."""
+    """Return a cause if the only observer lost its own link or no longer reaches several other nodes."""
     observers = _observers(silences)
     if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in silences):
         return None
@@ -132,17 +132,17 @@ def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]
 
 
 def _cause_of(recording: Recording, node: int, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """Why one node is silent to these observers; None where the node is not the cause."""
+    """Return why one node is silent to these observers, or None if the node is not the cause."""
 
     def by(answer: str) -> tuple[int, ...]:
         return _observers(silence for silence in silences if silence.fact.answer == answer)
 
     dark = [silence for silence in silences if silence.fact.answer in _NO_ANSWER]
-    excused = _observers(silence for silence in dark if links_lost(recording, silence))  # whose own link is down
+    excused = _observers(silence for silence in dark if links_lost(recording, silence))  # their own link is down
     deaf = _observers(silence for silence in dark if not links_lost(recording, silence))
     missed = _observers(silence for silence in silences if silence.fact.heartbeat)
     if not missed and not deaf:
-        return None  # it was only asked along the way: it ended because the head was lost
+        return None  # it was only queried as well: it ended because the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(silences))
     gone, frozen = by("refused"), by("silent")
     if by("answers"):
@@ -163,7 +163,7 @@ def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
 
 
 def _without_outvoted(each: Sequence[Cause]) -> list[Cause]:
-    """Dark nodes may be the other half of a split network, unless they are fewer than the nodes that miss them."""
+    """Drop dark nodes unless they are fewer than their observers: they may be the other half of a split network."""
     unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
     silent = {node for cause in unheard for node in cause.silent}
     observers = {observer for cause in unheard for observer in cause.observers}
@@ -173,7 +173,7 @@ def _without_outvoted(each: Sequence[Cause]) -> list[Cause]:
 
 
 def _merged(each: Sequence[Cause]) -> list[Cause]:
-    """One cause for all nodes that fell silent in the same way; a lost link belongs to its own node."""
+    """Return one cause for all nodes that stopped responding in the same way; a lost link belongs to its own node."""
     groups = grouped(((cause.how, cause.blamed if cause.how == "link-down" else ()), cause) for cause in each)
     return [
         Cause(

@@ -1,8 +1,8 @@
-"""The software of the nodes that the rules judge, and where it does not fit together.
+"""The software of the nodes that the rules evaluate, and its mismatches.
 
-For a job that asks for "nccl", torch 2.14 and newer have two classes: nccl2, and nccl-legacy, which older releases
-call nccl. They read different variables, write to different flight recorders and use different words. By default
-2.14 builds the one, 2.15 the other (distributed/distributed_c10d.py, _register_builtin_nccl_backend).
+For a job that requests "nccl", torch 2.14 and newer have two classes: nccl2, and nccl-legacy, which older releases call
+nccl. They read different variables, write to different flight recorders and print different messages. torch 2.14 and
+2.15 have different defaults (distributed/distributed_c10d.py, _register_builtin_nccl_backend).
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 
 
 def of_the_job(recording: Recording) -> list[FactAt[Software]]:
-    """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
+    """Return the facts to evaluate: a prolog runs in root's interpreter, whose torch is not the job's."""
     return [] if recording.command.is_of_root else recording.facts(Software)
 
 
 def with_gpus(recording: Recording) -> list[FactAt[Software]]:
-    """The nodes whose NVIDIA GPUs the job is meant to use."""
+    """Return the nodes whose NVIDIA GPUs the job is meant to use."""
     return [
         software
         for software in of_the_job(recording)
@@ -36,21 +36,21 @@ def with_gpus(recording: Recording) -> list[FactAt[Software]]:
 
 
 def folder_without_backends(fact: Software) -> str | None:
-    """Torch's folder, where it looks for backends that are not to be found (DD210)."""
+    """Return torch's directory if it searches there for backends that do not exist (DD210)."""
     if fact.torch_problem or not fact.torch_looks_backends_up or "gloo" in fact.torch_backends:
         return None
     return fact.torch_folder
 
 
 def nodes_without_backends(recording: Recording) -> frozenset[int]:
-    """The nodes whose torch finds no backend."""
+    """Return the nodes whose torch finds no backend."""
     return frozenset(
         software.node for software in of_the_job(recording) if folder_without_backends(software.fact) is not None
     )
 
 
 def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
-    """The NCCL that torch would load, the one it was built with, the library and torch's CUDA, where they differ."""
+    """Return the NCCL that torch would load, the one it was built with, the library and torch's CUDA if both differ."""
     loaded, needed, library = fact.nccl_loaded, fact.nccl_required_by_torch, fact.nccl_library
     if loaded is None or needed is None or library is None or release(loaded) == release(needed):
         return None
@@ -58,7 +58,7 @@ def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
 
 
 def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
-    """The software of the nodes on which it is no error which NCCL torch would load (DD205)."""
+    """Return the software of the nodes without an error about the NCCL that torch would load (DD205)."""
     others = ((software.node, other_nccl(software.fact)) for software in of_the_job(recording))
     differ = ((node, release(other[0]), release(other[1])) for node, other in others if other is not None)
     wrong = {node for node, loaded, needed in differ if versions.nccl_mismatch(loaded, needed) is Severity.ERROR}
@@ -66,7 +66,7 @@ def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
 
 
 def nodes_load_different_nccls(recording: Recording) -> bool:
-    """Whether nodes of a job on NCCL differ in it, for no fault of one of them (DD550)."""
+    """Return True if nodes of a job on NCCL have different NCCLs and none of them is faulty (DD550)."""
     if not recording.on_nccl or recording.first(ConsistencyFact) is None:
         return False
     loaded = {fact.nccl_loaded for fact in with_the_right_nccl(recording).values()} - {None}
@@ -74,7 +74,7 @@ def nodes_load_different_nccls(recording: Recording) -> bool:
 
 
 def nccl_of_gpu_nodes(recording: Recording) -> list[FactAt[NcclFact]]:
-    """The nodes whose job uses NCCL. A prolog does not know the job's LD_LIBRARY_PATH."""
+    """Return the nodes whose job uses NCCL. A prolog does not know the job's LD_LIBRARY_PATH."""
     nodes = {software.node for software in with_gpus(recording)}
     return [nccl for nccl in recording.facts(NcclFact) if nccl.node in nodes]
 
@@ -85,10 +85,10 @@ SWITCH = "TORCH_DIST_USE_NCCL2"
 
 @once_a_recording
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
-    """The backend by node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
+    """Return the backend by node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
 
-    What the ranks recorded counts first. Without ranks, torch's list of backends and its switch decide. A node is
-    left out where neither is known.
+    The ranks' recordings count first. Without ranks, torch's list of backends and its switch decide. Nodes with neither
+    are omitted.
     """
     environments = {env.node: env.fact.variables for env in recording.facts(EnvVars)}
     found = {}
@@ -103,19 +103,19 @@ def nccl_backends(recording: Recording) -> Mapping[int, str]:
 
 
 def is_for_cpus(recording: Recording) -> bool:
-    """Return whether all known torch builds have neither CUDA nor ROCm."""
+    """Return True if all known torch builds have neither CUDA nor ROCm."""
     torches = [node.fact for node in recording.facts(Software) if node.fact.torch_version]
     return bool(torches) and not any(torch.torch_cuda or torch.torch_hip for torch in torches)
 
 
 def backend_of_ranks(recording: Recording) -> str | None:
-    """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
+    """Return the class of the backend that the ranks recorded, or all if they differ; None without any."""
     ranks = recording.facts(ProcessGroupFact)
     return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
 
 
 def _expected_backend(software: Software, env: Mapping[str, str]) -> str | None:
-    """What "nccl" means, by what torch offers and how it reads its switch."""
+    """Return the class that "nccl" means, by torch's backends and how it reads its switch."""
     if software.torch_looks_backends_up is False:
         return "nccl"
     if "nccl2" not in software.torch_backends or software.torch_nccl2_switch is None:

@@ -1,4 +1,4 @@
-"""What NCCL should use between GPUs and nodes, and what it did use by its log."""
+"""The transports that NCCL should use between GPUs and nodes, and the transports that its log shows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ GpuPair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Expected:
-    """One pair of GPUs: its code, what NCCL should use, and how fast NCCL holds that to be."""
+    """A pair of GPUs: its code, what NCCL should use, and NCCL's estimate of the speed."""
 
     gpus: GpuPair
     code: str
@@ -33,25 +33,25 @@ class Expected:
 
 @dataclass(frozen=True)
 class Used:
-    """What the log says of one pair of GPUs, in the order of its lines, and the ranks on them."""
+    """The log's transports of one pair of GPUs, in the order of its lines, and the ranks on them."""
 
     gpus: GpuPair
     ranks: tuple[int, int]
     transports: tuple[Transport, ...]
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of transport that were set up between the two."""
+        """Return the kinds of transport that were set up between the two."""
         return frozenset(transport.kind for transport in self.transports)
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is known about one node: its matrix, its GPUs, its settings and its version of NCCL."""
+    """The facts about one node: its matrix, its GPUs, its settings and its version of NCCL."""
 
     seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
     node: nccl_paths.Node
-    beside: Mapping[str, float | None] = field(default_factory=dict)  # GB/s of the NIC at a GPU; None: not known
+    beside: Mapping[str, float | None] = field(default_factory=dict)  # GB/s of the NIC at a GPU; None: unknown
 
     @property
     def fact(self) -> TopologyFact:
@@ -59,11 +59,11 @@ class Place:
         return self.seen.fact
 
     def expected(self, node: nccl_paths.Node | None = None) -> Iterator[Expected]:
-        """Each pair, with these settings or, given a ``node``, with others."""
+        """Yield each pair, with the node's settings or the settings of another ``node``."""
         node = node or self.node
         for first, second, code in self.fact.gpu_pairs():
             if {first, second} & set(self.fact.mig_gpus):
-                continue  # a slice has no NVLink, and may be another's
+                continue  # a slice has no NVLink, and may belong to another job
             choice = nccl_paths.choose(node, self._pair(first, second, code))
             yield Expected((first, second), code, choice, self.rate((first, second), code, choice.kind))
 
@@ -73,7 +73,7 @@ class Place:
             for gpu in (first, second)
         ]
         through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second) > 0
-        is_faster: bool | None = False  # the NIC at each of the two, than the link between their sockets
+        is_faster: bool | None = False  # compares the NICs at both GPUs with the link between their sockets
         if nccl_paths.near(nics):
             slowest = link_rates.slowest(self.beside.get(gpu) for gpu in (first, second))
             between = self.rate((first, second), code, "SHM")
@@ -81,7 +81,7 @@ class Place:
         return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, is_faster)
 
     def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
-        """The slowest part of the path, in one direction; None where a part is not known, and for the network."""
+        """Return the rate of the path's slowest part in one direction, or None for the network or unknown parts."""
         if kind == "NET":
             return None
         links = link_codes.nvlinks(code) or nccl_paths.bridged(self.fact.gpus, self.fact.links, *pair)
@@ -95,7 +95,7 @@ class Place:
         return link_rates.through_cpu(slowest, self.fact.cpu_vendor) if through_cpu else slowest
 
     def rate_to_nic(self, gpu: str, nic: str, code: str, port: float | None) -> float | None:
-        """The slowest part of the path from a GPU to a NIC's port; None where a part is not known."""
+        """Return the rate of the slowest part of the path from a GPU to a NIC's port, or None if a part is unknown."""
         parts = [self.slot(gpu), port]
         of_nic = self._pcie_rate(nic)
         if of_nic is not None:
@@ -109,7 +109,7 @@ class Place:
         return link_rates.between_sockets(fact.cpu_vendor, fact.cpu_family, fact.cpu_model, self.node.version)
 
     def _nvlinks_rate(self, name: str, links: int) -> float | None:
-        """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver reports."""
+        """Return the rate of this many NVLinks of a GPU: by its generation, or by the speed that the driver reports."""
         gpu = self.gpus.get(name)
         known = link_rates.nvlink(gpu.compute_capability, links, self.node.version) if gpu else None
         active = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
@@ -117,7 +117,7 @@ class Place:
         return known if known is not None else link_rates.nvlink_of_speed(speed, links)
 
     def slot(self, name: str) -> float | None:
-        """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
+        """Return the rate of a GPU's PCIe slot, from NVML or /sys."""
         gpu = self.gpus.get(name)
         known = link_rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
         return known if known is not None else self._pcie_rate(name)
@@ -129,7 +129,7 @@ class Place:
         return link_rates.pcie(link_rates.pcie_generation(device.link_speed), device.link_width)
 
     def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:
-        """Whether the way through host memory crosses sockets; not known from NVLink's code, but from the affinity."""
+        """Return True if the path through host memory crosses sockets; for NVLink, the NUMA affinity decides."""
         if not link_codes.nvlinks(code):
             return link_codes.crosses_sockets(code)
         first, second = (self.fact.numa_affinity.get(gpu) for gpu in pair)
@@ -138,12 +138,12 @@ class Place:
 
 @dataclass(frozen=True)
 class ToNetwork:
-    """One GPU and the NICs that NCCL takes for it, by the names of their devices.
+    """A GPU and the NICs that NCCL uses for it, by the names of their devices.
 
-    NCCL takes those with the most bandwidth, of these the nearest (src/graph/topo.cc, ncclTopoGetLocal; NCCL 2.21.5 to
-    2.32.3 on planted GPUs, 2026-11-23). Where they are far and another GPU, joined by NVLink, reaches one near it by
-    GPUDirect RDMA, it goes by way of that GPU (PXN, src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs
-    and rate are the other GPU's.
+    NCCL uses the NICs with the most bandwidth, and the nearest of these (src/graph/topo.cc, ncclTopoGetLocal; NCCL
+    2.21.5 to 2.32.3 on planted GPUs, 2026-11-23). If they are far, and another GPU that is joined by NVLink reaches a
+    near NIC by GPUDirect RDMA, NCCL uses that GPU (PXN, src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and
+    NICs and rate are the other GPU's.
     """
 
     gpu: str
@@ -155,13 +155,13 @@ class ToNetwork:
 
     @property
     def nccl_path(self) -> str:
-        """NCCL's word for the way: without GPUDirect RDMA it is by way of the CPU, however near the NIC."""
+        """NCCL's name of the path: without GPUDirect RDMA it crosses the CPU, even if the NIC is near."""
         path = self.code if self.code == "PXN" else link_codes.link_code(self.code).nccl_path
         return "PHB" if path in {"PIX", "PXB"} and self.gpudirect is False else path
 
 
 def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNetwork]]:
-    """The ways that NCCL may go without another GPU, by GPU and NIC."""
+    """Return the paths that NCCL may use without another GPU, by GPU and NIC."""
     fact, rdma = place.fact, next(iter(recording.at(RdmaFact, place.seen.node)), None)
     ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
     kernels = recording.at(KernelFact, place.seen.node)
@@ -184,7 +184,7 @@ def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNe
 
 @once_a_recording
 def places(recording: Recording) -> list[Place]:
-    """The nodes with a matrix, each with what decides its transports."""
+    """Return the nodes with a matrix, each with the values that decide its transports."""
     found = []
     gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
     software = {node.node: node.fact for node in recording.facts(Software)}
@@ -198,7 +198,7 @@ def places(recording: Recording) -> list[Place]:
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
         used = len(matrix.fact.job_gpus or matrix.fact.gpus)
         if recording.world is not None and recording.on_nccl and recording.trials:
-            used = len(recording.world.ranks_of(matrix.node))  # NCCL sees those of the job's ranks alone
+            used = len(recording.world.ranks_of(matrix.node))  # NCCL sees only the GPUs of the job's ranks
         node = nccl_paths.Node(
             gpus=used, cpu_vendor=matrix.fact.cpu_vendor, version=release(version) if version else (), settings=settings
         )
@@ -208,7 +208,7 @@ def places(recording: Recording) -> list[Place]:
 
 
 def _nic_rate_beside_gpus(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[str, float | None]:
-    """GB/s of the fastest NIC within PXB that reaches each GPU's memory; None where that is not known."""
+    """Return GB/s of the fastest NIC within PXB that reaches each GPU's memory; None if unknown."""
     found: dict[str, float | None] = {}
     for gpu, nics in ways.items():
         near = [way for way in nics.values() if link_codes.allowed(way.nccl_path, "PXB")]
@@ -219,14 +219,14 @@ def _nic_rate_beside_gpus(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[s
 
 @once_a_recording
 def first_trial(recording: Recording) -> TrialRecord | None:
-    """The first trial with transports; further ones may try other settings."""
+    """Return the first trial with transports; later ones may test other settings."""
     over_nccl = (trial for trial in recording.trials if trial.backend == "nccl" and trial.launcher == "forkserver")
     return next((trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None)
 
 
 @once_a_recording
 def texts(recording: Recording) -> Mapping[int, str]:
-    """NCCL's log on each node in the first trial with transports."""
+    """Return NCCL's log on each node in the first trial with transports."""
     trial = first_trial(recording)
     tails = grouped((rank.node, rank.output_tail) for rank in (trial.evidence if trial else ()))
     return {node: "\n".join(logs) for node, logs in tails.items()}
@@ -234,20 +234,20 @@ def texts(recording: Recording) -> Mapping[int, str]:
 
 @once_a_recording
 def log_of(recording: Recording, node: int) -> NcclTransportFact:
-    """What NCCL logged on one node."""
+    """Return the transports that NCCL logged on one node."""
     return parse_nccl_log(texts(recording).get(node, ""))
 
 
 def only_p2p(recording: Recording, node: int) -> bool:
-    """Whether the log of a node has no other transport; found without parsing it all, for thousands of nodes."""
+    """Return True if the log of a node has no other transport, without parsing the logs of thousands of nodes."""
     text = texts(recording).get(node, "")
     return not any(words in text for words in (" via SHM", " via direct shared", " via NET"))
 
 
 def used_within(recording: Recording, place: Place) -> list[Used]:
-    """What the log says of the pairs of GPUs of one node, where it is clear which ranks have which."""
+    """Return the log's transports between GPUs of one node, if it is clear which ranks have which GPUs."""
     trial, log = first_trial(recording), log_of(recording, place.seen.node)
-    # A communicator that is not of all ranks numbers its ranks anew.
+    # A communicator without all ranks has its own numbers of ranks.
     if trial is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
         return []
     numbers = numbers_of_gpus(recording, trial, log, place.seen.node)
@@ -262,7 +262,7 @@ def used_within(recording: Recording, place: Place) -> list[Used]:
 
 
 def numbers_of_gpus(recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int) -> dict[int, int]:
-    """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
+    """Return NVML's index of the GPU of each rank of a node: by its UUID, or from the brackets in the log."""
     printed: dict[int, set[int]] = {}
     for transport in log.transports:
         ends = ((transport.from_rank, transport.from_gpu), (transport.to_rank, transport.to_gpu))
@@ -278,7 +278,7 @@ def numbers_of_gpus(recording: Recording, trial: TrialRecord, log: NcclTransport
 
 
 def _pair(fact: TopologyFact, first: int | None, second: int | None) -> GpuPair | None:
-    """The columns of two GPUs, the lower number first."""
+    """Return the columns of two GPUs, the lower number first."""
     if first is None or second is None or first == second:
         return None
     names = (f"GPU{min(first, second)}", f"GPU{max(first, second)}")
