@@ -1,4 +1,4 @@
-"""What ran where, and the versions; nodes are told apart where they differ.
+"""The command, time, nodes and versions of a run; differing nodes are listed separately.
 
 nodes    node1 and node2: 16 ranks, nccl
 torch    2.15.0+cu130 on node1; 2.13.0+cu130 on node2
@@ -14,7 +14,7 @@ from ddp_doctor.wording.nodes import host, name_list
 
 
 def lines(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
-    """Name and text of each."""
+    """Yield the name and text of each line."""
     yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
     job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
     yield "when", f"{report.started_at}, {report.duration_s:.1f} s{job}"

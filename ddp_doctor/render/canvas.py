@@ -1,4 +1,4 @@
-"""What pictures are drawn on: elements of SVG, with colors by class for light and dark."""
+"""A canvas for pictures: SVG elements, with colors by class for light and dark."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _FONT = "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif
 
 
 class Canvas:
-    """Elements of SVG in the order in which they are drawn, every text escaped.
+    """Elements of SVG in drawing order, with every text escaped.
 
     ``name`` is the class of the picture, ``colors`` the rules of each class within it: in light, and in dark.
     """
@@ -21,7 +21,7 @@ class Canvas:
         self.elements: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0) -> None:
-        """A rectangle of class ``name``."""
+        """Draw a rectangle of class ``name``."""
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         self.elements.append(f'<rect class="{name}" {place} rx="{radius:g}"/>')
 
@@ -37,32 +37,32 @@ class Canvas:
         bold: bool = False,
         turned: int = 0,
     ) -> None:
-        """One line of text, whatever it holds, turned by so many degrees."""
+        """Draw one line of any text, rotated by ``turned`` degrees."""
         weight = ' font-weight="600"' if bold else ""
         weight += f' transform="rotate({turned} {x:.1f} {y:.1f})"' if turned else ""
         place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}"{weight}'
         self.elements.append(f'<text class="{name}" {place}>{escape(plain(text))}</text>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, name: str) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
         self.elements.append(f'<line class="{name}" {ends}/>')
 
     def arc(self, x1: float, x2: float, y: float, depth: float, name: str, *, width: float) -> None:
-        """A bow that hangs from two points of one height."""
+        """Draw an arc below two points of the same height."""
         low = y + depth
         path = f"M{x1:.1f},{y:.1f} C{x1:.1f},{low:.1f} {x2:.1f},{low:.1f} {x2:.1f},{y:.1f}"
         self.elements.append(f'<path class="{name}" d="{path}" style="stroke-width:{width:g}"/>')
 
     @contextmanager
     def group(self, tooltip: str) -> Iterator[None]:
-        """What is drawn in this block shows ``tooltip`` under the pointer."""
+        """Show ``tooltip`` under the pointer for the elements drawn in this block."""
         self.elements.append(f"<g><title>{escape(plain(tooltip))}</title>")
         yield
         self.elements.append("</g>")
 
     def document(self, width: float, height: float, label: str, description: str = "") -> str:
-        """The whole picture as one <svg> element, which is also a complete file."""
+        """Return the complete picture as one <svg> element, which is also a complete file."""
         light, dark = (
             "".join(f".{self.name} .{name}{{{rules[scheme]}}}" for name, rules in self.colors.items())
             for scheme in (0, 1)

@@ -28,7 +28,7 @@ from ddp_doctor.render.text import one_line, plain
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: The JSON report has the whole of a longer reason.
+#: Maximum length; the JSON report has the full reason.
 _LONGEST_REASON = 160
 #: Less prints as 0.00 s.
 _SHORTEST_S = 0.005
@@ -86,7 +86,7 @@ def lines(report: Report, recording: Recording, width: int | None, *, each: bool
 
 
 def _skipped_in_healthy_run(report: Report) -> list[CheckResult]:
-    """The skipped checks, which one count stands for; empty unless the verdict is healthy."""
+    """Return the skipped checks, which are shown as one count; empty unless the verdict is healthy."""
     if report.verdict is not Verdict.HEALTHY:
         return []
     return [check for check in report.checks if check.status is CheckStatus.SKIPPED and check.reason != NOT_SELECTED]

@@ -28,7 +28,7 @@ def change(name: str, value: float, median: float) -> str:
 
 
 def beside(recording: Recording, *, each: bool) -> Table | None:
-    """Return what was measured compared with a baseline, the slowest first, and what was not compared; or None.
+    """Return a table of measurements compared with a baseline, slowest first, and of omitted ones, or None.
 
     If ``each`` is False, the table has only the first rows.
     """
@@ -44,7 +44,7 @@ def beside(recording: Recording, *, each: bool) -> Table | None:
     for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median)):
         gpu = "" if held.gpu is None else f", GPU {held.gpu}"
         usual = noise(held.name, held.median, held.mad)
-        much = "all" if usual >= 1 else f"{100 * usual:.0f}%"  # all: too much to tell
+        much = "all" if usual >= 1 else f"{100 * usual:.0f}%"  # all: too much to compare
         rows.append(
             (
                 in_words(held.name, held.labels),
@@ -84,7 +84,7 @@ def _traces(fact: TracesFact) -> Table:
 
 
 def _of_side(side: TracedSide) -> str:
-    """``2 ranks, 5 steps, 256 samples per rank, NVIDIA H100 80GB HBM3``."""
+    """Return ``2 ranks, 5 steps, 256 samples per rank, NVIDIA H100 80GB HBM3``."""
     samples = f"{side.samples:g} samples per rank" if side.samples else ""
     counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((side.ranks, "rank"), (side.steps, "step"))]
     return ", ".join(filter(None, (*counts, samples, *side.gpus, side.problem)))

@@ -1,4 +1,4 @@
-"""Writing outputs whole: a temporary file beside the target, then a rename."""
+"""Write outputs atomically: to a temporary file next to the target, which is then renamed."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ class CannotWrite(Exception):
 
 
 def require_writable(target: str) -> None:
-    """Try what ``write`` would do, and leave nothing behind. Raises CannotWrite."""
+    """Check that ``write`` would work, without leaving files behind. Raises CannotWrite."""
     path = Path(target)
     if target == "-":
         return
@@ -35,7 +35,7 @@ def require_writable(target: str) -> None:
 
 
 def write(target: str, text: str, *, mode: int | None = None) -> None:
-    """Write ``text`` to a path, or to stdout for ``-``; ``mode`` None: as the umask says. Raises CannotWrite."""
+    """Write ``text`` to a path, or to stdout for ``-``; ``mode`` None: by the umask. Raises CannotWrite."""
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -47,7 +47,7 @@ def show(report: Report, form: OutputFormat, out: Console) -> None:
 
 
 def concise(finding: Finding) -> str:
-    """The place, the severity, the rule and the title."""
+    """Return the place, the severity, the rule and the title."""
     where = f"{finding.path}:{finding.line}:{finding.column}: " if isinstance(finding, Placed) else ""
     return one_line(f"{where}{finding.severity.value} {finding.code} {finding.title}")
 
@@ -78,7 +78,7 @@ def sentences(finding: Finding) -> Iterator[str]:
 
 
 def _escaped(text: str, also: str = "") -> str:
-    """The text with what would end the command, or one of its properties, as GitHub's runner reads it back."""
+    """Return the text with characters escaped that would end the command or a property, for GitHub's runner."""
     for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -15,9 +15,9 @@ from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import first_names, name_list
 from ddp_doctor.wording.proofs import NO_GAIN, SAID_ALREADY, SLOWER, in_force
 
-#: A screen has room for no more; rules group equal things, and the JSON report holds all.
+#: Maximum number of lines on a screen; rules group equal things, and the JSON report has all.
 _MOST_EVIDENCE = 24
-#: Of settings that differ between nodes.
+#: Maximum number of settings that differ between nodes.
 _MOST_VALUES = 8
 
 
@@ -32,7 +32,7 @@ class Line:
 
 
 def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Line]:
-    """All of a finding but its title; ``cause`` is what else is known where it is why a job failed."""
+    """Yield all lines of a finding except its title; ``cause`` has the cause of a failed job, if the finding is one."""
     if names := absent(finding):
         yield Line(f"No answer from: {one_line(first_names(names, _MOST_EVIDENCE))}", hang=2)
     if finding.detail:
@@ -49,12 +49,12 @@ def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Lin
 
 
 def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
-    """What to do next to prove it, where it is, and what becomes of the same job started again."""
-    to_read = cause.next_check.startswith("ddp-doctor lint")  # the line, also of what is proved
+    """Yield the next step to prove the cause, its domain, and the effect of a restart."""
+    to_read = cause.next_check.startswith("ddp-doctor lint")  # the line of code, which is also shown for proved causes
     if cause.next_check and (to_read or cause.confidence is not Confidence.PROVED):
         yield Line(f"Next step: {one_line(cause.next_check)}", hang=2)
     sentence = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
-    if sentence and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
+    if sentence and cause.confidence is not Confidence.POSSIBLE:  # both are unknown for a guess
         yield Line(sentence, hang=2)
 
 
@@ -84,13 +84,13 @@ def cause_of(report: Report, finding: Finding) -> JobCauseReport | None:
 
 
 def absent(finding: Finding) -> list[str]:
-    """The missing nodes that the title does not name."""
+    """Return the missing nodes that the title does not name."""
     names = [node.node or f"node rank {node.node_rank}" for node in finding.missing]
     return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", finding.title)]
 
 
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
-    """What was measured; repeated lines once, with their number."""
+    """Yield the measurements; repeated lines once, with their number."""
     shown, left = evidence[:_MOST_EVIDENCE], len(evidence) - _MOST_EVIDENCE
     source = ""
     for text, same in groupby(shown, _measured):
@@ -116,8 +116,8 @@ def _amount(item: Evidence, value: float) -> str:
 
 
 def remedy_lines(remedy: Remedy) -> Iterator[Line]:
-    """The remedy with its exact lines to paste, its cost and the way back."""
-    if remedy.proof.status == "disproved":  # nothing to paste: it must not be taken
+    """Yield the fix with its exact lines to paste, its cost and how to undo it."""
+    if remedy.proof.status == "disproved":  # nothing to paste: it must not be used
         yield Line(f"Not a fix: {one_line(remedy.summary)}", hang=2)
         yield Line(_proof(remedy), indent=4, hang=2)
         return
@@ -135,7 +135,7 @@ def remedy_lines(remedy: Remedy) -> Iterator[Line]:
 
 
 def _proof(remedy: Remedy) -> str:
-    """``Proved: NCCL_SOCKET_IFNAME=eth1: 390 MB/s -> 1.18 GB/s``, or why there is no proof."""
+    """Return ``Proved: NCCL_SOCKET_IFNAME=eth1: 390 MB/s -> 1.18 GB/s``, or why there is no proof."""
     proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
         words = "Tested, slower" if reason == SLOWER else _TESTED[proof.status]
@@ -149,7 +149,7 @@ _TESTED = {"proved": "Proved", "disproved": "Tested, no effect", "not_tried": "T
 
 
 def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
-    """The lines for a shell, one for each value; behind it the nodes, where it is not for all."""
+    """Yield the shell lines, one per value, followed by its nodes if it is not for all."""
     hosts: dict[tuple[str, str | None], list[str]] = {}
     for setting in settings:
         value = None if setting.action == "unset" else setting.value or ""

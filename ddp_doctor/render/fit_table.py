@@ -26,13 +26,13 @@ from ddp_doctor.views.fit import NO_TIME, size
 from ddp_doctor.wording.nodes import name_list
 
 _TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\nper step", "batch\nup to")
-#: Samples, beyond which the number tells nothing more.
+#: Samples; larger numbers are shown as more than this.
 _MANY = 9999
 _FITS = {True: "yes", False: "no", None: "?"}
 
 
 def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
-    """Yield all strategies with what was measured; nothing if nothing was estimated."""
+    """Yield the table of all strategies with their measurements; no table without estimates."""
     fact = recording.first(FitFact)
     if fact is None:
         return

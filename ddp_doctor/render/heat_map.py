@@ -22,15 +22,15 @@ from ddp_doctor.render.text import amount, one_line
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: More ends than this are no grid that a person reads: then nodes stand for their ranks.
+#: With more ends than this a grid is unreadable: then it has nodes instead of ranks.
 _MOST_ENDS = 32
-#: Up to so many ends a cell has room for its number; on a screen, and in a picture.
+#: With up to this many ends a cell has room for its number; on a screen, and in a picture.
 _NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
-#: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no color.
+#: Shares of the typical rate at which a cell becomes lighter, and the marks of slower cells without color.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 _MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
 _TITLE, _WITHIN, _ACROSS = "Bandwidth from the row to the column", "within a node", "across nodes"
-#: Of the median; slower grids are told in MB/s.
+#: Minimum median; slower grids are shown in MB/s.
 _LEAST_IN_GB_PER_S = 1e8
 
 _Pair = tuple[int, int]
@@ -51,42 +51,42 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One grid in bytes a second; ``values`` are by row and column, ``labels`` by end."""
+    """A grid of rates in bytes per second; ``values`` are by row and column, ``labels`` by end."""
 
     title: str
     values: _Pairs
     labels: Mapping[int, str]
     kinds: Mapping[_Pair, str]
-    typical: Mapping[str, float]  # by kind; without those that are not judged
+    typical: Mapping[str, float]  # by kind; without kinds that are not evaluated
     notes: tuple[str, ...] = ()
-    shown: str = ""  # which ends are, where not all
+    shown: str = ""  # the note on which ends are shown, if not all
 
     @property
     def of(self) -> tuple[str, float]:
-        """The unit of its numbers, and what they are divided by."""
+        """The unit of its numbers, and their divisor."""
         return ("GB/s", 1e9) if median(self.values.values()) >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
 
     def share(self, pair: _Pair) -> float:
-        """Of what is typical of its kind; what is not judged is as usual."""
+        """Return the rate as a share of the typical rate of its kind; 1.0 for kinds that are not evaluated."""
         typical = self.typical.get(self.kinds[pair])
         return self.values[pair] / typical if typical else 1.0
 
     def shade(self, pair: _Pair) -> int:
-        """0 for what is worst beside the typical rate, 3 for what is as usual."""
+        """Return 0 for the worst rates compared with the typical rate, up to 3 for normal ones."""
         return sum(self.share(pair) >= least for least in _SHADES)
 
     def number(self, pair: _Pair) -> str:
-        """In the map's unit."""
+        """Return the rate in the map's unit."""
         return f"{self.values[pair] / self.of[1]:.3g}"
 
     def words(self, pair: _Pair) -> str:
-        """``node1 to node3: 11.84 MB/s``."""
+        """Return ``node1 to node3: 11.84 MB/s``."""
         row, column = (self.labels[end] for end in pair)
         name = "rank {}" if row.isdigit() else "{}"
         return f"{name.format(row)} to {name.format(column)}: {amount(self.values[pair], 'B/s')}"
 
     def sentences(self, third: str, two_thirds: str) -> Iterator[str]:
-        """What is to be read below the grid, with the marks of this drawing."""
+        """Yield the sentences below the grid, with the marks of this drawing."""
         worst = min(self.values, key=lambda pair: (self.share(pair), self.values[pair]))
         rates = [f"{amount(rate, 'B/s')}{f' {kind}' * (len(self.typical) > 1)}" for kind, rate in self.typical.items()]
         usual = f"the typical rate, {' and '.join(rates)}"
@@ -102,7 +102,7 @@ class HeatMap:
 
 
 def heat_maps(report: Report) -> Iterator[HeatMap]:
-    """What ranks sent each other, and what nodes sent each other."""
+    """Yield the grid between ranks and the grid between nodes."""
     one_way = _pairs(report, "p2p_one_way", "rank")
     if not one_way:  # an older recording, of exchanges
         one_way = _pairs(report, "p2p_bandwidth", "rank")
@@ -121,7 +121,7 @@ def _pairs(report: Report, name: str, end: str) -> dict[_Pair, float]:
 
 
 def _left_out(report: Report) -> Iterator[str]:
-    """What was not measured, and what pairs lose while others move data."""
+    """Yield notes on pairs that were not measured, and on the loss while other pairs move data."""
     of = {measurement.name: f"{measurement.value:g}" for measurement in report.measurements}
     if left := of.get("p2p_not_measured"):
         yield f"Not measured because time ran out: {left} pair{'s' * (left != '1')}."
@@ -135,7 +135,7 @@ def _left_out(report: Report) -> Iterator[str]:
 
 
 def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
-    """Between ranks; of many, the worst between ranks of each two nodes."""
+    """Return the grid between ranks; with many ranks, the worst pair of ranks per pair of nodes."""
     world, ranks = report.world, {rank for ends in pairs for rank in ends}
     node_of: Callable[[int], int] = world.node_of if world else lambda _: 0
     by_node = len(ranks) > _MOST_ENDS and world is not None and world.nnodes > 1
@@ -165,7 +165,7 @@ def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
 
 
 def _readable(heat: HeatMap) -> HeatMap:
-    """With names of one line, in order; of many ends those with the worst pairs."""
+    """Return the grid with one-line names in order; with many ends, only the ends with the worst pairs."""
     ends, shown = sorted(heat.labels), ""
     if len(ends) > _MOST_ENDS:
         shown = f"Only the {_MOST_ENDS} of {len(ends)} with the worst pairs are shown."
@@ -180,7 +180,7 @@ def _readable(heat: HeatMap) -> HeatMap:
 
 
 def lines(heat: HeatMap, width: int | None) -> list[str]:
-    """The grid in plain ASCII: numbers, or a letter for each of many ends, whose usual rows are left out."""
+    """Return the grid in plain ASCII: numbers, or letters if it has many ends, then without its normal rows."""
     ends = list(heat.labels)
     if len(ends) <= _NUMBERS_ON_SCREEN:
         rows = [["", *(heat.labels[end] for end in ends)]]
@@ -208,7 +208,7 @@ def _cell(heat: HeatMap, pair: _Pair) -> str:
 
 
 def styled(line: str) -> "Text":
-    """The same line with what is slow in color; a pipe or NO_COLOR takes it off again."""
+    """Return the line with slow values in color; a pipe or NO_COLOR removes it."""
     from rich.text import Text
 
     text = Text(line)

@@ -1,6 +1,7 @@
-"""Hosts to use and hosts to leave out, one a line, as mpirun, ``--hostfile`` and ``srun --exclude=./FILE`` read them.
+"""Lists of hosts to use or exclude, one per line, as mpirun, ``--hostfile`` and ``srun --exclude=./FILE`` read them.
 
-A host may be on neither: of two ends of a bad link nobody knows whose it is, and one that did not come was not tested.
+A host may be in neither list: for a bad link it is unknown which end is faulty, and a host that did not come was not
+tested.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.text import one_line
 
-#: What is to blame on a host. A setting or a file is mostly the job's own, and would be so on other hosts.
+#: Culprits that belong to a host. A setting or a file usually belongs to the job, on any host.
 _OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
 
 
@@ -32,7 +33,7 @@ def _is_of_runs(recording: Recording) -> bool:
 
 
 def _tested(recording: Recording) -> set[int]:
-    """The nodes that ranks or groups tested to the end, where some fault was found."""
+    """Return the nodes that ranks or groups tested to the end although a fault was found."""
     if recording.interrupted:
         return set()
     to_the_end = all(trial.outcome == "finished" for trial in recording.trials)
@@ -62,7 +63,7 @@ def _blamed(report: Report, recording: Recording) -> Iterator[str]:
 
 
 def _name(report: Report, node_rank: int | None, hostname: str) -> str:
-    """As who started the nodes calls it: SLURM's name of a node may be another than its own."""
+    """Return the name that the launcher uses: SLURM's name of a node may differ from its own."""
     expected = report.world.expected_hosts if report.world is not None and node_rank is not None else ()
     return expected[node_rank] if node_rank is not None and node_rank < len(expected) else hostname
 

@@ -1,7 +1,7 @@
-"""JUnit XML, which continuous integration shows: of a run a test case for each check.
+"""JUnit XML for continuous integration: a test case for each check of a run.
 
-A finding below ``--fail-on`` is no failure: it is part of the output of its case. A check that gave no result is an
-error, and so is a verdict that no other case tells of: the suite passes where the verdict is healthy, and nowhere else.
+A finding below ``--fail-on`` is not a failure but part of the output of its case. A check without a result is an error.
+So is a verdict that no other case shows: the suite passes only if the verdict is healthy or degraded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ from ddp_doctor.render.text import plain
 
 @dataclass(frozen=True)
 class Case:
-    """One test case: a failure by its findings at or above ``fail_on``, else an error, else skipped, else passed."""
+    """A test case: a failure by its findings at or above ``fail_on``; otherwise an error, skipped or passed."""
 
     name: str
     findings: Sequence[Finding]
     fail_on: FailOn
-    error: str | None = None  # why it gave no result
-    skipped: str | None = None  # why it was not made
+    error: str | None = None  # why it has no result
+    skipped: str | None = None  # why it did not run
     duration_s: float = 0.0
 
     @property
@@ -34,12 +34,12 @@ class Case:
 
 
 def render(report: Report, recording: Recording) -> str:
-    """The report of a run."""
+    """Return the report of a run."""
     return document("ddp-doctor run", list(_cases(report, recording.options.fail_on)), report.duration_s)
 
 
 def document(name: str, cases: Sequence[Case], duration_s: float) -> str:
-    """One suite of these cases."""
+    """Return a suite of these cases."""
     suite = ET.Element("testsuite", name=name, tests=str(len(cases)))
     for case in cases:
         element = ET.SubElement(suite, "testcase", classname=name.replace(" ", "."), name=plain(case.name))
@@ -68,7 +68,7 @@ def _text(findings: Sequence[Finding]) -> str:
 
 
 def _cases(report: Report, fail_on: FailOn) -> Iterator[Case]:
-    """One for each check, and one for what belongs to none of them."""
+    """Yield a case for each check, and one for the findings without a check."""
     by_check: dict[str, list[Finding]] = {check.id: [] for check in report.checks}
     elsewhere: list[Finding] = []
     for finding in report.findings:

@@ -1,6 +1,6 @@
-"""Text at the width of a terminal: sentences are broken between words, tables fold. Elsewhere nothing is broken.
+"""Lay out text at the width of a terminal: sentences break between words, and tables fold. Other outputs do not break.
 
-A table that is too wide has its last column broken, or else each row as a sentence of its titles and cells:
+If a table is too wide, its last column is broken, or each row becomes a sentence of its titles and cells:
 
 rank 0, GPU 4, matmul 702.4 TFLOP/s,
     copy 2541.0 GB/s
@@ -16,21 +16,21 @@ from ddp_doctor.render.screen import Console
 
 #: A terminal of fewer columns breaks lines itself.
 _NARROWEST = 12
-#: Columns that a last column needs to be broken within.
+#: Minimum width of a last column to be broken.
 _LEAST = 24
 
 
-#: The blank between a number and its unit, an option and its value.
+#: The space between a number and its unit, or an option and its value.
 _TOGETHER = re.compile(r"(?<=\d) (?=(?:[mu]?s|[KMGT]iB|B|[kMG]B/s|Gb/s|%)(?!\w))|(?<=--level|-budget) (?=\w)")
 
 
 def width_of(out: Console) -> int | None:
-    """Columns of a terminal; None elsewhere, also for a terminal that says it has next to none."""
+    """Return the columns of a terminal, or None for other outputs and for terminals that report almost none."""
     return out.width if out.is_terminal and out.width >= _NARROWEST else None
 
 
 def folded(text: str, width: int | None, *, indent: int = 0, hang: int = 0) -> str:
-    """``text`` at its indent, broken between words, never within; further lines begin ``hang`` further in."""
+    """Return ``text`` at its indent, broken only between words; further lines begin ``hang`` further in."""
     first = " " * indent
     if width is None or width < _NARROWEST:
         return first + text.replace("\xa0", " ")
@@ -46,13 +46,13 @@ def folded(text: str, width: int | None, *, indent: int = 0, hang: int = 0) -> s
 
 
 def command(text: str, width: int | None, *, indent: int) -> str:
-    """A command at its indent; one that is too wide goes on below, as a shell reads it, its comment stands above."""
+    """Return a command at its indent; if it is too wide, it is continued as in a shell, with its comment above."""
     line = " " * indent + text
     if width is None or len(line) <= width:
         return line
     command, _, comment = text.partition("   # ")
     words = _SHELL_WORD.findall(command)
-    if " ".join(words) != command or "#" in words:  # it is no line of words alone, so it stays whole
+    if " ".join(words) != command or "#" in words:  # it has more than words, so it stays on one line
         return line
     above = [folded(f"# {comment}", width, indent=indent).replace("\n", "\n# ")] if comment else []
     lines = fill(
@@ -66,22 +66,22 @@ def command(text: str, width: int | None, *, indent: int) -> str:
     return "\n".join((*above, lines.replace("\n", " \\\n").replace("\xa0", " ")))
 
 
-#: What a shell takes for one word, also with quoted blanks in it.
+#: One word of a shell, including quoted spaces.
 _SHELL_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below their titles; ``right`` are the columns of numbers. It may be without rows, for its notes."""
+    """Rows of cells below their titles; ``right`` are the columns of numbers. May have only notes."""
 
     titles: tuple[str, ...] = ()  # of one line or of several
     rows: Sequence[tuple[str, ...]] = ()
     right: Container[int] = ()
-    caption: str = ""  # what it is of
-    notes: tuple[str, ...] = ()  # what else is to be said
+    caption: str = ""  # the subject of the table
+    notes: tuple[str, ...] = ()  # lines below the table
 
     def lines(self, width: int | None) -> list[str]:
-        """All of it for a screen, the caption first; without titles where each row is a sentence."""
+        """Return all lines for a screen, the caption first; without titles if each row is a sentence."""
         titles, rows = self.parts(width)
         return [
             *([folded(self.caption, width, indent=1)] if self.caption else []),
@@ -91,7 +91,7 @@ class Table:
         ]
 
     def parts(self, width: int | None) -> tuple[list[str], list[str]]:
-        """The lines of the titles, and a text for each row."""
+        """Return the lines of the titles, and a text for each row."""
         if not self.titles:
             return [], []
         titles = list(zip_longest(*(title.split("\n") for title in self.titles), fillvalue=""))
@@ -106,7 +106,7 @@ class Table:
         return lines[: len(titles)], lines[len(titles) :]
 
     def without_empty_columns(self) -> "Table":
-        """The first column, and those in which some row has anything; where another has nothing there is a dash."""
+        """Return the table with its first column and all columns that are not empty; empty cells get a dash."""
         kept = [column for column in range(len(self.titles)) if column == 0 or any(row[column] for row in self.rows)]
         rows = [tuple(row[column] or "-" for column in kept) for row in self.rows]
         return Table(tuple(self.titles[column] for column in kept), rows)
@@ -127,7 +127,7 @@ class Table:
 
 
 def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Cells below each other, titles first; columns that do not fit stand below, each part with the first column."""
+    """Return rows of cells, titles first; columns that do not fit follow below, again with the first column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     parts: list[list[int]] = [[]]
     room = (width or 0) - widths[0]

@@ -1,7 +1,7 @@
 r"""The report as Markdown for a ticket: findings, versions, tables, and the details folded.
 
-Names and messages come from anywhere, and a ticket must show them and do nothing else: no HTML, no link, picture, table
-cell or code that ends early, and nobody who is told of an @name. What looks like a credential is left out.
+Names and messages come from anywhere, and a ticket must only show them: they must not produce HTML, links, pictures,
+table cells or an early end of code, and no @name must be notified. Anything that looks like a credential is omitted.
 
     node|1 <img src=x>   becomes   node\|1 &lt;img src=x>
 """
@@ -21,16 +21,16 @@ from ddp_doctor.render import about, findings, fit_table, tables
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
-#: Everywhere a mark of Markdown; < and & may begin HTML, $ mathematics.
+#: Special in Markdown at any place; < and & may begin HTML, $ mathematics.
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
-#: Would begin a list, a heading or a rule at the start of a line.
+#: Special at the start of a line: a list, a heading or a rule.
 _STARTS = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+=#>]))")
-#: Where it is shown, GitHub and GitLab would tell somebody, or link to another issue.
+#: GitHub and GitLab would notify a user or link to another issue.
 _CALLS = re.compile(r"@|[#!]\d")
 
 
 def render(report: Report, recording: Recording) -> str:
-    """The whole block, ending in a newline."""
+    """Return the complete block, ending in a newline."""
     blocks = [f"### ddp-doctor: {_text(report.summary)}"]
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
     blocks += [_table(("", ""), about.lines(report, recording))]
@@ -94,14 +94,14 @@ def _folded(title: str, blocks: Sequence[str]) -> str:
 
 
 def _fence(text: str) -> str:
-    """Text as it is; the fence is longer than any in it."""
+    """Return the text as a code block; the fence is longer than any in the text."""
     lines = "\n".join(KEPT_BACK if looks_like_credential(line) else line for line in plain(text).splitlines())
     marks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", lines))])
     return f"{marks}text\n{lines}\n{marks}"
 
 
 def _text(text: str) -> str:
-    """Text from anywhere on one line, every mark of Markdown and HTML as itself."""
+    """Return foreign text on one line, with every mark of Markdown and HTML escaped."""
     line = one_line(text)
     if looks_like_credential(line):
         return KEPT_BACK
@@ -115,7 +115,7 @@ def _escaped(text: str) -> str:
 
 
 def _code(word: str) -> str:
-    """A word as code, in which nothing is escaped but the pipe, which ends a cell of a table."""
+    """Return a word as code, where only the pipe is escaped, because it ends a cell of a table."""
     marks = "`" * (1 + max((len(run) for run in re.findall("`+", word)), default=0))
     space = " " if "`" in word else ""
     return f"{marks}{space}{word.replace('|', chr(92) + '|')}{space}{marks}"

@@ -1,4 +1,4 @@
-r"""The settings that a report hands over, in the forms that people paste.
+r"""The settings that a report recommends, in the forms that users paste.
 
     docker_args      --shm-size=2g -e NCCL_SOCKET_IFNAME=eth1
     torchrun_args    env -u NCCL_SOCKT_IFNAME NCCL_SOCKET_IFNAME=eth1 torchrun
@@ -6,10 +6,10 @@ r"""The settings that a report hands over, in the forms that people paste.
                        - name: NCCL_IB_HCA
                          value: "=mlx5_0:1"
 
-Above it are comments: why, and what cannot be part of it. That is one line or one list for all hosts. Lines of a
-shell, to ``source`` in bash, dash or zsh, and those for SLURM tell hosts apart. In them a candidate that was not tried
-is a comment: in a healthy job it could do harm. srun hands the environment of the batch script to all tasks, so there
-a value that differs by host travels in one variable of text, which each task evaluates.
+Above each form are comments: the reasons, and what the form cannot contain. These forms are one line or list for all
+hosts. Lines for a shell (to ``source`` in bash, dash or zsh) and for SLURM distinguish hosts. In them a candidate that
+was not tested is a comment, because it could harm a healthy job. srun passes the environment of the batch script to all
+tasks, so a value that differs by host is in one variable of text, which each task evaluates.
 """
 
 import json
@@ -23,8 +23,8 @@ from ddp_doctor.render import shell
 from ddp_doctor.wording.nodes import name_list
 
 _MOST_VALUES = 8
-#: Variables that torchrun overwrites for its ranks, and the option that says the same to itself. It hands them the
-#: rest of its own environment.
+#: Variables that torchrun overwrites for its ranks, and the option that sets the same. torchrun passes the rest of its
+#: environment to them.
 _OF_TORCHRUN = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port"}
 #: The field of a pod that does what an option does for docker run; {} is the option's value.
 _IN_A_POD = {
@@ -39,7 +39,7 @@ _IN_A_POD = {
 
 
 def docker_args(given: SettingsToApply) -> str:
-    """Comments, then one line of shell words; an empty line if there is nothing to set."""
+    """Return comments, then one line of shell words; an empty line if there is nothing to set."""
     comments = []
     for option in given.options:
         comments.append(shell.remark(option.because))
@@ -53,10 +53,10 @@ def docker_args(given: SettingsToApply) -> str:
 
 
 def _argument(name: str, value: str | None) -> str:
-    """The two words of a shell for one variable, or what to do where it has to go.
+    """Return the two shell words for one variable, or what to do if it must be unset.
 
-    A name without a value takes the variable away where the caller has none of that name (moby,
-    ReplaceOrAppendEnvValues); where it has, it would bring just that value in.
+    A name without a value removes the variable if the caller has none of that name (moby, ReplaceOrAppendEnvValues).
+    Otherwise docker would add the caller's value.
     """
     if value is not None:
         return f"-e {name}={shell.quoted(value)}"
@@ -67,7 +67,7 @@ def _argument(name: str, value: str | None) -> str:
 
 
 def torchrun_args(given: SettingsToApply) -> str:
-    """Comments, then one line of shell words; only the word torchrun if there is nothing to set."""
+    """Return comments, then one line of shell words; only the word torchrun if there is nothing to set."""
     comments, settings = _walk(given, _word, can_unset=True)
     unset = [_word(name, None) for name, value in settings if value is None]
     words = [_word(name, value) for name, value in settings if value is not None and name not in _OF_TORCHRUN]
@@ -88,7 +88,7 @@ def _word(name: str, value: str | None) -> str:
 
 
 def k8s_env(given: SettingsToApply) -> str:
-    """Comments, then the list; an empty list if there is nothing to set."""
+    """Return comments, then the list; an empty list if there is nothing to set."""
     comments = []
     for option in given.options:
         note = f"   # {option.not_applied}" if option.not_applied else ""
@@ -110,18 +110,18 @@ def _entry(name: str, value: str | None) -> str:
 
 
 def _string(value: str) -> str:
-    """JSON, which YAML reads the same way; Kubernetes makes one $ of two, and replaces $(NAME) (core/v1 EnvVar)."""
+    """Return JSON, which is also YAML; Kubernetes makes one $ of two, and replaces $(NAME) (core/v1 EnvVar)."""
     return json.dumps(value.replace("$", "$$"), ensure_ascii=False)
 
 
-#: Writes a variable with its value, or with None if it is to be unset.
+#: Formats a variable with its value, or with None if it is to be unset.
 _Form = Callable[[str, str | None], str]
 
 
 def _walk(
     given: SettingsToApply, form: _Form, *, can_unset: bool = False
 ) -> tuple[list[str], list[tuple[str, str | None]]]:
-    """The comments on all variables, in order, and what is set on all hosts; None unsets the variable.
+    """Return the comments on all variables, in order, and the settings for all hosts; None unsets the variable.
 
     If the form cannot unset one, a comment says that it has to go.
     """
@@ -140,7 +140,7 @@ def _walk(
 
 
 def _page(heading: str, given: SettingsToApply, comments: Sequence[str], end: str, *, sets: bool) -> str:
-    """The whole text: its source, the comments, and at the end the line or list, which may set nothing."""
+    """Return the complete text: its source, the comments, and at the end the line or list, which may set nothing."""
     lines = [shell.remark(f"{heading}, recommended by {given.source}"), *comments]
     if not sets:
         lines.append(shell.comment("nothing is set" if given.variables or given.options else "nothing to set"))
@@ -148,7 +148,7 @@ def _page(heading: str, given: SettingsToApply, comments: Sequence[str], end: st
 
 
 def _notes(variable: Variable, form: _Form) -> Iterator[str]:
-    """Why it is set, and its values in this ``form`` that cannot be part of the line: by host, or not applied."""
+    """Yield comments: the reason, and values in this ``form`` that the line cannot contain, by host or not applied."""
     yield shell.remark(variable.because)
     if not variable.branches:
         yield shell.remark(f"{variable.name}: not applied")
@@ -181,7 +181,7 @@ _TOO_LONG = (
 
 
 def env_file(given: SettingsToApply) -> str:
-    """``export`` and ``unset`` lines with finding, proof and undo."""
+    """Return ``export`` and ``unset`` lines with finding, proof and undo."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
     if any(variable.per_host and not variable.not_applied for variable in given.variables):
         lines.append(shell.comment(_EACH_ITS_OWN))
@@ -191,7 +191,7 @@ def env_file(given: SettingsToApply) -> str:
 
 
 def sbatch_lines(given: SettingsToApply) -> str:
-    """``export`` lines with comments, and how tasks take values of their own host."""
+    """Return ``export`` lines with comments, and how tasks use the values of their host."""
     lines = [shell.remark(f"Settings recommended by {given.source}")]
     applied = [variable for variable in given.variables if variable.branches and not variable.not_applied]
     if applied:
@@ -214,7 +214,7 @@ def sbatch_lines(given: SettingsToApply) -> str:
 
 
 def _explained(variable: Variable) -> Iterator[str]:
-    """The comment on a variable and the command that sets it; commented out if it is not applied."""
+    """Yield the comment on a variable and the command that sets it; commented out if it is not applied."""
     yield shell.remark(variable.because)
     if not variable.branches:
         yield shell.remark(f"{variable.name}: not applied")
@@ -244,9 +244,9 @@ def _nothing_set(given: SettingsToApply) -> Iterator[str]:
 
 
 def patterns(branch: Branch, namesakes: frozenset[str]) -> list[str]:
-    """What a host of the branch may call itself, for a shell's ``case``: with its domain or without it.
+    """Return patterns for a shell's ``case`` of the names a host of the branch may report: with or without its domain.
 
-    ``namesakes`` are short names that several hosts share; there only the whole name counts.
+    ``namesakes`` are short names that several hosts share; for these only the full name counts.
     """
     if not branch.hosts:
         return ["*"]

@@ -1,4 +1,4 @@
-"""The plan of a run on a screen.
+"""The plan of a run as a table on a screen.
 
 Plan (nothing was started): 2 nodes over ssh: node1, node2. Ranks: one on each GPU, or 2 on CPUs.
   s    node-  where                         what
@@ -29,7 +29,7 @@ _PLACES = {
     Where.AFTERWARDS: "each node, at the end",
 }
 _STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchrun", "mpi": " by mpirun"}
-#: Of nodes or checks in a line; the JSON has all.
+#: Maximum number of nodes or checks in a line; the JSON has all.
 _MOST_NAMES = 16
 
 

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def _can_write_over(out: Console) -> bool:
-    """Whether it is a terminal whose cursor may be moved; FORCE_COLOR makes a file look like one."""
+    """Return True for a terminal whose cursor may be moved; FORCE_COLOR makes a file look like one."""
     return out.is_terminal and out.file.isatty() and not is_plain()
 
 
-#: Between two lines where none can be written over.
+#: Seconds between two lines if they cannot be overwritten.
 _EVERY_S = 300.0
 
 
 @contextmanager
 def _live(out: Console, line: Callable[[], str]) -> Iterator["Live"]:
-    """``line``, drawn again and again while the block runs; what is said on stderr meanwhile stands above it."""
+    """Redraw ``line`` while the block runs; other output on stderr appears above it."""
     from rich.live import Live
     from rich.text import Text
 
@@ -40,7 +40,7 @@ def _live(out: Console, line: Callable[[], str]) -> Iterator["Live"]:
 
 @contextmanager
 def bytes_read(out: Console, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Progress on ``out`` while files are read: bytes of how many, where that is known, how fast, and the time."""
+    """Show progress on ``out`` while files are read: bytes, total if known, rate and time."""
     if quiet or not _can_write_over(out):
         yield lambda _read, _total: None
         return
@@ -61,7 +61,7 @@ def bytes_read(out: Console, *, quiet: bool) -> Iterator[Callable[[int, int], No
 
 @contextmanager
 def progress(out: Console, checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Progress on ``out`` while the block runs: the number among ``checks`` of the one that runs, and the time."""
+    """Show progress on ``out`` while the block runs: the number of the current check among ``checks``, and the time."""
     if quiet:
         yield lambda _text: None
         return

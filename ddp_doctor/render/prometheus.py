@@ -1,7 +1,7 @@
 """A report in Prometheus' text format, for the textfile collector of node_exporter.
 
-Labels have few values, and what could have many stays out: no titles, paths or peers. Each series carries the command,
-because the collector refuses two files with the same series: ``prolog`` and ``run`` may each write one.
+Labels have few values, so there are no titles, paths or peers. Each series has the command as a label, because the
+collector refuses two files with the same series: ``prolog`` and ``run`` may each write one.
 """
 
 import math
@@ -20,14 +20,14 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report, finished_at
 from ddp_doctor.render.text import plain
 
-#: Of what a bandwidth was measured; further labels of measurements (peers, parameters) have too many values.
+#: The labels of bandwidths; further labels of measurements (peers, parameters) have too many values.
 _OF_BANDWIDTH = ("measurement", "bytes", "ranks", "backend", "node", "gpu")
 
 _Samples = Mapping[tuple[str, ...], float]
 
 
 def render(report: Report, recording: Recording) -> str:
-    """All series of a report."""
+    """Return all series of a report."""
     return generate_latest(_Families(report, recording.options.command)).decode()
 
 
@@ -39,7 +39,7 @@ class _Families(Collector):
         self._command = command
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """As the client library asks for them; a family without a sample is left out."""
+        """Yield the families for the client library, without empty ones."""
         for name, words, labels, samples in _families(self._report):
             family = GaugeMetricFamily(f"ddp_doctor_{name}", words, labels=("command", *labels))
             for values, value in samples.items():
@@ -49,11 +49,11 @@ class _Families(Collector):
 
 
 def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samples]]:
-    """The name, the help, the labels and the samples of each."""
+    """Yield the name, the help, the labels and the samples of each family."""
     yield "build_info", "Always 1; the release of ddp-doctor.", ("version",), {(report.tool.version,): 1}
     verdicts: _Samples = {(verdict,): value for verdict, value in _each(Verdict, report.verdict)}
     yield "verdict", "1 for the verdict, 0 for the others.", ("verdict",), verdicts
-    worst: dict[str, Verdict] = {}  # of nodes that say they have the same name
+    worst: dict[str, Verdict] = {}  # of nodes that report the same name
     for node in sorted(report.nodes, key=lambda node: -WORST_FIRST.index(node.verdict)):
         worst[node.hostname] = node.verdict
     of_nodes: _Samples = {
@@ -106,7 +106,7 @@ def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samp
 
 
 def _each(states: type[Enum], state: Enum) -> Iterator[tuple[str, float]]:
-    """A set of states as Prometheus' own exporters write it: a series each, so that none comes and goes."""
+    """Yield a set of states like Prometheus' own exporters: one series per state, so that no series comes and goes."""
     for each in states:
         yield each.value, float(each is state)
 
@@ -126,7 +126,7 @@ def _bandwidths(report: Report) -> _Samples:
 
 
 def _ended(report: Report) -> _Samples:
-    """Empty where the report does not tell: a time that is made up would say that all is well."""
+    """Return the end of the run; empty if the report does not have it, because an invented time would hide problems."""
     ended = report.finished_at or finished_at(report.started_at, report.duration_s)
     try:
         return {(): datetime.fromisoformat(ended.replace("Z", "+00:00")).timestamp()}

@@ -1,4 +1,4 @@
-"""``--reproducer``: a job's collectives as a script that torchrun runs, for a bug report; it needs torch alone."""
+"""``--reproducer``: a job's collectives as a script for torchrun, for a bug report; it needs only torch."""
 
 from collections import Counter
 from string import Template
@@ -10,12 +10,12 @@ from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.templates import packaged
 from ddp_doctor.wording.ranks import rank_list
 
-#: Of each group the last numbers: those before have ended on all ranks, and no reader of a report wants thousands.
+#: Number of last calls per group: earlier ones have ended on all ranks, and thousands are too many for a report.
 _LAST = 6
 
 
 def render(_report: Report, recording: Recording) -> str:
-    """The script. Raises CannotWrite where no job's collectives were given."""
+    """Return the script. Raises CannotWrite if no job's collectives were given."""
     job = recording.options.replay
     if job is None:
         raise CannotWrite("cannot write --reproducer: the run was made without --collectives-of")
@@ -40,12 +40,12 @@ def render(_report: Report, recording: Recording) -> str:
 
 
 def _plain(text: str) -> str:
-    """Words from elsewhere, as they may stand in a comment or between quotation marks."""
+    """Return foreign text in a form that is safe in a comment or between quotation marks."""
     return "".join(sign if (sign.isprintable() and sign not in '\\"') or sign == "\n" else " " for sign in text)
 
 
 def _first_numbers(job: JobCollectives) -> Counter[int]:
-    """Of each group the first number that is written."""
+    """Return the first number of each group that is written."""
     last = Counter[int]()
     for call in (call for of_rank in job.ranks for call in of_rank):
         last[call.group] = max(last[call.group], call.seq)

@@ -1,4 +1,4 @@
-"""The terminal that reports are printed on, and its colors. It imports no report: `lint` starts without them."""
+"""The terminal for reports, and its colors. It does not import reports, so `lint` starts faster."""
 
 import os
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
@@ -9,7 +9,7 @@ from ddp_doctor.render.text import plain
 if TYPE_CHECKING:
     import rich.console
 
-#: What is printed on; rich is imported when something is.
+#: The type of the output; rich is imported only when something is printed.
 Console: TypeAlias = "rich.console.Console"
 STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 VERDICT_STYLE = {
@@ -21,16 +21,17 @@ VERDICT_STYLE = {
 
 
 def is_plain() -> bool:
-    """Whether text alone may be written: NO_COLOR (no-color.org) comes before FORCE_COLOR; or a terminal that can no
-    more. Neither bold nor the lines of progress, which move the cursor, are text.
+    """Return True if only plain text may be written: NO_COLOR (no-color.org) before FORCE_COLOR, or a dumb terminal.
+
+    Bold text and progress lines, which move the cursor, are not plain text.
     """
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> Console:
-    """A console that colors only terminals, and prints every string as it is but for control characters.
+    """Return a console that colors only terminals and prints strings unchanged except for control characters.
 
-    ``is_piped``: the stream looks like a terminal and is none.
+    ``is_piped``: the stream only looks like a terminal.
     """
     from rich.console import Console
     from rich.text import Text

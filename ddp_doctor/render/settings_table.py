@@ -16,9 +16,9 @@ from ddp_doctor.render.text import one_line
 from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
 from ddp_doctor.settings.table import variables
 
-#: A longer value is cut; the JSON has it whole.
+#: Maximum length of a value; the JSON has the full value.
 _LONGEST = 40
-#: What no release reads has no default.
+#: Variables that no release reads have no default.
 _NOBODYS = ("unknown", "read by nothing")
 _TITLES = ("variable", "value", "default", "from")
 
@@ -37,7 +37,7 @@ _MOST_UNREAD = 10
 
 
 def show(report: EnvReport, out: Console) -> None:
-    """Print the table; nothing if nothing could be read."""
+    """Print the table, unless nothing could be read."""
     if not report.checks or all(check.status.value == "skipped" for check in report.checks):
         return
     width = width_of(out)

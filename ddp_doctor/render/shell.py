@@ -1,4 +1,4 @@
-r"""Words for bash, dash and zsh in which text from outside is only a value.
+r"""Text for bash, dash and zsh where foreign text is only a value.
 
     export NCCL_SOCKET_IFNAME='=eth1'      quoted: zsh takes a bare =eth1 for the path of a command
     case "$(uname -n)" in
@@ -6,7 +6,7 @@ r"""Words for bash, dash and zsh in which text from outside is only a value.
       node1|node1.*) export NCCL_SOCKET_IFNAME=eth1 ;;
     esac
 
-Which names and values come here at all, remedies/values_by_host.py decides.
+remedies/values_by_host.py decides which names and values are allowed.
 """
 
 import re
@@ -20,17 +20,17 @@ _PATTERNS_IN_A_LINE = 8
 
 
 def quoted(value: str) -> str:
-    """``value`` as one word of a shell."""
+    """Return ``value`` as one word of a shell."""
     return value if _BARE.fullmatch(value) else "'" + value.replace("'", "'\"'\"'") + "'"
 
 
 def assignment(name: str, value: str | None) -> str:
-    """The line that sets a variable, or unsets it."""
+    """Return the line that sets a variable, or unsets it."""
     return f"unset {name}" if value is None else f"export {name}={quoted(value)}"
 
 
 def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
-    """One of several commands, by the host's name; ``branches`` are patterns of names with their command."""
+    """Return a ``case`` that selects a command by the host's name; ``branches`` are name patterns and commands."""
     lines = ['case "$(uname -n)" in']
     for patterns, command in branches:
         rows = (
@@ -41,16 +41,16 @@ def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
 
 
 def comment(statement: str, note: str = "") -> str:
-    """A line that does nothing until somebody takes the # off: a statement made here, and perhaps a remark on it."""
+    """Return a statement as a comment, for users to uncomment, with an optional remark."""
     line = "# " + plain(" ".join(part.strip() for part in statement.splitlines()))
     return f"{line}   {remark(note)}" if note else line
 
 
 def remark(text: str) -> str:
-    """A comment in words that may come from outside.
+    """Return a comment with text that may be foreign.
 
-    An interactive zsh knows no comments (INTERACTIVE_COMMENTS is off): of a pasted ``# a; b`` it runs ``b``. So
-    anything but plain words is quoted.
+    An interactive zsh does not accept comments by default (INTERACTIVE_COMMENTS is off): for a pasted ``# a; b`` it
+    runs ``b``. So anything but plain words is quoted.
     """
     words = plain(" ".join(line.strip() for line in text.splitlines()))
     return f"# {words}" if _PROSE.fullmatch(words) else f"# {quoted(words)}"

@@ -26,7 +26,7 @@ from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import amount
 from ddp_doctor.views.rates import FAILED
 
-#: The rows of a table where every check has a line, and on a screen; the JSON has all.
+#: Number of rows in the full report (-v) and on a screen; the JSON has all.
 _SHOWN, _SHOWN_ON_SCREEN = 8, 5
 #: GB/s; less prints as 0.00.
 _LEAST_RATE = 0.005
@@ -36,7 +36,7 @@ Row = tuple[int, float, float, float, int]
 
 
 def rows(measurements: Sequence[Measurement]) -> list[Row]:
-    """(bytes, time in us, algbw in GB/s, busbw in GB/s, wrong elements) per size, smallest first."""
+    """Return (bytes, time in us, algbw in GB/s, busbw in GB/s, wrong elements) per size, smallest first."""
     by_size: dict[int, dict[str, float]] = {}
     for measurement in measurements:
         if measurement.name.startswith("allreduce_") and "bytes" in measurement.labels:
@@ -54,13 +54,13 @@ def rows(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def rows_with_rate(measurements: Sequence[Measurement]) -> list[Row]:
-    """Return the same rows without those whose rate rounds to 0.00 GB/s, unless all do or elements are wrong."""
+    """Return the rows without rates that round to 0.00 GB/s, unless all do or elements are wrong."""
     known = rows(measurements)
     return [row for row in known if row[3] >= _LEAST_RATE or row[4]] or known
 
 
 def gb_per_s(rate: float) -> str:
-    """``1.18``, ``0.0023``: two digits behind the point, or as many as a low rate needs."""
+    """Return ``1.18``, ``0.0023``: two decimals, or as many as a low rate needs."""
     return f"{rate:.2f}" if rate >= _LEAST_RATE else f"{rate:.2g}"
 
 
@@ -100,7 +100,7 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
         most, where = amount(float(labels["needs_bytes"]), "B"), labels.get("needs_on", "a host")
         return f"not enough memory; all sizes need {most} free on {where}"
     if labels.get("short_of") != "time":
-        return "not enough time or memory"  # a recording of before this was told
+        return "not enough time or memory"  # an older recording without the reason
     if "budget_s" in labels:
         enough = f"; --budget {labels['budget_s']:g} is enough"
         return f"not enough time{enough if each and 'reaches_bytes' not in labels else ''}"
@@ -110,7 +110,7 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
 
 
 def lines(table: Table | None, width: int | None = None) -> tuple[str, ...]:
-    """One of the tables below on a screen; nothing where nothing was measured."""
+    """Return the lines of a table on a screen; empty without a table."""
     return tuple(table.lines(width)) if table else ()
 
 
@@ -169,9 +169,9 @@ def _numbers(way: dict[str, Measurement]) -> tuple[str, ...]:
     return f"{way['time'].value * 1e6:.1f}", *rates, f"{way['wrong'].value:.0f}"
 
 
-#: Names of the check gpu_speed, and what makes the table's unit of the report's.
+#: Measurements of the check gpu_speed, and the divisor from the report's unit to the table's.
 _GPU_RATES = {"matmul_rate": 1e12, "hbm_copy_bandwidth": 1e9, "pcie_h2d_bandwidth": 1e9, "pcie_d2h_bandwidth": 1e9}
-#: The most GPUs of a usual node.
+#: Maximum number of GPUs of a usual node.
 _ONE_NODE = 16
 
 
@@ -254,16 +254,16 @@ def _spread(measured: Measurement) -> str:
 
 
 def three_digits(seconds: float) -> str:
-    """Three of them: more is noise."""
+    """Return the time with three digits: more is noise."""
     return amount(float(f"{seconds:.3g}"), "s")
 
 
-#: The rows a person wants on the screen: the first, which is ready first, and the last, which ends the backward.
+#: Number of rows on a screen: the first buckets, which are ready first, and the last one, which ends the backward.
 _BUCKETS_SHOWN = 6
 
 
 def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
-    """DDP's buckets; None where no model of the user's was wrapped."""
+    """Return DDP's buckets, or None if no user model was wrapped."""
     buckets = [measurement for measurement in measurements if measurement.name == "user_model_bucket"]
     if not buckets:
         return None

@@ -1,6 +1,6 @@
 """The report for people, and a line for each kept run.
 
-Findings come first, the worst on top; then what they rest on. The verdict comes last, where the screen ends.
+Findings come first, worst on top; then their basis. The verdict comes last, at the end of the screen.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from ddp_doctor.render.text import one_line
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.wording.findings import judges_times, only_a_busy_host
 
-#: Less is the time of reading a text.
+#: Shorter times are only for reading a text.
 _SHORTEST_S = 0.05
 
 
@@ -31,7 +31,7 @@ def show(
     detail: Detail = Detail.SCREEN,
     kept_note: str = "",
 ) -> None:
-    """Print the whole report. ``saved_as`` is the path of the kept recording, ``kept_note`` what else is kept there."""
+    """Print the full report. ``saved_as`` is the path of the kept recording, ``kept_note`` a note on others."""
     parts = _Parts(out)
     feature = feature_of(recording.command)
     for finding in () if feature is not None and feature.is_of_runs else _shown_findings(report, detail):
@@ -62,7 +62,7 @@ class _Parts:
         self._is_first = False
 
     def show(self, lines: Iterable[str]) -> None:
-        """Print a part of these lines, the first one dim; nothing without lines."""
+        """Print these lines as a part, the first one dim; without lines, print nothing."""
         for number, line in enumerate(lines):
             if not number:
                 self.begin()
@@ -111,7 +111,7 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
         settings_table.show(report, parts.out)
     for lines in _stories(report, recording, parts.width, each=each):
         parts.show(lines)
-    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
+    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text without a machine
     feature = feature_of(recording.command)
     has_own_table = isinstance(report, FitReport) or (feature is not None and feature.tables is not None)
     if not has_own_table and (each or not (is_pasted or feature is not None)):
@@ -170,7 +170,7 @@ def _show_verdict(report: Report, out: Console) -> None:
 
 
 def show_kept_run(path: Path, report: Report, command: str, out: Console) -> None:
-    """When it ran, which command, its verdict, and below it the folder to replay, whose path is never broken."""
+    """Print a kept run: time, command, verdict, and below them the unbroken path of the directory to replay."""
     when = one_line(report.started_at.replace("T", " ").removesuffix("Z"))
     verdict = f"{when} {command:<8} {one_line(report.summary)}"
     out.print(

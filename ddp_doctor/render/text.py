@@ -1,4 +1,4 @@
-"""Text for a terminal: foreign text is shown and never obeyed, measured values have the unit of their size.
+"""Text for a terminal: foreign control characters are replaced, and measured values get a unit that fits their size.
 
 ``"GPU 3\\x1b]52;c;...\\x07 lost"`` would write to the reader's clipboard; it becomes ``"GPU 3?]52;c;...? lost"``.
 """
@@ -7,25 +7,25 @@ import re
 from collections.abc import Sequence
 from textwrap import wrap
 
-#: C0 but tab and newline, DEL, C1, what hides or turns text around (zero width, right to left), the
-#: lone surrogates that no stream can encode, and what is no character of Unicode, nor of XML.
+#: C0 except tab and newline, DEL, C1, characters that hide or reverse text (zero width, right to left), lone surrogates
+#: that no stream can encode, and code points that are not characters of Unicode or XML.
 _NOT_TEXT = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff\ud800-\udfff]"
 )
 
 
 def plain(text: str) -> str:
-    """``text`` with a question mark for each character that a terminal would obey; lines and tabs stay."""
+    """Return ``text`` with a question mark for each control character; lines and tabs stay."""
     return _NOT_TEXT.sub("?", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """``text`` in plain words on one line."""
+    """Return ``text`` in plain words on one line."""
     return plain(" ".join(text.split()))
 
 
 def fold(text: str, width: int, hang: int = 0) -> str:
-    """``text`` with longer lines broken between words; what follows is indented as the line, and ``hang`` more."""
+    """Return ``text`` with long lines broken between words; continuation lines have the line's indent plus ``hang``."""
     folded = []
     for line in text.splitlines():
         further = " " * (len(line) - len(line.lstrip()) + hang)
@@ -33,7 +33,7 @@ def fold(text: str, width: int, hang: int = 0) -> str:
     return "\n".join(folded) + "\n"
 
 
-#: From which value on, what it is divided by, and the unit then; bytes below a MiB are exact lengths.
+#: Minimum value, divisor and unit; bytes below a MiB are exact lengths.
 _SCALES: dict[str, Sequence[tuple[float, float, str]]] = {
     "s": ((0.1, 1, "s"), (1e-3, 1e-3, "ms"), (1e-9, 1e-6, "us")),
     "B/s": ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (1e3, 1e3, "kB/s")),
@@ -43,7 +43,7 @@ _SCALES: dict[str, Sequence[tuple[float, float, str]]] = {
 
 
 def amount(value: float, unit: str | None) -> str:
-    """``50.29 ms`` for 0.050292 s, ``11.84 MB/s``, ``64 MiB``, ``131072 B``, ``3 ranks``, ``0.5``."""
+    """Return ``50.29 ms`` for 0.050292 s, ``11.84 MB/s``, ``64 MiB``, ``131072 B``, ``3 ranks``, ``0.5``."""
     for least, divisor, name in _SCALES.get(unit or "", ()):
         if abs(value) >= least:
             return f"{_digits(value / divisor, '.4g')} {name}"
@@ -52,5 +52,5 @@ def amount(value: float, unit: str | None) -> str:
 
 
 def _digits(value: float, few: str) -> str:
-    """All digits before the point, and of what is behind it only a few digits in all."""
+    """Return all digits before the decimal point, and decimals only up to a few digits in total."""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:{few}}"

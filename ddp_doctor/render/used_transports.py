@@ -1,4 +1,4 @@
-"""What NCCL used between the ranks of a run, next to what it should use, for the report.
+"""The transports that NCCL used between the ranks of a run, compared with the predicted ones, for the report.
 
 NCCL between ranks         predicted       used             expected rate
 NV18  GPU0-GPU1 on wk3     P2P             SHM              22 GB/s        differs
@@ -6,7 +6,7 @@ between nodes, mlx5_0      GPUDirect RDMA  IB, host memory  48 GB/s        diffe
 NV18  56 pairs on 7 nodes  P2P             P2P              371 GB/s
 NVLS multicast is offered; 2 connections through the NIC of another GPU (PXN)
 
-Rows that differ come first. The rate is that of the way that was used, by NCCL's constants.
+Differing rows come first. The rate is the rate of the path that was used, by NCCL's constants.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _GPUDIRECT = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDM
 
 
 class _Kind(NamedTuple):
-    """What makes two connections one row."""
+    """The values that two connections of one row have in common."""
 
     way: str
     predicted: str
@@ -39,7 +39,7 @@ class _Kind(NamedTuple):
 
 
 def used_table(recording: Recording, width: int | None = None) -> str:
-    """The table in plain text; nothing where no rank logged which transports it set up."""
+    """Return the table in plain text; empty if no rank logged its transports."""
     used = used_transports(recording)
     if used is None:
         return ""
@@ -48,7 +48,7 @@ def used_table(recording: Recording, width: int | None = None) -> str:
 
 
 def used_transports(recording: Recording) -> Table | None:
-    """The table with what else is to be said; None where no rank logged which transports it set up."""
+    """Return the table with its notes, or None if no rank logged its transports."""
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
@@ -81,7 +81,7 @@ def used_transports(recording: Recording) -> Table | None:
 
 
 def slowest_p2p(recording: Recording) -> float | None:
-    """GB/s of the slowest pair of GPUs by NCCL's constants, on one node where all go directly; None where not known."""
+    """Return GB/s of the slowest pair of GPUs by NCCL's constants; None unless all use P2P on a single node."""
     if not recording.on_nccl or recording.several_nodes:
         return None
     kinds = [kind for place in places(recording) for kind, _ in _within(recording, place)]
@@ -106,7 +106,7 @@ def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
 
 
 def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
-    """The connections that ranks of a node receive over from other nodes: that end uses GPUDirect RDMA."""
+    """Yield the connections that ranks of a node receive from other nodes: that end uses GPUDirect RDMA."""
     log, ways = log_of(recording, place.seen.node), {way.gpu: way for way in to_network(recording, place)}
     for crossing in crossings(recording, place.seen.node):
         network = crossing.transport.network
@@ -114,7 +114,7 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
             continue
         way = ways.get(f"GPU{crossing.gpu}") if crossing.gpu is not None else None
         nic = hca_of(log, crossing.transport)
-        # A ring leaves a node by the NIC by which it came in, which another GPU may be nearer to (crossNic 0).
+        # A ring leaves a node by the NIC that it entered by, which may be nearer to another GPU (crossNic 0).
         is_known = way is not None and network[0] == "IB" and (nic is None or nic in way.nics)
         predicted = _GPUDIRECT[way.gpudirect] if way and is_known else "-"
         used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
@@ -124,7 +124,7 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
 
 
 def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> str:
-    """ "NV18  GPU0-GPU1 on wk3", "NV18  56 pairs on 7 nodes", "between nodes, mlx5_0 and mlx5_1"."""
+    """Return the first cell: "NV18  GPU0-GPU1 on wk3", "NV18  56 pairs on 7 nodes" or "between nodes, mlx5_0"."""
     names, nodes = list(dict.fromkeys(name for _, name in those)), sorted({node for node, _ in those})
     if kind.way == "between nodes":
         devices = [name for name in names if name != "-"]

@@ -1,1 +1,1 @@
-"""The report as one page: for a person who was not there, without the network and without a script."""
+"""The report as one page, for readers who did not see the run; it needs neither the network nor scripts."""

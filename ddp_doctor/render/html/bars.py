@@ -12,7 +12,7 @@ Part = dict[str, object]
 
 
 def bar(name: str, start: float, width: float, words: str, label: str = "") -> Part:
-    """One part of a bar, from ``start`` on, both in percent of the width; its label only where it fits."""
+    """Return one part of a bar that begins at ``start``, in percent of the width; its label only if it fits."""
     at = min(max(start, 0.0), 100 - _THINNEST)
     wide = min(max(width, _THINNEST), 100 - at)
     fits = label if wide > _FITS_A_LETTER * len(label) else ""
@@ -20,7 +20,7 @@ def bar(name: str, start: float, width: float, words: str, label: str = "") -> P
 
 
 def memory(report: FitReport) -> Part:
-    """What takes the memory of a rank under each strategy, in percent of the most, or of a GPU's where that is more."""
+    """Return each strategy's memory of a rank, in percent of the maximum or of a GPU's memory if that is more."""
     most = max(report.memory_bytes or 0, *(each.needed_bytes for each in report.estimates), 1)
     seen = {part for each in report.estimates for part, taken in each.parts.items() if taken}
     line = f"; the dashed line is {size(report.memory_bytes)}" if report.memory_bytes else ""

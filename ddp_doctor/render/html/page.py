@@ -1,7 +1,7 @@
-"""The page: what is wrong and what to do first, then what that rests on, then what was read and what was not tested.
+"""The page: first the findings and what to do, then the evidence, then what was read and what was not tested.
 
-Names and messages come from anywhere and are shown as text: the templates escape all that is not theirs, the page
-allows no script, and what looks like a credential is left out.
+Names and messages come from anywhere and are shown as text: the templates escape all foreign text, the page does not
+allow scripts, and anything that looks like a credential is omitted.
 """
 
 from collections.abc import Hashable, Iterator
@@ -33,14 +33,14 @@ from ddp_doctor.settings.in_force import with_settings
 from ddp_doctor.wording.nodes import name_list, shortened
 from ddp_doctor.wording.ranks import capital
 
-#: Hosts are drawn once for all that are alike; of more kinds than this the others are counted.
+#: Number of pictures: equal hosts share one, and hosts of further kinds are only counted.
 _MOST_PICTURES = 6
-#: Culprits that a finding names one by one.
+#: Number of culprits that a finding lists.
 _MOST_CULPRITS = 6
-#: Up to so many nodes have a row each.
+#: Maximum number of nodes with a row each.
 _EACH_NODE = 8
 
-#: A sign beside the word, so that nothing depends on the color.
+#: Signs next to the text, so that the meaning does not depend on the color.
 _SIGNS = {
     Verdict.UNHEALTHY: "✗",
     Verdict.UNSURE: "?",
@@ -53,7 +53,7 @@ _SIGNS = {
 
 
 def render(report: Report, recording: Recording) -> str:
-    """The whole file, ending in a newline."""
+    """Return the complete file, ending in a newline."""
     feature = feature_of(recording.command)
     if feature is not None and feature.page is not None:
         name, values = feature.page(report)
@@ -66,7 +66,7 @@ def render(report: Report, recording: Recording) -> str:
 
 @cache
 def environment() -> Environment:
-    """What all pages are made with; compiling the templates takes longer than filling them."""
+    """Return the environment of all pages, cached: compiling the templates takes longer than filling them."""
     made = Environment(
         loader=PackageLoader("ddp_doctor.render.html"),
         autoescape=True,
@@ -85,7 +85,7 @@ def _with_templates_of(command: Command) -> ChoiceLoader:
 
 
 def _shown(value: object) -> object:
-    """A value as the page shows it; what a template has made is as it should be."""
+    """Return the displayed form of a value; text from a template stays unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return masked(plain(value))
@@ -155,7 +155,7 @@ def _finding(report: Report, finding: Finding) -> dict[str, object]:
 
 
 def _words_and_pastes(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
-    """Lines in turns; a word before what is pasted stands apart, because a click marks all that is."""
+    """Group lines by whether they are pasted. "Undo:" is split from its command: a click selects a group."""
     parts: list[tuple[bool, str]] = []
     for line in lines:
         word, _, command = line.text.partition(": ")
@@ -167,7 +167,7 @@ def _words_and_pastes(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
 
 
 def _culprit(culprit: Culprit, *, several: bool) -> str:
-    """``rank 5 on node2, GPU 1``, ``GPU 3 (GPU-0a1b…) on node2``, ``rank 0 on node1 and rank 3 on node2``."""
+    """Return ``rank 5 on node2, GPU 1``, ``GPU 3 (GPU-0a1b…) on node2``, ``rank 0 on node1 and rank 3 on node2``."""
     number = "" if culprit.node_rank is None or not several else f"node rank {culprit.node_rank}"
     on = culprit.node or number
     rank = "" if culprit.rank is None else f"rank {culprit.rank}"
@@ -217,7 +217,7 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
 
 
 def _topology(report: Report, recording: Recording) -> dict[str, object]:
-    """The hosts, alike ones in one picture, those with a fault first."""
+    """Return the hosts' pictures, one for equal hosts, faulty hosts first."""
     alike = grouped(
         ((picture.matrix.model_dump_json(), tuple(f.fingerprint for f in picture.faults())), picture)
         for picture in pictures(report, recording)
@@ -245,7 +245,7 @@ def _settings(report: Report, recording: Recording) -> dict[str, object]:
 
 
 def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], str, str]]:
-    """The checks without a result, those for the same reason together, and those that were not made everywhere."""
+    """Yield checks without a result, grouped by reason, then checks that did not run everywhere."""
     words = {CheckStatus.SKIPPED: "skipped", CheckStatus.TIMED_OUT: "timed out", CheckStatus.FAILED: "failed"}
     idle = [check for check in selected if check.status in words]
     for same in sorted(checks.alike(idle), key=lambda same: same[0].status is CheckStatus.SKIPPED):
@@ -261,9 +261,9 @@ _Part = dict[str, object]
 
 
 def _bandwidth(report: Report, recording: Recording) -> _Part | None:
-    """The bus bandwidths of the slowest rank by size, beside the rate that large messages should reach.
+    """Return the bus bandwidths of the slowest rank by size, and the rate that large messages should reach.
 
-    Bars and that rate are in percent of the width. None where nothing was measured.
+    Bars and that rate are in percent of the width. None without measurements.
     """
     rows, untested = tables.rows_with_rate(report.measurements), list(tables.untested(report.measurements))
     if not rows and not untested:
@@ -286,7 +286,7 @@ def _bandwidth(report: Report, recording: Recording) -> _Part | None:
 
 
 def _expected_bandwidth(report: Report, recording: Recording) -> tuple[float, str]:
-    """GB/s that large messages should reach, and who says so; a finding's before the constants of NCCL."""
+    """Return GB/s that large messages should reach, and its source; a finding's comes before NCCL's constants."""
     for finding in report.findings:
         for item in finding.evidence:
             if item.check == "allreduce" and item.unit == "GB/s" and item.expected:

@@ -1,6 +1,6 @@
-"""Who entered and left which step when, and where each rank stood at the end; of many ranks, equal ones in one row.
+"""Time lines of ranks: when they entered and left steps, and their final step; with many ranks, equal ones in one row.
 
-Each node counts the seconds of a trial for itself, so times of two nodes may be some hundredths apart.
+Each node counts the seconds of a trial separately, so times of two nodes may differ by some hundredths.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import STATES, cause, rank_list, short
 
-#: Up to so many ranks have a row each.
+#: Maximum number of ranks with a row each.
 _EACH = 16
 _MOST_ROWS = 40
 _MOST_TRIALS = 4
-#: Steps of a rank that are drawn, the last ones.
+#: Number of steps of a rank to draw, the last ones.
 _MOST_STEPS = 40
 #: In percent of the width: a bar is never thinner, and its name fits in one that is wider.
 _THINNEST, _FITS_A_LETTER = 0.6, 1.4
@@ -39,7 +39,7 @@ Blamed = Mapping[int, Sequence[str]]
 
 
 def timelines(report: Report, recording: Recording) -> Iterator[Part]:
-    """The time lines of the trials that did not come to their end; where all did, of the first."""
+    """Yield the time lines of the trials that did not finish, or of the first trial if all finished."""
     trials = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
     failed = [trial for trial in trials if trial.outcome != "finished"]
     blamed = grouped(
@@ -82,7 +82,7 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: Blamed) -> Part:
 
 
 def _row(ranks: str, where: str, codes: Sequence[str], bars: Sequence[Part], words: Sequence[str]) -> Part:
-    """Ranks with the same story."""
+    """Return the row of ranks with the same history."""
     return {"ranks": ranks, "where": where, "codes": codes, "bars": bars, "words": words}
 
 
@@ -100,7 +100,7 @@ def _rows_of_silent_ranks(recording: Recording, trial: TrialRecord, blamed: Blam
 
 
 def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
-    """When something happened on a rank, in seconds of the trial; who waits does so until it was judged."""
+    """Yield the times of a rank's events, in seconds of the trial; a waiting rank waits until the trial was judged."""
     for step in rank.steps:
         yield step.left_at if step.left_at is not None else _ended_at(rank, step.entered_at + waited_s)
     if rank.raised is not None:
@@ -110,7 +110,7 @@ def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
 
 
 def _ended_at(rank: RankEvidence, judged: float) -> float:
-    """When a rank's last step was over: as it raised or ended, or else as the trial was judged."""
+    """Return the end of a rank's last step: when the rank raised or exited, or when the trial was judged."""
     return rank.raised.at if rank.raised is not None else rank.exited_at if rank.exited_at is not None else judged
 
 
@@ -124,16 +124,16 @@ def _alike(ranks: Sequence[RankEvidence], blamed: Blamed) -> list[list[RankEvide
 
 
 def _story(rank: RankEvidence, *, whole: bool) -> Hashable:
-    """What makes two ranks equal: how they ended and in which step; ``whole``: and all steps on the way."""
+    """Return the key of equal ranks: how they ended and in which step; with ``whole``, all earlier steps as well."""
     steps = [(step.check, step.name, step.seq, step.left_at is None) for step in rank.steps[-_MOST_STEPS:]]
     ended = (rank.began, rank.done, rank.exit_code, rank.raised and rank.raised.type)
     return (tuple(steps), ended, rank.state, rank.stack[-1:]) if whole else (tuple(steps[-1:]), ended)
 
 
 def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[Part]:
-    """The steps of the first of them, each from when one of them entered it until the last had left it.
+    """Yield the steps of the first rank, each from its first entry to its last exit among these ranks.
 
-    In percent of the width; with a label where it fits.
+    In percent of the width, with a label if it fits.
     """
     first = ranks[0].steps[-_MOST_STEPS:]
     same = {(step.check, step.seq, step.name): [step] for step in first}

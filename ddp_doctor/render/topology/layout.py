@@ -18,7 +18,7 @@ from ddp_doctor.render.topology.tree import Box, Bridge, Group, Machine
 GPU_WIDTH, GPU_HEIGHT, NIC_HEIGHT, GAP = 68.0, 38.0, 34.0, 8.0
 LABEL, PAD, BAR, WIRE, MARGIN, BETWEEN = 16.0, 8.0, 22.0, 16.0, 24.0, 64.0
 TITLE = 50.0  # of a box: two lines
-_GUTTER = 14.0  # for the wire beside a column of NICs
+_GUTTER = 14.0  # for the wire next to a column of NICs
 _MOST_GPUS_IN_A_ROW = 12
 _MOST_NIC_ROWS = 5
 _LEAST_BAR = 92.0
@@ -26,7 +26,7 @@ _LEAST_BAR = 92.0
 
 @dataclass(frozen=True)
 class Rect:
-    """A place on the picture."""
+    """A rectangle of the picture."""
 
     x: float
     y: float
@@ -35,7 +35,7 @@ class Rect:
 
     @property
     def middle(self) -> float:
-        """Half-way across."""
+        """The horizontal middle."""
         return self.x + self.width / 2
 
     @property
@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What all boxes of one host share, so that their GPUs are on one line."""
+    """Sizes shared by all boxes of one host, so that their GPUs are on one line."""
 
     nic_width: float
     nic_rows: int
@@ -88,7 +88,7 @@ class _Sizes:
 
 
 def lay_out(machine: Machine, labels: Mapping[str, str], top: float) -> Layout:
-    """Everything of one host below ``top``; ``labels`` are the second lines of its NICs."""
+    """Lay out one host below ``top``; ``labels`` are the second lines of its NICs."""
     sizes = _sizes(machine, labels)
     layout = Layout()
     x = MARGIN
@@ -130,7 +130,7 @@ def _nic_rows(group: Group, nic_width: float) -> int:
 
 
 def _nic_columns(group: Group, nic_width: float) -> int:
-    """The number of columns that stand over the GPUs, and more where there would be too many rows."""
+    """Return the number of columns above the GPUs, or more if there would be too many rows."""
     over = int((_gpus_width(group) + GAP) // (nic_width + GAP))
     return max(1, over, ceil(len(group.nics) / _MOST_NIC_ROWS))
 
@@ -142,7 +142,7 @@ def _gpus_width(group: Group) -> float:
 
 @dataclass
 class _Boxed:
-    """Places the contents of one box from ``x`` on; ``top`` is where its host bridges begin."""
+    """Places the contents of one box, starting at ``x``; ``top`` is the top of its host bridges."""
 
     layout: Layout
     sizes: _Sizes
@@ -150,13 +150,13 @@ class _Boxed:
     top: float
 
     def place(self, box: Box) -> float:
-        """Returns the width."""
+        """Place the box and return its width."""
         x = self.x + 2 * PAD
         for bridge in box.bridges:
             start = x
             ends = [x]
             for group in bridge.groups:
-                if group.gpus or group.code:  # a switch, or a GPU alone, with the wire up to its host bridge
+                if group.gpus or group.code:  # a switch, or a GPU without one, with the wire up to its host bridge
                     top = self.top + BAR + WIRE
                     width = self._group(group, x, top, depth=0)
                     end = top if group.code else top + self.sizes.gpus
@@ -188,7 +188,7 @@ class _Boxed:
         return width
 
     def _chips(self, group: Group, x: float) -> float:
-        """NICs above GPUs; returns the width."""
+        """Place NICs above GPUs and return the width."""
         nic_width, base = self.sizes.nic_width, self.top + BAR + WIRE
         columns = _nic_columns(group, nic_width)
         if not group.gpus:
@@ -208,7 +208,7 @@ class _Boxed:
         return width
 
     def _stack(self, nics: Sequence[str], x: float) -> float:
-        """NICs with no bridge in common, in columns with a wire beside each; returns where the next begins."""
+        """Place NICs without a common bridge in columns, each with a wire; return the x of the next column."""
         base = self.top + BAR + WIRE + self.sizes.chips
         rows = max(self.sizes.nic_rows + self.sizes.gpu_rows, 1)
         for start in range(0, len(nics), rows):

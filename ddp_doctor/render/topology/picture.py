@@ -1,7 +1,7 @@
 """A picture of each host: NUMA nodes as boxes, PCIe switches as frames, GPUs, NICs and NVLink; faults in red.
 
-A function returns the <svg> element as a string, to be a file of its own or part of a page: colors are by class, for
-light and dark, and nothing is loaded from elsewhere.
+A function returns the <svg> element as a string, for a separate file or as part of a page. Colors are by class, for
+light and dark, and no other file is loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from ddp_doctor.render.canvas import Canvas
 from ddp_doctor.render.topology.layout import MARGIN, Rect, lay_out
 from ddp_doctor.render.topology.tree import Fabric, machine_of
 
-#: By their number; 0 is not known.
+#: By their number; 0 is unknown.
 _BRIDGES = {0: "unknown host bridges", 1: "host bridge"}
 #: More faulty pairs than this are listed below the picture instead of being drawn.
 _MOST_PAIRS = 6
 _MOST_TITLES = 4
-#: The numbers of more bows than this would overlap; their line width shows them instead.
+#: The numbers of more arcs than this would overlap; their line width shows them instead.
 _MOST_LABELS = 8
 _LEAST_WIDTH = 620.0
 _TITLE, _LEGEND, _BAR = 34.0, 30.0, 28.0
@@ -56,19 +56,19 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One host, its name, and the findings about it."""
+    """A host, its name, and the findings about it."""
 
     title: str
     matrix: TopologyMatrix
     findings: tuple[Finding, ...] = ()
 
     def faults(self) -> tuple[Finding, ...]:
-        """The findings that are drawn in red."""
+        """Return the findings that are drawn in red."""
         return tuple(finding for finding in self.findings if finding.severity.at_least(Severity.WARNING))
 
 
 def topology_svg(pictures: Sequence[Picture]) -> str:
-    """All hosts below each other in one <svg> element."""
+    """Return all hosts below each other in one <svg> element."""
     canvas = Canvas("ddp-topology", _COLOURS)
     width, top = _LEAST_WIDTH, 0.0
     for picture in pictures:
@@ -93,11 +93,11 @@ class _Drawing:
             ends = (culprit.name or "").split("-")
             if culprit.kind == "pair" and len(ends) == 2 and all(end.startswith("GPU") for end in ends):
                 self.faulty_pairs[ends[0], ends[1]] = code
-        self.labels: list[tuple[float, float, str, str]] = []  # of bows: drawn over all of them
+        self.labels: list[tuple[float, float, str, str]] = []  # of arcs: drawn over all of them
         self.drawn_pairs = self.faulty_pairs if len(self.faulty_pairs) <= _MOST_PAIRS else {}
 
     def draw(self) -> None:
-        """Everything, from back to front."""
+        """Draw everything, from back to front."""
         self.canvas.text(MARGIN, self.top + 22, self.picture.title, size=16, anchor="start", bold=True)
         for box, place in self.layout.boxes:
             self.canvas.rect(place.x, place.y, place.width, place.height, "box", radius=10)
@@ -177,7 +177,7 @@ class _Drawing:
             self._fabric(self.machine.fabric)
 
     def _draw_arc(self, gpu: str, peer: str, name: str, label: str, depth: float, *, width: float) -> float:
-        """Returns how far down it hangs."""
+        """Draw an arc and return how far down it extends."""
         ends = self.layout.devices[gpu], self.layout.devices[peer]
         left, right = sorted(ends, key=lambda place: place.x)
         y = max(left.bottom, right.bottom)

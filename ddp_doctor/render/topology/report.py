@@ -1,4 +1,4 @@
-"""What ``ddp-doctor topology`` shows and writes of what was read: matrices, tables, the report's own keys.
+"""The output of ``ddp-doctor topology``: matrices, tables, and the additional keys of its report.
 
      GPU0  GPU1  NIC0  CPUs           NUMA  GPU NUMA ID
 GPU0  X    SYS   NODE  0-31,64-95     0     N/A
@@ -18,7 +18,7 @@ What NCCL will use between GPUs (? = depends on something unknown):
  PIX   GPU0-GPU1, GPU2-GPU3  P2P    24 GB/s  P2P goes up to PXB (NCCL's own limit)
  SYS   4 pairs of GPUs       SHM?            P2P goes up to PXB (NCCL's own limit)
 
-A second table says whether the NIC next to each GPU reaches its memory by itself.
+A second table shows whether the NIC next to each GPU reaches its memory by GPUDirect RDMA.
 """
 
 import re
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-#: Near is green, far is red, and what NVLink joins stands out.
+#: Near paths are green, far ones red, and NVLink is bold.
 _STYLES = {
     "X": "dim",
     "NV#": "bold green",
@@ -58,23 +58,23 @@ _STYLES = {
 _CODE = re.compile(r"(?<!\S)(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)(?![^\s)])")
 
 _TITLES = ("CPUs", "NUMA", "GPU NUMA ID")
-#: More pairs of one kind than this are counted, not listed.
+#: Maximum number of pairs of one kind to list; more are counted.
 _MOST_PAIRS = 12
-#: … and of what NCCL will use, more than this.
+#: Maximum number of names to list of the paths that NCCL will use.
 _MOST_NAMES = 3
-#: The code of a path, how NCCL goes, the rate in GB/s, why.
+#: The code of a path, how NCCL goes, the rate in GB/s, the reason.
 _Way = tuple[str, str, float | None, str]
 
 
 def topology_json(matrices: Sequence[TopologyMatrix]) -> dict[str, Json]:
-    """The keys that the report gets: ``topology`` (null without a matrix), ``topologies`` for several."""
+    """Return the additional keys: ``topology`` (null without a matrix), ``topologies`` for several."""
     views = [matrix.model_dump(mode="json", include=set(TopologyMatrix.model_fields)) for matrix in matrices]
     report: dict[str, Json] = {"topology": views[0] if views else None}
     return {**report, "topologies": views} if len(views) > 1 else report
 
 
 def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
-    """The table cell by cell: the first row is the header, the first cell of each row its name."""
+    """Return the table cell by cell: the first row is the header, the first cell of each row its name."""
     columns = list(matrix.links)
     affinities = (matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id)
     shown = [
@@ -90,7 +90,7 @@ def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
 
 
 def matrix_text(matrix: TopologyMatrix, width: int | None = None) -> str:
-    """The table and what it says, in plain ASCII."""
+    """Return the table and its explanation, in plain ASCII."""
     notes = [f"{nic} is {device}" for nic, device in matrix.nics.items() if nic != device]
     by_code = grouped((code, f"{gpu}-{peer}") for gpu, peer, code in matrix.gpu_pairs())
     for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
@@ -101,7 +101,7 @@ def matrix_text(matrix: TopologyMatrix, width: int | None = None) -> str:
 
 
 def styled_matrix(text: str) -> "Text":
-    """The same text with every code in the color of its distance; a pipe or NO_COLOR takes it off again."""
+    """Return the text with every code in the color of its distance; a pipe or NO_COLOR removes it."""
     from rich.text import Text
 
     styled = Text(plain(text))
@@ -112,7 +112,7 @@ def styled_matrix(text: str) -> "Text":
 
 
 def with_topology(report: Report, recording: Recording) -> TopologyReport:
-    """The report with the keys that ``topology --json`` adds to it."""
+    """Return the report with the keys that ``topology --json`` adds to it."""
     keys: dict[str, Json] = topology_json([node.fact for node in recording.facts(TopologyFact)])
     keys["p2p"] = _views(recording.facts(P2pStatusFact))
     keys["nvlinks"] = _views(recording.facts(NvlinksFact))
@@ -121,7 +121,7 @@ def with_topology(report: Report, recording: Recording) -> TopologyReport:
 
 
 def picture(report: Report, recording: Recording) -> str:
-    """One picture of all hosts, as an <svg> element. Raises CannotWrite where there is no matrix to draw."""
+    """Return one picture of all hosts, as an <svg> element. Raises CannotWrite if there is no matrix to draw."""
     drawn = pictures(report, recording)
     if not drawn:
         raise CannotWrite("cannot write --svg: there is no GPU matrix to draw")
@@ -129,7 +129,7 @@ def picture(report: Report, recording: Recording) -> str:
 
 
 def pictures(report: Report, recording: Recording) -> list[Picture]:
-    """One picture of each host that has a matrix."""
+    """Return one picture of each host that has a matrix."""
     matrices, drawn = recording.facts(TopologyFact), []
     for matrix in matrices:
         title = "GPUs, NICs and the paths between them"
@@ -179,7 +179,7 @@ def show(recording: Recording, out: Console) -> None:
 
 
 def p2p_text(fact: P2pStatusFact) -> str:
-    """Which pairs have what, the exceptions first."""
+    """Return the P2P status of the pairs, exceptions first."""
     pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
     asked = "P2P (capability not stated)"
     if fact.capability is not None:
@@ -208,7 +208,7 @@ def _listed(names: Sequence[str], most: int = _MOST_PAIRS, noun: str = "pairs of
 
 
 def nvlinks_text(fact: NvlinksFact) -> str:
-    """One line a GPU."""
+    """Return one line per GPU."""
     lines = []
     for gpu in fact.gpus:
         rates = sorted({link.gb_per_s for link in gpu.links if link.gb_per_s is not None})
@@ -222,7 +222,7 @@ def nvlinks_text(fact: NvlinksFact) -> str:
 
 
 def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:
-    """The types of links as a table, else what there is in a line."""
+    """Return the types of links as a table if known, and the GPUs by NUMA node."""
     lines = [f"{len(fact.gpus)} AMD GPUs (not supported yet)"]
     if fact.link_type:
         rows = [[gpu, *(fact.link_type[gpu].get(peer, "X") for peer in fact.gpus)] for gpu in fact.gpus]
@@ -235,7 +235,7 @@ def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:
 
 
 def transport_table(place: Place, width: int | None = None) -> str:
-    """What NCCL should use between the GPUs of a host, in plain text; nothing where there is one GPU."""
+    """Return what NCCL should use between the GPUs of a host, in plain text; empty for one GPU."""
     rows = [
         (pair.code, pair.choice.kind + ("" if pair.choice.sure else "?"), pair.rate_gb_per_s, pair.choice.why)
         for pair in place.expected()
@@ -246,7 +246,7 @@ def transport_table(place: Place, width: int | None = None) -> str:
 
 
 def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
-    """The ways from GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
+    """Return the paths from GPUs to their nearest NICs in plain text; empty if no NIC is known."""
     words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
     rows = (((way.code, words[way.gpudirect], way.rate_gb_per_s, way.why), way.gpu) for way in ways)
     title = "What NCCL will use between a GPU and its nearest NIC for RDMA between nodes:"
@@ -254,7 +254,7 @@ def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
 
 
 def _expected(title: str, whom: str, noun: str, ways: Iterable[tuple[_Way, str]], width: int | None) -> str:
-    """Equal ways in one row, below the title; without rates where none is known."""
+    """Return equal paths in one row, below the title; without the column of rates if they are unknown."""
     groups = grouped(
         ((code, by, "" if rate is None else f"{rate:.0f} GB/s", why), name) for (code, by, rate, why), name in ways
     )

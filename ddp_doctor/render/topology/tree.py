@@ -1,8 +1,8 @@
-"""The machine behind a matrix, as far as its codes show: NUMA nodes, host bridges, PCIe switches, NVLink.
+"""The machine behind a matrix, reconstructed from its codes: NUMA nodes, host bridges, PCIe switches, NVLink.
 
-A matrix has codes between pairs and no tree. PIX and PXB join devices below common PCIe bridges, PHB those
-below one host bridge, NODE those of one NUMA node. Between GPUs that NVLink joins the matrix hides the PCIe
-path, so their host bridge may not be known.
+A matrix has codes between pairs and no tree. PIX and PXB join devices below common PCIe bridges, PHB devices below one
+host bridge, and NODE devices of one NUMA node. For GPUs joined by NVLink the matrix hides the PCIe path, so their host
+bridge may be unknown.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.base import grouped
 
-#: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
+#: Maximum number of NVLinks of a GPU; a GPU that would need more for direct links to all others uses a switch.
 _MOST_NVLINKS = 18
-#: More GPUs than this that share nothing are drawn as one block.
+#: More GPUs than this without common parts are drawn as one block.
 _MOST_APART = 12
 _NONE = "N/A"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices below common PCIe bridges (``code`` PIX or PXB), or one alone (""); ``parts`` are its PIX groups."""
+    """Devices below common PCIe bridges (``code`` PIX or PXB), or a single one (""); ``parts`` are its PIX groups."""
 
     code: str
     gpus: tuple[str, ...]
@@ -32,28 +32,28 @@ class Group:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Its GPUs and NICs."""
+        """The group's GPUs and NICs."""
         return (*self.gpus, *self.nics)
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """What is below one host bridge; below several of them, or nobody knows which, if ``count`` is not 1."""
+    """The devices below one host bridge; below several or unknown ones if ``count`` is not 1."""
 
     groups: tuple[Group, ...]
-    count: int = 1  # 0: not known
+    count: int = 1  # 0: unknown
 
 
 @dataclass(frozen=True)
 class Box:
-    """One NUMA node (or range of them, or set of CPUs), or what is left over."""
+    """A NUMA node (or a range of them, or a set of CPUs), or the remaining devices."""
 
     title: str
     cpus: str
     bridges: tuple[Bridge, ...]
 
     def devices(self) -> Iterator[str]:
-        """All GPUs and NICs in it."""
+        """Yield all GPUs and NICs in the box."""
         for bridge in self.bridges:
             for group in bridge.groups:
                 yield from group.devices
@@ -61,7 +61,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Fabric:
-    """GPUs each of which has NVLinks to every other; ``links`` is how many each has."""
+    """GPUs that all have NVLinks to each other; ``links`` is the number of links of each."""
 
     links: dict[str, int]
     switched: bool
@@ -69,7 +69,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Machine:
-    """One host. ``bridged`` are pairs with NVLinks that are no part of ``fabric``; ``between`` joins neighbors."""
+    """A host. ``bridged`` are pairs with NVLinks outside of ``fabric``; ``between`` joins neighbors."""
 
     boxes: tuple[Box, ...]
     between: tuple[str, ...]
@@ -78,12 +78,12 @@ class Machine:
 
 
 def machine_of(matrix: TopologyMatrix) -> Machine:
-    """What the matrix shows about its host."""
+    """Return the machine that the matrix shows."""
     boxes = tuple(_box(matrix, title, cpus, devices) for title, cpus, devices in _places(matrix))
     fabric = _fabric(matrix)
     linked = ((gpu, peer, link_codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
     bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
-    between = []  # the code between each box and the next; the farthest, where pairs differ
+    between = []  # the code between each box and the next; the farthest code if pairs differ
     for box, neighbor in pairwise(boxes):
         codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbor.devices()}
         between.append(max(filter(None, codes), key=lambda code: link_codes.link_code(code).distance, default=""))
@@ -91,7 +91,7 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
 
 
 def pcie_code(matrix: TopologyMatrix, first: str, peer: str) -> str | None:
-    """The PCIe path between two devices; None where NVLink hides it, the rows disagree or none gives it."""
+    """Return the PCIe path between two devices, or None if NVLink hides it or the rows disagree or lack it."""
     code = matrix.links[first].get(peer, "")
     is_told = code and code == matrix.links[peer].get(first)
     return code if is_told and not link_codes.nvlinks(code) else None
@@ -111,7 +111,7 @@ def _pairs_within(matrix: TopologyMatrix, devices: Sequence[str], limit: str) ->
 
 
 def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Title, CPUs and devices of each box, in the order of NUMA nodes, what is left over last."""
+    """Return title, CPUs and devices of each box, in the order of NUMA nodes, remaining devices last."""
     devices = (*matrix.gpus, *matrix.nics)
     keys = _keys(matrix)
     if keys:
@@ -124,7 +124,7 @@ def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _keys(matrix: TopologyMatrix) -> dict[str, str]:
-    """What identifies each GPU's NUMA node: its number, else its CPUs; nothing if that is not known of all GPUs.
+    """Return each GPU's NUMA node, by number or by CPUs; empty if it is unknown for some GPU.
 
     In a container all GPUs may list the same few CPUs, whatever their sockets.
     """
@@ -138,7 +138,7 @@ def _keys(matrix: TopologyMatrix) -> dict[str, str]:
 
 
 def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str, str]:
-    """Each NIC goes to the nearest GPU's node; where all are across the sockets, to that of a NIC near it."""
+    """Return the home of each NIC: the nearest GPU's node, or a near NIC's if all GPUs are across the sockets."""
     found: dict[str, str] = {}
     for _ in range(2):
         for nic in matrix.nics:
@@ -196,7 +196,7 @@ def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) 
 
 
 def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
-    """One bridge each; those that hold NICs alone are put together at the end."""
+    """Yield one bridge per group; bridges with only NICs are merged at the end."""
     with_gpus = [groups for groups in found if any(group.gpus for group in groups)]
     nics_only = [groups for groups in found if not any(group.gpus for group in groups)]
     if len(with_gpus) > _MOST_APART:
@@ -232,7 +232,7 @@ def _group_of(matrix: TopologyMatrix, code: str, members: Sequence[str], parts: 
 
 
 def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Many GPUs that share nothing as one block."""
+    """Merge many GPUs without common parts into one block."""
     alone = [group for group in groups if not group.code and group.gpus]
     if len(alone) <= _MOST_APART:
         return tuple(groups)
@@ -244,7 +244,7 @@ def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _fabric(matrix: TopologyMatrix) -> Fabric | None:
-    """The GPUs with NVLinks, if each of them has some to each other."""
+    """Return the GPUs with NVLinks if each of them has some to each other."""
     pairs = {(gpu, peer): link_codes.nvlinks(code) for gpu, peer, code in matrix.gpu_pairs()}
     linked = {pair: count for pair, count in pairs.items() if count}
     members = [gpu for gpu in matrix.gpus if any(gpu in pair for pair in linked)]
