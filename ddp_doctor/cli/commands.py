@@ -1,5 +1,7 @@
-"""What each command except ``run`` and ``lint`` does around its use case. What one of them alone needs is imported when
-it is called: a prolog starts with every job."""
+"""The code of each command except ``run`` and ``lint`` around its use case.
+
+Code that only one command needs is imported when it is called, because a prolog starts with every job.
+"""
 
 import os
 import sys
@@ -74,7 +76,7 @@ def _list_kept_runs() -> None:
 
 
 def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
-    """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
+    """Run ``ddp-doctor topology``: the matrix, its meaning, and the advice; exit 2 for refused input."""
     from ddp_doctor.render.topology.report import with_topology
 
     if file is None:
@@ -91,7 +93,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR) -> int:
-    """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
+    """Run ``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
     options = Options(command=Command.ENV, ignore=ignore, fail_on=fail_on)
     if file is None:
         outcome = app.live_settings(dict(os.environ), options)
@@ -106,7 +108,7 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
 
 
 def template(name: str | None, require_gpus: int | None = None) -> str:
-    """A template's text, or a line on each; warns where root would run what another user can change."""
+    """Return a template's text, or a line on each; warns if root would run a file that another user can change."""
     from ddp_doctor import templates
     from ddp_doctor.starters.start_all_nodes import single_file
 

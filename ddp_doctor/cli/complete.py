@@ -1,4 +1,4 @@
-"""Completion in shells: the script for each, and the words that they are offered.
+"""Shell completion: the script for each shell, and the suggested words.
 
 A shell asks by starting ddp-doctor with ``_DDP_DOCTOR_COMPLETE=complete_bash``; typer answers.
 """
@@ -14,7 +14,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str | None) -> str:
-    """What a shell is to read, once or whenever it starts. Raises UsageError for a shell that is not known."""
+    """Return the script that a shell reads once or at each start. Raises UsageError for an unknown shell."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is not in __all__
 
     shell = shell or os.environ.get("SHELL", "").rpartition("/")[2]
@@ -24,7 +24,7 @@ def script(shell: str | None) -> str:
 
 
 def prepare() -> None:
-    """Let typer answer a shell that asks for words; else do nothing."""
+    """Let typer answer a shell that requests words; otherwise do nothing."""
     asked = os.environ.get(_VARIABLE)
     if asked is None:
         return
@@ -43,28 +43,28 @@ def _require_known(shell: str) -> None:
 
 
 def names_of_checks(incomplete: str) -> list[str]:
-    """The checks, behind those that are typed already: ``p2p,all``."""
+    """Return the checks, after the names already typed: ``p2p,all``."""
     from ddp_doctor.checks import CHECKS
 
     return _after_comma(incomplete, (check.id for check in CHECKS))
 
 
 def collectives(incomplete: str) -> list[str]:
-    """The collectives, behind those that are typed already."""
+    """Return the collectives, after the names already typed."""
     from ddp_doctor.knowledge.collectives import TABLE
 
     return _after_comma(incomplete, TABLE)
 
 
 def strategies(incomplete: str) -> list[str]:
-    """The ways to spread a model over ranks."""
+    """Return the matching strategies for spreading a model over ranks."""
     from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 
     return [name for name in BY_NAME if name.startswith(incomplete)]
 
 
 def codes(incomplete: str) -> list[str]:
-    """The codes of all rules, behind those that are typed already."""
+    """Return the codes of all rules, after the codes already typed."""
     return _after_comma(incomplete, _codes())
 
 
@@ -84,14 +84,14 @@ def names_of_schemas(incomplete: str) -> list[str]:
 
 
 def names_of_templates(incomplete: str) -> list[str]:
-    """The templates."""
+    """Return the matching names of templates."""
     from ddp_doctor import templates
 
     return [name for name in templates.TEMPLATES if name.startswith(incomplete)]
 
 
 def forms_of_settings(incomplete: str) -> list[str]:
-    """The forms in which --settings writes, each with the colon that a path follows."""
+    """Return the forms that --settings writes, each with the colon before the path."""
     from ddp_doctor.cli.outputs import FORMS
 
     return [f"{output.name}:" for output in FORMS if f"{output.name}:".startswith(incomplete)]

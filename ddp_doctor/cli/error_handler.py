@@ -1,4 +1,4 @@
-"""One error handler for all commands, and sentences on stderr."""
+"""The error handler of all commands, and messages on stderr."""
 
 import errno
 import os
@@ -15,13 +15,13 @@ from ddp_doctor.model.choices import ExitCode, UsageError
 from ddp_doctor.render.layout import folded
 from ddp_doctor.render.text import plain
 
-#: A full disk, or one whose quota is used up.
+#: A full disk, or an exhausted quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def error_handler() -> Iterator[None]:
-    """The outermost error handler: one sentence and exit 2, or a trace kept and exit 3."""
+    """Handle all errors of a command: one sentence and exit 2, or a saved trace and exit 3."""
     try:
         yield
     except CannotLoad as error:
@@ -63,8 +63,8 @@ def keep_trace(trace: str) -> str:
 
 
 def print_to_stderr(sentence: str) -> None:
-    """One line on stderr, on a terminal broken between words; if that is closed, there is nobody to read it."""
-    with suppress(OSError, ValueError, AttributeError):  # it may be None, too
+    """Print one line on stderr, broken between words on a terminal; if stderr is closed, drop it."""
+    with suppress(OSError, ValueError, AttributeError):  # it may also be None
         width = get_terminal_size().columns if sys.stderr.isatty() else None
         lines = [folded(line, width, hang=4) for line in plain(sentence).split("\n")]
         sys.stderr.write("\n".join(lines) + "\n")

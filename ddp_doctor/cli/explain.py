@@ -225,7 +225,7 @@ def _rule(text: str) -> str:
     name, code = text.lower().replace("_", "-"), _plain(text).upper()
     for rule in _rules():
         if name == rule.name or code == rule.code:
-            page = rule.text.replace("``", "`")  # a terminal knows no markup
+            page = rule.text.replace("``", "`")  # a terminal does not render markup
             return f"{rule.code} {rule.name} ({rule.reason})\n\n{page}\n"
     for retired, gone in RETIRED.items():
         if name == gone.name or code == retired:

@@ -1,4 +1,4 @@
-"""What the user gives on the command line: options read into values, texts refused where they are another command's."""
+"""Input from the command line: options are converted to values, and files for other commands are refused."""
 
 import codecs
 import os
@@ -26,24 +26,24 @@ from ddp_doctor.parse.slurm_topology import read_topology
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 _CODE = re.compile(r"DD[A-Z]?\d+")
-#: Of 65,536 hosts, each written out, it is one.
+#: The topology of 65,536 hosts, each written out, is below this.
 _LARGEST_TOPOLOGY_BYTES = 4 * 1024 * 1024
 
 
 def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file that the user names, ``-`` for stdin, also of one in UTF-16. Raises UsageError."""
+    """Return the text of a file that the user names (``-`` for stdin), in UTF-8 or UTF-16. Raises UsageError."""
     with as_usage_error(CannotRead):
         return decoded_text(read_given(path, most_bytes=most_bytes))
 
 
 def decoded_text(content: bytes) -> str:
-    """The text of a file in UTF-8 or UTF-16."""
+    """Return the text of a file in UTF-8 or UTF-16."""
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8", errors="replace")
 
 
 def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
-    """Refuse a text of a known kind that is none of ``fine``: it would pass for empty or healthy. Raises UsageError."""
+    """Refuse a text of a known kind outside of ``fine``: it would seem empty or healthy. Raises UsageError."""
     kind = file_kind(text)
     if kind is not None and kind not in fine:
         reads = f"; run `ddp-doctor {READ_BY[kind]} {shlex.quote(path)}` to read it" if kind in READ_BY else ""
@@ -51,7 +51,7 @@ def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
 
 
 def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
-    """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
+    """Return the hosts of --hosts or --hostfile; empty if neither was given. Raises UsageError."""
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are mutually exclusive; give one of them")
     try:
@@ -69,7 +69,7 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
 
 
 def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
-    """What ``run`` is asked for, with what the files hold that it names. Raises UsageError."""
+    """Return the options of ``run``, with the contents of the files that they name. Raises UsageError."""
     _require_sense(typed, is_reproducer_written=is_reproducer_written)
     collectives, floors, only = _collectives(typed.collective), _floors(typed.min_busbw), names(typed.only)
     if only and (collectives or floors):
@@ -119,7 +119,7 @@ def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
 
 
 def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
-    """Refuse numbers out of range, and options that say nothing without another one. Raises UsageError."""
+    """Refuse numbers out of range, and options that have no effect without another one. Raises UsageError."""
     if typed.compiled and not typed.model:
         raise UsageError("--compile requires a model; add --model MODULE:FACTORY")
     if is_reproducer_written and typed.collectives_of is None:
@@ -143,12 +143,12 @@ def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
 
 
 def names(given: Sequence[str] | None) -> tuple[str, ...]:
-    """``--only p2p,allreduce --only buffers``: all the names."""
+    """Return all names of ``--only p2p,allreduce --only buffers``."""
     return tuple(name.strip() for text in given or () for name in text.split(","))
 
 
 def _collectives(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Those of --collective. Raises UsageError."""
+    """Return the collectives of --collective. Raises UsageError."""
     found = tuple(dict.fromkeys(filter(None, names(given))))
     if given and not found:
         raise UsageError(f"--collective is empty: {expected('', TABLE)}")
@@ -159,7 +159,7 @@ def _collectives(given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
-    """Those of --min-busbw. Raises UsageError."""
+    """Return the floors of --min-busbw. Raises UsageError."""
     timed = tuple(name for name, row in TABLE.items() if row.is_timed)
     with as_usage_error():
         least = [options.floor(text, timed) for text in given or ()]
@@ -171,7 +171,7 @@ def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
 
 
 def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> FitOptions:
-    """What ``fit`` is asked to estimate. Raises UsageError."""
+    """Return the options of ``fit``. Raises UsageError."""
     with as_usage_error():
         size = options.memory(memory) if memory else None
         if not options.is_configuration(model):
@@ -192,7 +192,7 @@ def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields
 
 
 def _leaves(path: str | None) -> tuple[Leaf, ...]:
-    """What the file of --topology says, else SLURM. Raises UsageError."""
+    """Return the leaves from the file of --topology, or from SLURM. Raises UsageError."""
     if path is None:
         return _leaves_of_slurm()
     if path == "-":
@@ -206,11 +206,11 @@ def _leaves(path: str | None) -> tuple[Leaf, ...]:
 
 
 def _leaves_of_slurm() -> tuple[Leaf, ...]:
-    """What SLURM's own files say to a job of its own; nothing where they are not there, or say it otherwise."""
+    """Return the leaves from SLURM's own files inside a SLURM job; empty if the files are missing or unreadable."""
     if "SLURM_JOB_ID" not in os.environ:
         return ()
     folder = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
-    for name in ("topology.yaml", "topology.conf"):  # SLURM reads the second where the first is not there
+    for name in ("topology.yaml", "topology.conf"):  # SLURM reads the second one if the first is missing
         with suppress(UsageError):
             text = given_text(f"{folder / name}", _LARGEST_TOPOLOGY_BYTES)
             with suppress(ValueError):
@@ -220,14 +220,14 @@ def _leaves_of_slurm() -> tuple[Leaf, ...]:
 
 
 def axes(text: str | None) -> tuple[Axis, ...]:
-    """The axes of --mesh. Raises UsageError."""
+    """Return the axes of --mesh. Raises UsageError."""
     with as_usage_error():
         found = options.mesh(text) if text is not None else ()
     return tuple(Axis(name=name, size=size) for name, size in found)
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:
-    """``--ignore DD305,DD4``: codes, or how they begin, of some of these rules. Raises UsageError."""
+    """Return the codes or code prefixes of ``--ignore DD305,DD4``, if one of these rules matches. Raises UsageError."""
     codes = tuple(code.strip().upper() for text in given or () for code in text.split(",") if code.strip())
     for code in codes:
         if code not in RETIRED and not any(rule.code.startswith(code) for rule in rules):
@@ -237,7 +237,7 @@ def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple
 
 
 def ignored(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The codes that --ignore names. Raises UsageError also where they leave no rule: all would seem healthy."""
+    """Return the codes of --ignore. Raises UsageError, even for valid codes if they exclude every rule."""
     if not given:
         return ()
     from ddp_doctor.engine.diagnose import all_rules  # takes longer than linting

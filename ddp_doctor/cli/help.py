@@ -28,8 +28,8 @@ _HEADINGS = (
     *(VERDICT, OUTPUTS, "Options"),
 )
 
-#: The commands of the core, grouped and ordered as in the help. A feature states its group, and is its last unless it
-#: is named here.
+#: The commands of the core, in the groups and the order of the help. A feature defines its group, and is the last in it
+#: unless this table lists it.
 _COMMANDS = {
     "Before a job": ("run", "fit", "prolog", "topology", "env"),
     "While a job runs": (),

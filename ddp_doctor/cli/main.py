@@ -43,9 +43,9 @@ def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # a full disk; there is nobody to tell
+        except OSError:  # a full disk, which cannot be reported
             code = code or ExitCode.UNSURE.value
-    if "ddp_doctor.sources.commands" in sys.modules:  # else nothing was started
+    if "ddp_doctor.sources.commands" in sys.modules:  # otherwise no process was started
         from ddp_doctor.ranks.process import kill_stopped_children
 
         kill_stopped_children()

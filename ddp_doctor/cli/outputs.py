@@ -1,4 +1,4 @@
-"""The outputs of all commands, one row each, and where the results of one command go.
+"""The outputs of all commands, one row each, and the paths for the results of one command.
 
 A new output is a renderer and its row: the option, its help and the reference page follow from the row. Renderers are
 imported when their output is written, because ``--help`` and ``lint`` must start fast.
@@ -27,7 +27,7 @@ class Results(NamedTuple):
 
     report: "Report"
     recording: "Recording"
-    host: str = ""  # this node's, in an output of which each node has a file of its own
+    host: str = ""  # this node's host, if each node has its own file of an output
 
 
 #: The results of a feature that has no recordings: a function for each output that returns its text, by output name.
@@ -35,24 +35,24 @@ OwnResults = Mapping[str, Callable[[], str]]
 
 
 class Output(NamedTuple):
-    """One row: an option of some commands, and what writes it."""
+    """A row: an option of some commands, and its renderer."""
 
     name: str  # of the option, or of the form in --settings
     help: str  # empty for a form
     commands: tuple[str, ...]  # of the core that offer it; features list theirs
     render: Callable[[Results], str] | None  # raises CannotWrite; None if only features write it
     mode: int | None = None  # of the file, whatever the umask
-    suffix: str = ""  # that the names of files must have, because who reads them passes over others
-    is_form: bool = False  # one of those in which --settings writes
+    suffix: str = ""  # required at the end of file names, because their reader ignores other files
+    is_form: bool = False  # a form of --settings
 
     @property
     def option(self) -> str:
-        """As it is typed."""
+        """The option as users type it."""
         return f"--settings {self.name}" if self.is_form else f"--{self.name.replace('_', '-')}"
 
 
 def _by(module: str, function: str = "render") -> Callable[[Results], str]:
-    """A renderer of a report and its recording, in a module of ddp_doctor/render."""
+    """Return a renderer of a report and its recording, in a module of ddp_doctor/render."""
 
     def render(results: Results) -> str:
         renderer = getattr(import_module(f"ddp_doctor.render.{module}"), function)
@@ -68,9 +68,9 @@ _REDACTABLE = ("run", "fit", "prolog", "replay")
 
 
 def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
-    """A form of the settings that a report hands over, by a function of render/pasted.py.
+    """Return a form of the recommended settings, written by a function of render/pasted.py.
 
-    If a form cannot tell hosts apart, a file of one node contains only that host's values.
+    If a form cannot distinguish hosts, a file of one node contains only that host's values.
     """
 
     def render(results: Results) -> str:
@@ -101,7 +101,7 @@ OUTPUTS = (
         "Write metrics for node_exporter's textfile collector to a .prom file.",
         ("run", "prolog"),
         _by("prometheus"),
-        mode=0o644,  # root writes it, and who serves it is another user
+        mode=0o644,  # root writes it, and another user serves it
         suffix=".prom",
     ),
     Output(
@@ -140,26 +140,26 @@ OUTPUTS = (
     ),
 )
 FORMS = tuple(output for output in OUTPUTS if output.is_form)
-#: What somebody may call a form.
+#: Other names that users may type for a form.
 _ALSO_CALLED = {"k8s": "kubernetes", "slurm": "sbatch", "podman": "docker", "shell": "env", "bash": "env"}
-#: The outputs in which other names make sense.
+#: The outputs that support replaced names.
 _OF_REDACTED = ("json", "markdown", "html", "record")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The places where one command's results go. With ``-`` data go to stdout and words to stderr."""
+    """The paths of one command's results. With ``-`` data go to stdout and messages to stderr."""
 
-    paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
+    paths: Mapping[str, str] = field(default_factory=dict)  # of the requested outputs, by name
     form: OutputFormat = OutputFormat.FULL
     detail: Detail = Detail.SCREEN
-    redact: bool = False  # names of hosts, users and the like are replaced in all that is shown and written
-    is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
-    own: Mapping[str, str] = field(default_factory=dict)  # this node's host, of outputs that each node has a file for
+    redact: bool = False  # replace names of hosts, users and similar in all output
+    is_piped: bool = False  # a launcher gives its ranks a terminal but writes their output to a file
+    own: Mapping[str, str] = field(default_factory=dict)  # this node's host, for outputs with a file per node
 
     @property
     def quiet(self) -> bool:
-        """Whether the user wants few words."""
+        """True if the user wants little output."""
         return self.detail is Detail.VERDICT
 
     @property
@@ -172,7 +172,7 @@ class Outputs:
         return self.form in (OutputFormat.GITHUB, OutputFormat.JSONL)
 
     def refuse_unwritable(self) -> None:
-        """Raise UsageError for what could not be written, before a run costs its time."""
+        """Raise UsageError for outputs that could not be written, before a run costs its time."""
         from ddp_doctor.render.files import CannotWrite, require_writable
 
         if list(self.paths.values()).count("-") > 1:
@@ -182,7 +182,7 @@ class Outputs:
         for output in OUTPUTS:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
-            if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
+            if "%n" not in path.rpartition("/")[0]:  # the node rank is only known during the run
                 with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
             same = [other for other in self.paths.values() if os.path.realpath(other) == os.path.realpath(path)]
@@ -190,7 +190,7 @@ class Outputs:
                 raise UsageError(f"two outputs would write to {quoted(path)}; give each output its own path")
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
-        """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""
+        """Return the outputs with the host's name for ``%h`` in paths and the node rank for ``%n``."""
         paths = {name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()}
         return replace(self, own={name: host for name in paths if paths[name] != self.paths[name]}, paths=paths)
 
@@ -203,7 +203,7 @@ class Outputs:
             raise UsageError(f"{others[0]} does not apply to {what}; omit it, or use --{name}")
 
     def require_redactable(self) -> None:
-        """Refuse settings with names that are nobody's. Raises UsageError."""
+        """Refuse settings with replaced names, which do not exist. Raises UsageError."""
         settings = [output.option for output in OUTPUTS if output.name in self.paths.keys() - _OF_REDACTED]
         if self.redact and settings:
             raise UsageError(
@@ -211,11 +211,11 @@ class Outputs:
             )
 
     def without_files(self) -> "Outputs":
-        """The same for a node that leaves the outputs to the head."""
+        """Return the outputs of a node that leaves the files to the head."""
         return replace(self, paths={})
 
     def write(self, results: Results | OwnResults) -> list[str]:
-        """Write all files asked for; returns one sentence for each that failed."""
+        """Write all requested files; return one sentence for each that failed."""
         from ddp_doctor.render.files import CannotWrite, write
 
         problems = []
@@ -244,7 +244,7 @@ def offered_by(command: str) -> list[Output]:
 
 
 def is_redactable(command: str) -> bool:
-    """Return True if a command can give names other names."""
+    """Return True if a command can replace names."""
     return FEATURES[command].is_redactable if command in FEATURES else command in _REDACTABLE
 
 
@@ -257,7 +257,7 @@ def _mode(output: Output, results: Results | OwnResults) -> int | None:
 
 
 def _require_suffix(output: Output, path: str | None) -> None:
-    """Raises UsageError."""
+    """Raise UsageError if the path lacks the output's suffix, unless it is not a regular file."""
     if path is None or path == "-" or path.endswith(output.suffix):
         return
     if os.path.exists(path) and not Path(path).is_file():  # noqa: PTH110 - that of Path raises OSError for long names
@@ -269,7 +269,7 @@ def _require_suffix(output: Output, path: str | None) -> None:
 
 
 def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
-    """``--settings env:nccl.env --settings docker:-``: the path of each form. Raises UsageError."""
+    """Return the path of each form in ``--settings env:nccl.env --settings docker:-``. Raises UsageError."""
     names = [output.name for output in FORMS]
     paths: dict[str, str] = {}
     for text in given:

@@ -27,7 +27,7 @@ def save_and_report(outcome: Outcome, outputs: Outputs, env: Mapping[str, str], 
 
 
 def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
-    """This node's, by the launcher or, where nodes are numbered as they come, by what the run made of it."""
+    """Return this node's rank, from the launcher, or from the run if nodes are numbered as they arrive."""
     if here is not None and here.node_rank is not None:
         return here.node_rank
     nodes = outcome.recording.world.nodes if outcome.recording.world else ()
@@ -35,13 +35,13 @@ def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
 
 
 def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> int:
-    """Write the outputs and show the report; the exit code."""
+    """Write the outputs, show the report, and return the exit code."""
     if outputs.redact and outcome.spoken_by is None:
         from ddp_doctor.app.redaction import redacted
 
         outcome = app.judge(redacted(outcome.recording))
     elif outputs.redact:
-        outputs = outputs.without_files()  # the head's report is here without what its names stand for
+        outputs = outputs.without_files()  # the head's report cannot be redacted without its recording
     problems = outputs.write(Results(outcome.report, outcome.recording))
     out = screen.console(outputs.words_to, is_piped=outputs.is_piped)
     if outputs.form is not OutputFormat.FULL:

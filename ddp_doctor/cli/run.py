@@ -40,7 +40,7 @@ from ddp_doctor.starters.starter_channel import StarterChannel
 from ddp_doctor.wording import run_options
 from ddp_doctor.wording.nodes import name_list
 
-#: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
+#: Maximum time beyond the budget that a rank waits for its agent: start, kill, report.
 _WAIT_MARGIN_S = 150.0
 #: For srun or ssh to start the agents of all nodes.
 _START_S = 60.0
@@ -48,7 +48,7 @@ _MOST_RANKS = 1024
 
 
 def run(typed: RunOptions, outputs: Outputs) -> int:
-    """Decide what this process is: a starter of agents, an agent, or a rank that waits. Returns the exit code."""
+    """Decide whether this process starts agents, is an agent, or is a rank that waits. Return the exit code."""
     env = dict(os.environ)
     options = of_run(typed, is_reproducer_written="reproducer" in outputs.paths)
     asked = Asked(typed.nnodes, typed.node_rank, typed.rdzv_endpoint, typed.master_addr, typed.master_port)
@@ -84,7 +84,7 @@ def run(typed: RunOptions, outputs: Outputs) -> int:
 
 
 def _show_plan(asked: Asked, request: RunRequest, world: OuterWorld | None, outputs: Outputs) -> int:
-    """Print what a run would do, and start nothing; of the processes of a launcher the first one speaks."""
+    """Print what a run would do, without starting it; only the first process of a launcher prints."""
     outputs.require_only("json", "a plan")
     with as_usage_error():
         listed = hosts_to_start(asked, request.env, world)
@@ -114,7 +114,7 @@ def _show_plan(asked: Asked, request: RunRequest, world: OuterWorld | None, outp
 
 
 def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
-    """Estimate on one rank of this node or, to measure, on all that are there. Returns the exit code."""
+    """Estimate on one rank of this node or, to measure, on all ranks. Return the exit code."""
     assert options.fit is not None
     ranks = _ranks(nproc_per_node)
     started = ranks if options.fit.measure else 1
@@ -123,7 +123,7 @@ def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
 
 
 def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
-    """Tell which hosts the file of --topology does not name. Raises UsageError where it names none."""
+    """Report the hosts that the file of --topology does not list. Raises UsageError if it lists no host."""
     strange = [host for host, leaf in zip(hosts, options.leaves_of(hosts), strict=True) if not leaf]
     if not options.topology or not strange:
         return
@@ -139,7 +139,7 @@ def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
-    """One rank that an outer launcher started here tests for this node; the others wait for its exit code."""
+    """Test this node as its agent; other ranks that a launcher started on it wait for the agent's exit code."""
     world = request.outer
     if world is None or world.local_size == 1:
         return _test_and_report(request, outputs)
@@ -184,12 +184,12 @@ def _planned(options: Options, nnodes: int) -> list[str]:
 
 
 def _arguments(request: RunRequest) -> tuple[str, ...]:
-    """The options that another node is to have."""
+    """Return the options for another node."""
     return run_options.typed(request.options, request.nproc_per_node, request.join_timeout_s)
 
 
 def _test_for_starter(asked: Asked, request: RunRequest, pipe: starter_channel.StarterPipe) -> int:
-    """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
+    """Run as an agent that another ddp-doctor started: send it the recording, and print nothing."""
     rank = asked.node_rank
     starter = StarterChannel(number(request.env, "SLURM_NODEID", 0) if rank is None else rank)
     code = ExitCode.UNSURE.value
@@ -214,7 +214,7 @@ def _test_for_starter(asked: Asked, request: RunRequest, pipe: starter_channel.S
 
 
 def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: Outputs) -> int:
-    """Start all agents, wait for the head's recording, and report it here, where the user is."""
+    """Start all agents, wait for the head's recording, and report it on this host."""
     timeout_s = _START_S + request.join_timeout_s + longest_s(request.options) + _WAIT_MARGIN_S
     planned = _planned(request.options, len(here.hosts))
     with progress(screen.console(sys.stderr), planned, quiet=outputs.quiet) as tell:
@@ -235,7 +235,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
 
 
 def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Outcome | None:
-    """What the agents saw or, where the head's was lost before they met, who is missing and why; None for neither."""
+    """Return the agents' outcome, or the missing nodes if the head was lost early; None without either."""
     if ended.recording is not None and (ended.interrupted or not ended.is_headless):
         try:
             absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
@@ -253,7 +253,7 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
 
 
 def _ranks(text: str) -> int | None:
-    """As torchrun takes it: ``auto``, ``gpu``, ``cpu`` or a number."""
+    """Return the number of ranks, given as for torchrun: ``auto``, ``gpu``, ``cpu`` or a number."""
     if text in ("auto", "gpu"):
         return None
     if text == "cpu":
@@ -264,7 +264,7 @@ def _ranks(text: str) -> int | None:
 
 
 def _placed(asked: Asked, request: RunRequest) -> RunRequest:
-    """The request, for the place of this node. Raises UsageError and NotNeeded."""
+    """Return the request with the place of this node. Raises UsageError and NotNeeded."""
     env = request.env
     world = outer_world(env, os.getppid())
     with as_usage_error():

@@ -1,7 +1,7 @@
-"""stdout and stderr as the doctor writes them: closed ones are replaced, and a reader that leaves changes nothing.
+"""Safe stdin, stdout and stderr: closed streams are replaced, and a reader that leaves does not affect the run.
 
-``ddp-doctor run | head -1`` closes the pipe long before the verdict. The run goes on all the same: other nodes
-count on it, files are to be written, and its exit code is the verdict. Output without a reader is dropped.
+``ddp-doctor run | head -1`` closes the pipe long before the verdict. The run continues, because other nodes depend on
+it, files must be written, and its exit code is the verdict. Output without a reader is dropped.
 """
 
 import errno
@@ -24,13 +24,13 @@ class _ReaderMayLeave(io.FileIO):
             if error.errno not in _NO_READER:
                 raise
             nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self.fileno())  # also for what this process starts
+            os.dup2(nothing, self.fileno())  # also for child processes
             os.close(nothing)
             return super().write(data)
 
 
 def prepare() -> None:
-    """Make stdin, stdout and stderr fit for use, whatever the doctor was started with."""
+    """Make stdin, stdout and stderr usable, whatever state ddp-doctor was started with."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -40,14 +40,14 @@ def prepare() -> None:
 
 
 def _nothing(mode: str) -> Any:
-    """A stream for one that was closed before Python started: otherwise a socket would get its number."""
+    """Return a stream in place of a closed one: otherwise a socket would get its number."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.set_inheritable(nothing, True)  # what this process starts would have the same trouble
+    os.set_inheritable(nothing, True)  # child processes would have the same problem
     return os.fdopen(nothing, mode, encoding="utf-8")
 
 
 def _outliving_its_reader(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The same file; ``stream`` itself lives on as ``sys.__stdout__``, or collecting it would close that."""
+    """Return the same file; ``stream`` stays alive as ``sys.__stdout__``: collecting it would close the file."""
     raw = _ReaderMayLeave(stream.fileno(), "wb", closefd=False)
     is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # by python -u
     return io.TextIOWrapper(
