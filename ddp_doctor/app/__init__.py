@@ -1,7 +1,7 @@
-"""The use cases behind the commands. They return values, print nothing, and parse no options.
+"""The use cases behind the commands. They return values, do not print, and do not parse options.
 
-Those about a run and recordings are imported from their modules, ``running``, ``recordings`` and ``redaction``: a
-prolog has no time for what they need.
+The use cases about a run and recordings are imported from their modules, ``running``, ``recordings`` and ``redaction``,
+because a prolog has no time for their imports.
 """
 
 from ddp_doctor.app.inspection import judge_settings, live_settings, live_topology, prolog, read_settings, read_topology

@@ -1,4 +1,4 @@
-"""What a report of ``trace`` advises, as far as a run can try it."""
+"""The advice in a report of ``trace`` that a run can test."""
 
 from pydantic import ValidationError
 
@@ -12,13 +12,13 @@ from ddp_doctor.parse.file_kinds import REPORT
 
 
 class _OfTrace(Frozen):
-    """What is read of the report."""
+    """The fields read from the report."""
 
     advice: tuple[TraceAdvice, ...]
 
 
 def load_advice(path: str, model: str) -> tuple[TraceAdvice, ...]:
-    """The changes of DDP's arguments in a report, the largest bound of each first. Raises UsageError."""
+    """Return the changes of DDP's arguments in a report, the largest bound of each first. Raises UsageError."""
     if not model:
         raise UsageError(f"--from-trace {quoted(path)} requires a model; add --model MODULE:FACTORY")
     file = read_json(path)

@@ -20,16 +20,16 @@ from ddp_doctor.wording.findings import in_units
 #: Recordings kept in the state directory.
 _KEPT = 20
 _KEEP_VARIABLE = "DDP_DOCTOR_KEEP"
-#: Of the recordings of a folder, so many are named in a sentence.
+#: Maximum number of a directory's recordings to list in a sentence.
 _NAMED = 3
 NOTHING_KEPT = "no recording is kept yet; `ddp-doctor run` keeps its recording"
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 
 
 def save_recording(recording: Recording, state: Path | None, copy_of: str | None = None) -> str | None:
-    """Keep a recording in ``state`` or, where that cannot be, in a temporary folder; the path, or None.
+    """Keep a recording in ``state`` or, if that fails, in a temporary directory; return the path, or None.
 
-    ``copy_of`` is this host's name where another node keeps the same run: homes may be shared.
+    ``copy_of`` is this host's name if another node keeps the same run: home directories may be shared.
     """
     for folder in _folders(state):
         path = folder / recording.run_id / "recording.json"
@@ -40,7 +40,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
             write(str(path), recording.as_json(indent_of(recording.command)))
         except (OSError, CannotWrite):
             continue
-        with suppress(OSError):  # the newest runs of a folder that is ours alone are kept; a name begins with the time
+        with suppress(OSError):  # keep the newest runs: their names begin with the time
             for old in _runs(folder)[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         return str(path)
@@ -65,15 +65,15 @@ def kept_note(saved_as: str) -> str:
 
 
 def kept_runs(env: Mapping[str, str]) -> list[Path]:
-    """The folders of the runs that were kept, the oldest first. No folder is made."""
+    """Return the directories of the kept runs, the oldest first, without creating directories."""
     bases = (base / "runs" for base in own_bases(state_folder(env)) if is_ours(base) and is_ours(base / "runs"))
     return sorted((run for base in bases for run in _runs(base)), key=lambda run: run.name)
 
 
 def recording_at(path: Path | None, env: Mapping[str, str]) -> Path:
-    """The file of a recording: ``path`` itself or, in a folder, that of the head or the only one. Raises UsageError.
+    """Return the file of a recording: ``path``, or the head's or only recording in a directory. Raises UsageError.
 
-    Without a path it is that of the newest run that was kept.
+    The default path is the newest kept run.
     """
     if path is None:
         kept = kept_runs(env)
@@ -96,7 +96,7 @@ def recording_at(path: Path | None, env: Mapping[str, str]) -> Path:
 
 
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
-    """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
+    """Return a directory that is the same on all ranks of this node, or None if other users could write to it."""
     for base in (env.get("XDG_RUNTIME_DIR"), temporary_folder()):
         folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and is_folder(base) else None
         if folder is not None:
@@ -105,7 +105,7 @@ def meeting_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def _folders(state: Path | None) -> Iterator[Path]:
-    """Folders that are ours alone, the best first; the last one has a name that nobody can predict."""
+    """Yield directories that only this user can access, best first; the last one has an unpredictable name."""
     for base in own_bases(state):
         if private_folder(base) and private_folder(base / "runs"):
             yield base / "runs"

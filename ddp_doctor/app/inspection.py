@@ -1,4 +1,4 @@
-"""The use cases that start no ranks: the prolog, a topology or settings, from this machine or from a text."""
+"""The use cases without ranks: the prolog, a topology or settings, from this machine or from a text."""
 
 import time
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ _NOT_IN_PROLOG = ("interfaces",)
 
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
-    """Test what needs no other node and no torch, in about a second."""
+    """Run the checks that need no other node and no torch, in about a second."""
     plan = make_plan(options, _of_node(options))
     not_run = [NotRun(check=check.id, reason="needs two nodes") for check in plan.checks if check.id in _NOT_IN_PROLOG]
     checks = tuple(check for check in plan.checks if check.id not in _NOT_IN_PROLOG)
     plan = Plan(checks, (*plan.not_run, *not_run))
     started = time.monotonic()
-    # A prolog does not run as the job's user, and a home folder on a network may hang.
+    # A prolog does not run as the job's user, and a home directory on a network may hang.
     mine = {name: value for name, value in env.items() if name != "HOME"}
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, mine, progress=progress))
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
@@ -44,19 +44,19 @@ def _of_node(options: Options) -> list[Check]:
 
 
 def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
-    """Judge a pasted topology; one that is not understood is a finding and unsure."""
+    """Evaluate a pasted topology; text that cannot be parsed gives a finding and an unsure verdict."""
     return judge(blank(Options(command=Command.TOPOLOGY, ignore=ignore), readings=read_pasted(text)))
 
 
 def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
-    """The topology of this machine, with what decides about P2P on it."""
+    """Read the topology of this machine, and the facts that decide about P2P on it."""
     options = Options(command=Command.TOPOLOGY, only=("topology",), ignore=ignore)
     plan = make_plan(options, [check for check in _of_node(options) if check.id == "topology"])
     return judge(with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress)))
 
 
 _ENV = Options(command=Command.ENV)
-#: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
+#: Checks to run: the settings, the NCCL that reads them, and the interfaces and devices that they may name.
 _LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
@@ -66,7 +66,7 @@ _ORIGINS = Check(
 
 
 def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
-    """What is in force in this process, without torch and without a GPU."""
+    """Evaluate the settings in force in this process, without torch and without a GPU."""
     from ddp_doctor.sources.machine import LiveContext
 
     started = time.monotonic()
@@ -80,7 +80,7 @@ def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
 
 
 def read_settings(text: str, options: Options = _ENV, read_file: ReadFile = read_none) -> Outcome:
-    """Judge the settings and launches of a text: a saved environment, a job script or a manifest.
+    """Evaluate the settings and launches of a text: a saved environment, a job script or a manifest.
 
     ``read_file`` returns the text of a script that the text runs, by the name in it.
     """
@@ -103,8 +103,11 @@ def _unchecked(lines: tuple[Unchecked, ...]) -> Reading:
 
 
 def _as_environment(found: SettingText) -> EnvVars:
-    """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
-    nothing reads is known whatever its value."""
+    """Return the environment that a job would get from the text.
+
+    Values that only a shell knows are omitted and so not evaluated, unless no library reads the name: that is known for
+    any value.
+    """
     several = {name for name, all_written in found.possible().items() if by_branch(all_written)}
     settled = {name: setting for name, setting in found.in_force().items() if name not in several}
     known = {
@@ -123,6 +126,6 @@ def _as_environment(found: SettingText) -> EnvVars:
 
 
 def judge_settings(recording: Recording) -> Outcome:
-    """The findings, and in the report the settings in force."""
+    """Return the findings, and a report with the settings in force."""
     outcome = judge(recording)
     return replace(outcome, report=with_settings(outcome.report, recording))

@@ -26,7 +26,7 @@ MOST_ELEMENTS = 1 << 40
 
 
 def load_job_collectives(path: str) -> JobCollectives:
-    """The collectives of the job that a path tells of: a file, a folder, an archive. Raises UsageError."""
+    """Return the collectives of the job in a file, directory or archive. Raises UsageError."""
     dumps = list[FlightDumpFact]()
     calls = dict[str, tuple[RecordedCall, ...]]()
     recordings, collectives = list[Recording](), None
@@ -50,7 +50,7 @@ def load_job_collectives(path: str) -> JobCollectives:
         if dumps and not other:
             raise UsageError(f"{quoted(path)} has no collective to replay: no rank's flight recorder contains one")
         raise UsageError(f"{quoted(path)} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
-    if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
+    if len(dumps) == 1 and dumps[0].rank is None:  # its file was renamed
         dumps = [dumps[0].model_copy(update={"rank": 0})]
     jobs = sets_of(dumps, None)
     if not jobs and collectives is None:
@@ -111,9 +111,9 @@ def replayable(
 def _that_all_kept(
     groups: list[JobGroup], calls: Mapping[int, list[JobCall]], wrapped: Collection[int]
 ) -> dict[int, list[JobCall]]:
-    """From the first number of a group that all its ranks have; without those of which a later dump alone tells.
+    """Return each group's calls from the first to the last number that all its ranks have, and open calls.
 
-    A collective that nobody waits for any more has met all ranks, so a rank that lacks it was recorded before.
+    A completed collective has met all ranks, so a rank that lacks it was recorded earlier.
     """
     numbers = {rank: grouped(call.place for call in of_rank) for rank, of_rank in calls.items()}
     is_open = {call.place for of_rank in calls.values() for call in of_rank if call.is_open}
@@ -121,7 +121,7 @@ def _that_all_kept(
     first, last = dict[int, int](), dict[int, int]()
     for index, group in enumerate(groups):
         seen = {rank: numbers[rank].get(index, []) for rank in calls if rank in group.ranks}
-        lost = max(ended.get(index, [0])) + 1  # of a rank that has none of them left
+        lost = max(ended.get(index, [0])) + 1  # of a rank that has lost all of them
         first[index] = max((min(of, default=lost) for rank, of in seen.items() if rank in wrapped), default=0)
         entries = {of.count(first[index]) for of in seen.values()}  # several were coalesced: some of them may be lost
         first[index] += len(entries) > 1 and 0 not in entries
@@ -134,7 +134,7 @@ def _that_all_kept(
 
 
 def _agreed(calls: Mapping[int, list[JobCall]]) -> dict[int, list[JobCall]]:
-    """The same calls, with what only all ranks of a group tell of each."""
+    """Return the same calls, with values that only all ranks of a group together show."""
     by_place = grouped((call.place, (rank, call)) for rank, of_rank in calls.items() for call in of_rank)
     known = dict[tuple[int, int], dict[str, object]]()
     for place, same in by_place.items():
@@ -165,7 +165,7 @@ def _of_dumps(path: str, job: DumpSet, kept: Mapping[str, tuple[RecordedCall, ..
         for each in kept[dump.file]:
             (index, place), op = places[rank, each.entry.group], OPERATIONS.get(each.entry.op)
             if op is None or each.is_transfer:
-                left_out[each.entry.op] += each.entry.op != "coalesced"  # what was coalesced has entries of its own
+                left_out[each.entry.op] += each.entry.op != "coalesced"  # coalesced collectives have their own entries
             elif place is None:
                 left_out[f"{op} of rank {rank}, which is not in {groups[index].words}"] += 1
             else:
@@ -185,7 +185,7 @@ def _of_dumps(path: str, job: DumpSet, kept: Mapping[str, tuple[RecordedCall, ..
 
 
 def _call(recorded: RecordedCall, op: str, group: int, place: int) -> JobCall:
-    """``place``: the rank's in its group."""
+    """Return a call; ``place`` is the rank's index in its group."""
     entry = recorded.entry
     given = recorded.taken if op == "scatter" else entry.sizes
     elements = sum(prod(max(length, 0) for length in size) for size in given)

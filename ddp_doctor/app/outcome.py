@@ -1,4 +1,4 @@
-"""What every use case returns, a recording and its report; also where nodes could not take part."""
+"""The result of every use case, a recording and its report, even if nodes could not take part."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +27,16 @@ _NO_CHECKS = Plan(())
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recording, its report, and the rules that failed themselves."""
+    """A recording, its report, and the rules that crashed."""
 
     recording: Recording
     report: Report
     rule_failures: tuple[tuple[str, str], ...] = field(default=())
-    spoken_by: str | None = None  # the head whose report this is, on the other nodes
+    spoken_by: str | None = None  # the head that made this report, on the other nodes
 
 
 def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcome:
-    """Diagnose a recording, fresh or old; ``checks`` are those that its command has, if it was not given others."""
+    """Diagnose a recording, new or old; ``checks`` replace the checks of its command."""
     diagnosis = diagnose(recording)
     report = make_report(recording, diagnosis, checks or checks_for(recording))
     if (feature := recorded_by(recording.command)) is not None:
@@ -49,12 +49,12 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
 
 
 def with_baseline(outcome: Outcome, comparison: Callable[[Recording, Report], Recording]) -> Outcome:
-    """Add the comparison with a baseline to a run."""
+    """Return the outcome of a run with the comparison with a baseline."""
     return replace(judge(comparison(outcome.recording, outcome.report)), spoken_by=outcome.spoken_by)
 
 
 def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | None = None, **known: Any) -> Recording:
-    """A recording of a run that begins now, in a process with the environment ``env``, with the fields ``known``."""
+    """Return a recording of a run that begins now, with the environment ``env`` and the fields ``known``."""
     now = datetime.now(timezone.utc)
     return Recording(
         schema_version=SCHEMA_VERSION,
@@ -71,7 +71,7 @@ def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | No
 def not_started(
     options: Options, hosts: Sequence[str], endpoint: tuple[str, int], launcher: Launcher, reasons: Mapping[int, str]
 ) -> Outcome:
-    """A run whose head could not be started, on the host where it was typed; ``reasons`` by node rank."""
+    """Return the outcome of a run whose head could not be started; ``reasons`` by node rank."""
     fact = RollCallFact(
         role="head",
         outcome="missing",
@@ -90,7 +90,7 @@ def not_started(
 
 
 def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
-    """Judge the head's recording with those of nodes that could not come to its roll call and say why themselves."""
+    """Evaluate the head's recording, joined with recordings of nodes that could not check in and report why."""
     world = head.world or World()
     known = {node.hostname for node in world.nodes}
     nodes = [

@@ -1,4 +1,4 @@
-"""Recordings, reports and other JSON files that somebody names: unpacked and read, and recordings evaluated again."""
+"""Recordings, reports and other JSON files that users name: read, unpacked, and recordings evaluated again."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
-    """The findings of an old recording, by today's rules but those to ignore. Raises UsageError for a foreign file."""
+    """Evaluate an old recording with the current rules except ignored ones. Raises UsageError for other files."""
     return judge(load_recording(path).ignoring(ignore))
 
 
@@ -42,7 +42,7 @@ def load_recording(path: Path) -> Recording:
 
 
 def recording_in(path: Path, content: bytes) -> Recording:
-    """The recording that the content of a file is. Raises UsageError with one sentence for every kind of wrong file."""
+    """Return the recording in a file's content. Raises UsageError with one sentence for every kind of wrong file."""
     try:
         text, data = json_in(content)
     except ValueError as error:
@@ -66,8 +66,8 @@ def recording_in(path: Path, content: bytes) -> Recording:
 
 
 def _require_facts(recording: Recording) -> None:
-    """Read all its facts, also those of recordings within it. Raises ValidationError."""
-    from ddp_doctor.checks import every_check  # they are made when they are asked for
+    """Read all its facts, including facts of recordings within it. Raises ValidationError."""
+    from ddp_doctor.checks import every_check  # they are created on request
 
     kinds: list[type[Fact]] = [FlightDumpFact, *(kind for found in features_in(recording) for kind in found.facts)]
     for kind in kinds + [kind for check in every_check(recording) for kind in check.facts]:
@@ -81,7 +81,7 @@ def _foreign(path: Path, why: str) -> UsageError:
 
 
 def json_in(content: bytes) -> tuple[str, Json]:
-    """The text and the value in it, also of what gzip packed. Raises ValueError, which says what it is instead."""
+    """Return the text and the value of plain or gzip content. Raises ValueError that describes invalid content."""
     if content.startswith(_GZIP):
         try:
             with gzip.open(io.BytesIO(content)) as file:
@@ -95,17 +95,17 @@ def json_in(content: bytes) -> tuple[str, Json]:
 
 
 class JsonFile(NamedTuple):
-    """One file of JSON that somebody names."""
+    """A JSON file that the user names."""
 
     path: str
     content: bytes
     text: str
     data: Json
-    kind: str | None  # what it is, as far as its keys tell
+    kind: str | None  # the kind of document, if its keys show it
 
 
 def read_json(path: str) -> JsonFile:
-    """Read and unpack it. Raises UsageError with one sentence."""
+    """Read and unpack a file. Raises UsageError with one sentence."""
     with as_usage_error(CannotRead):
         content = read_given(path, most_bytes=MOST_BYTES)
     try:
@@ -116,7 +116,7 @@ def read_json(path: str) -> JsonFile:
 
 
 class _OfJob(Frozen):
-    """What is compared of a report of ``logs``, beside its numbers."""
+    """The parts of a report of ``logs`` that are compared, in addition to its numbers."""
 
     facts: JobFacts
 
@@ -167,7 +167,7 @@ def what_is_wrong(error: ValidationError) -> str:
 
 
 def major(data: Json) -> int:
-    """The first number of its schema's version; 0 where it has none."""
+    """Return the major version of the schema; 0 without one."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     number = version.partition(".")[0] if isinstance(version, str) else ""
     return int(number) if number.isdecimal() and len(number) < 10 else 0

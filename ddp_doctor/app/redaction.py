@@ -1,11 +1,11 @@
-"""A recording for others: hosts, users, addresses, paths and serial numbers under other names, the same fault in it.
+"""Redact a recording: replace hosts, users, addresses, paths and serial numbers, and keep the fault.
 
     gpu017.cluster.corp at 10.31.7.12/24, /home/alice/llm/train.py   becomes
     host1.domain1 at 10.0.0.12/24, /home/user1/dir1/file1.py
 
-The same name has the same replacement everywhere, and what names have in common stays: two addresses share as many
-bits, two GPUs' UUIDs as many digits, two paths the same folders. Numbers are given out in the order of appearance, so
-redacting what is redacted changes nothing. What everybody has (/usr, site-packages/torch, 127.0.0.1) stays.
+The same name always has the same replacement, and common parts of names stay common: two addresses share as many bits,
+two GPUs' UUIDs as many digits, two paths the same directories. Numbers are assigned in the order of appearance, so
+redacting a redacted recording does not change it. Common names (/usr, site-packages/torch, 127.0.0.1) are kept.
 """
 
 import re
@@ -20,7 +20,7 @@ from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.hostlist import expand
 
-#: Fields and variables whose value is a host's name, with a port behind it or not.
+#: Fields and variables whose value is a host's name, with or without a port.
 _HOST_FIELDS = {"hostname", "host", "endpoint_host", "expected_hosts", "peer_node", "head"}
 _HOST_VARIABLES = frozenset(
     """
@@ -29,21 +29,21 @@ _HOST_VARIABLES = frozenset(
     """.split()  # noqa: SIM905  a list of words
 )
 _USER_VARIABLES = {"USER", "LOGNAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME"}
-#: Paths as they were typed: relative ones, and with blanks in them.
+#: Paths as users typed them, which may be relative and contain spaces.
 _PATH_FIELDS = {"data", "topology"}
-#: Told by what the doctor, a launcher or the vendor says: no name of a site's.
+#: Values of ddp-doctor, a launcher or a vendor, never names of a site.
 _OWN_FIELDS = {"kind", "status", "check", "checks", "schema_version", "run_id", "launcher", "backend"}
-#: Names that everybody has, or that the doctor says of something else.
+#: Common names, and names that ddp-doctor uses for other things.
 _EVERYBODYS = frozenset(
     """
     localhost localhost.localdomain root user nobody none node rank gpu cpu host head master worker server
     gloo nccl mpi slurm torchrun plain lo eth0
     """.split()  # noqa: SIM905  a list of words
 )
-#: The first folder of a path in which all is the system's own.
+#: The first directory of paths that belong to the system.
 _SYSTEM = {"usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "boot"}
 _HOMES = {"home", "Users"}
-#: Folders and files that are no site's own names.
+#: Directories and files that are not names of a site.
 _PUBLIC = frozenset(
     """
     home Users root opt tmp var mnt srv log spool cache src bin lib lib64 venv .venv env envs conda miniconda3
@@ -69,13 +69,13 @@ _IPV6 = re.compile(
 )
 _USER_AT = re.compile(r"(?<![\w.+-])([a-z_][\w.-]*)@(?=[a-z])", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-#: What others run on a host is nobody's business.
+#: Other users' programs on a host are private.
 _DROPPED_FIELDS = {"busiest"}
 _SERIAL_FIELDS = {"serial", "board_serial", "asset_tag"}
-_AZURE = "7783-7084-3265-9085-8269-3286-77"  # what every machine of Azure has for an asset tag
-#: Addresses of these stay in them.
+_AZURE = "7783-7084-3265-9085-8269-3286-77"  # the asset tag of every machine of Azure
+#: Addresses in these ranges stay in them.
 _RANGES = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")))
-#: First bytes for those of others: of no network with a meaning of its own.
+#: First bytes for replaced addresses: networks without a special meaning.
 _FIRST_BYTES = [number for number in range(20, 190) if number not in (100, 127, 169, 172)]
 _UNIQUE_LOCAL = 0xFC >> 1  # fc00::/7
 
@@ -91,7 +91,7 @@ class _Numbers:
         return self._given.get((kind, name))
 
     def of(self, kind: str, name: str) -> str:
-        """``host3`` for the third name of the kind "host"."""
+        """Return ``host3`` for the third name of the kind "host"."""
         if (kind, name) not in self._given:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._given[kind, name] = f"{kind}{self._counts[kind]}"
@@ -99,13 +99,13 @@ class _Numbers:
 
 
 class _Prefixes:
-    """Replaces digit by digit, so that two texts have as long a beginning in common as before."""
+    """Replaces digit by digit, so that the common prefix of two texts keeps its length."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, str], dict[str, str]] = {}
 
     def of(self, kind: str, digits: str, alphabet: str) -> str:
-        """The digits as others of the same alphabet; the first that appears anywhere becomes the alphabet's first."""
+        """Return the digits as others of the alphabet; the first that appears anywhere becomes the alphabet's first."""
         made = []
         for at, digit in enumerate(digits):
             known = self._next.setdefault((kind, digits[:at]), {})
@@ -116,7 +116,7 @@ class _Prefixes:
 
 
 def redacted(recording: Recording) -> Recording:
-    """The recording with other names. Raises UsageError where it would no longer be one."""
+    """Return the recording with other names. Raises UsageError if the result would be invalid."""
     data = recording.model_dump(mode="json")
     if (feature := recorded_by(recording.command)) is not None:
         for named in (each for reading in data["readings"] for each in (reading, reading["fact"]) if each):
@@ -137,12 +137,12 @@ def _as_path(file: str) -> str:
 
 
 class _Redaction:
-    """The replacements of one recording."""
+    """The replacements of names for one recording."""
 
     def __init__(self, data: Json) -> None:
         self._numbers = _Numbers()
         self._prefixes = _Prefixes()
-        self._known: dict[str, str] = {}  # whole words of any text, in small letters
+        self._known: dict[str, str] = {}  # complete words of any text, in lower case
         self._recorded_fields = _recorded_fields(Frozen)
         strings = [*_strings(data)]
         for key, value in strings:
@@ -158,7 +158,7 @@ class _Redaction:
         words = sorted((word for word in self._known if len(word) > 1), key=len, reverse=True)
         any_word = "|".join(map(re.escape, words)) or "(?!)"
         self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{any_word})(?![A-Za-z0-9])", re.IGNORECASE)
-        for _, value in strings:  # a file may stand without its path before the path comes
+        for _, value in strings:  # a file may occur without its path before the path does
             self._text(value)
 
     def _learn_host(self, name: str) -> None:
@@ -237,13 +237,13 @@ class _Redaction:
         return f"{self._numbers.of('dir', part)}{filled_in}"
 
     def _known_file(self, name: str) -> str:
-        """A file that a path names, without the path."""
+        """Return the replacement of a file without its path, if some path names it."""
         ending = name.rpartition(".")[2]
         given = self._numbers.given("file", name)
         return f"{given}.{ending}" if given else name
 
     def _digits(self, kind: str, text: str) -> str:
-        """Hexadecimal digits in groups; of a hardware address the last byte stays."""
+        """Replace hexadecimal digits in groups; the last byte of a hardware address is kept."""
         digits = re.sub("[^0-9a-f]", "", text.lower())
         end = len(digits) - (0 if kind == "uuid" else 2)
         made = iter(self._prefixes.of(kind, digits[:end], "0123456789abcdef") + digits[end:])
@@ -283,7 +283,7 @@ class _Redaction:
 
 
 def _strings(value: Json, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text with the name of its field or variable, in order; also names in place of fields."""
+    """Yield every text with the name of its field or variable, in order; also the names of fields themselves."""
     if isinstance(value, dict):
         for name, below in value.items():
             yield "", name

@@ -1,4 +1,4 @@
-"""``ddp-doctor run --plan``: what a run would do, worked out of its options; nothing is started."""
+"""``ddp-doctor run --plan``: what a run would do, computed from its options without starting it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -15,16 +15,17 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Tool
 from ddp_doctor.model.run_plan import PlannedNode, PlannedStep, RunPlan
 
-#: A trial of fresh ranks that meet and reduce: of two to eight hosts with CPUs it took half a second to one.
+#: A trial of fresh ranks that meet and reduce: on two to eight hosts with CPUs it took half a second to one.
 _TRIAL_S = 1.0
-#: Of so many nodes and more, all are tested in the same rounds; of 16,384 that would be counted for half a minute.
+#: With this many nodes or more, all are tested in the same number of rounds; counting them for 16,384 would take half a
+#: minute.
 _ENOUGH_NODES = 256
 
 
 def run_plan(
     options: Options, hosts: Sequence[str | None], launcher: str, nproc_per_node: int | None, *, is_here: bool
 ) -> RunPlan:
-    """The plan for nodes of these names, None where one is not known; ``is_here``: for this one alone.
+    """Return the plan for nodes of these names, None for unknown ones; ``is_here``: for only this node.
 
     Raises UsageError.
     """
@@ -52,7 +53,7 @@ def run_plan(
 
 
 def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[PlannedStep]:
-    """In the order of engine/node_run."""
+    """Yield the steps in the order of engine/node_run."""
     alone = [check for check in plan.checks if check.environment]
     for where, checks in (
         (Where.NODE, plan.at(Where.NODE)),
@@ -86,7 +87,7 @@ def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[Plan
 
 
 def _rounds(leaves: Sequence[str], repeat: int, bad: int | None) -> int:
-    """The rounds of an isolation where all groups pass but those in which a node is with others."""
+    """Count the rounds of an isolation where only groups of the node ``bad`` with other nodes fail."""
     of_node = dict(enumerate(leaves[:_ENOUGH_NODES]))
     leaf_of = {node: leaf for node, leaf in of_node.items() if leaf}
     tests, rounds = list[GroupTest](), 0

@@ -1,4 +1,4 @@
-"""``ddp-doctor run``: this node's part of a run, alone or with others."""
+"""``ddp-doctor run``: this node's part of a run, on a single node or with others."""
 
 import importlib.util
 import shlex
@@ -31,17 +31,16 @@ from ddp_doctor.views.gpus import nccl_without_gpu
 
 
 def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
-    """Test this node, or with others its part of a run over several, by its command's checks or those given.
+    """Test this node, or its part of a run over several nodes, by its command's checks or the given ones.
 
-    Where the head is not lost, its outcome is every node's. Raises UsageError; Ctrl-C and SIGTERM give a
-    partial outcome.
+    All nodes get the head's outcome, unless it is lost. Raises UsageError. Ctrl-C and SIGTERM give a partial outcome.
     """
     checks = checks or checks_of(Command(request.options.command))
     plan = make_plan(request.options, checks, request.nnodes)
-    if request.nnodes == 1:  # of several nodes only some may lack it
+    if request.nnodes == 1:  # with several nodes, only some may lack it
         require_usable(request.options, plan)
     held = None
-    if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
+    if request.nnodes == 1 and request.endpoint[1]:  # without a port no user or launcher selected one
         request, held = _on_a_free_port(request)
     part: type[NodeRun] = OneNode
     if request.nnodes > 1:  # imported before a signal can come in the middle of it
@@ -89,7 +88,7 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) ->
 
 
 def require_usable(options: Options, plan: Plan) -> None:
-    """Refuse a model that is not there, and ranks where Python has no torch; on several nodes findings name that.
+    """Refuse a missing model, and ranks if Python has no torch; with several nodes, findings report these.
 
     Raises UsageError.
     """
@@ -117,7 +116,7 @@ def _require_gpus_and_ranks(recording: Recording) -> None:
 
 
 def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
-    """The request with a port to be had; where the one that was asked for is not, a reading that says who has it.
+    """Return the request with a free port, and a reading about the program that holds the requested port, if any.
 
     A port of the launcher that started this run is the job's own. Raises UsageError for the endpoint of another host.
     """
