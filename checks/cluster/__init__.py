@@ -1,1 +1,1 @@
-"""Whether the nodes find, match and reach one another."""
+"""Checks that the nodes find, match and reach one another."""

@@ -32,7 +32,7 @@ from ddp_doctor.wording.ranks import capital
 
 
 def probe(_ctx: Context) -> Fact:
-    """What ranks and nodes have measured is held against the baseline once all of it is there."""
+    """Skip: the measurements are compared with the baseline after the run."""
     raise Skip("the run ended before the comparison with its baseline")
 
 
@@ -59,14 +59,14 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
         return
     rest = [each for each in compared if is_outlier(each.name, each.value, each.median, each.mad, each.worst)]
     of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
-    is_everywhere = of_paths == tested  # the network, and no node
+    is_everywhere = of_paths == tested  # the network is slow, not a node
     nodes = {each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))}
     for node in sorted(nodes):
         own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]
         rest = [each for each in rest if each not in own]
         gpus = {each.gpu for each in own}
         who = Who((node_culprit(recording, node),), host(recording, node))
-        if len(gpus) == 1 and None not in gpus:  # all that is slow is one GPU's own
+        if len(gpus) == 1 and None not in gpus:  # all slow values belong to one GPU
             [gpu] = gpus
             of_gpu = who.culprits[0].model_copy(update={"kind": "gpu", "gpu": gpu})
             who = Who((of_gpu,), f"GPU {gpu} of {who.names}")
@@ -83,7 +83,7 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
 
 
 def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
-    """A job beside the run before it: one sentence for all sizes, each of them a line, and nobody to blame."""
+    """Yield one finding for a job compared with the run before it: all sizes in one sentence, without a culprit."""
     if any(is_outlier(each.name, each.value, each.median, each.mad) for each in fact.compared):
         yield possible(
             NOBODY,
@@ -136,7 +136,7 @@ def _loss(each: HeldAgainst) -> float:
 
 
 def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
-    """The slowest of several that were measured of the same, such as the GPUs of a node."""
+    """Return the evidence from the slowest of several equal measurements, such as the GPUs of a node."""
     on = ", the best path of" if _is_path(each) else " on"
     where = f"{on} {host(recording, each.nodes[0])}" if len(each.nodes) == 1 else ""
     if len(each.nodes) == 2:
@@ -287,7 +287,7 @@ def _has_few_steps(fact: TracesFact) -> bool:
 
 
 def _changed(fact: TracesFact, sign: int = 1) -> str:
-    """``waiting +12.3 ms, compute -1.1 ms``: the parts that changed, the most first; -1 is the way back."""
+    """Return ``waiting +12.3 ms, compute -1.1 ms``: the changed parts, largest first; -1 reverses the comparison."""
     seen = sorted((each for each in changes(fact)[1:] if each.is_seen), key=lambda each: -abs(each.more))
     return name_list([f"{each.part} {sign * each.more / 1e3:+.3g} ms" for each in seen]) or "no part by more than noise"
 
@@ -319,7 +319,7 @@ def _of_traces(fact: TracesFact, title: str, severity: Severity, detail: str = "
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Of traces: the parts of a step of both, and the scaling efficiency where their ranks differ in number."""
+    """Yield the parts of a step of both traces, and the scaling efficiency if their numbers of ranks differ."""
     fact = recording.first(TracesFact)
     if fact is None:
         return

@@ -29,9 +29,9 @@ from ddp_doctor.wording.ranks import rank_at, rank_culprit
 
 #: How long the rendezvous waits for a node by default.
 JOIN_TIMEOUT_S = 600
-#: A slow start is given so many times what it took.
+#: The recommended timeout, as a multiple of a slow start.
 _ROOM = 3
-#: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
+#: Variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py).
 EXPORTED = (
     "RANK",
     "LOCAL_RANK",
@@ -45,9 +45,9 @@ EXPORTED = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_MAX_RESTARTS",
 )
-#: torchrun took 2.4 s for two ranks where the tests ran, and tens of seconds on a cold file system.
+#: torchrun took 2.4 s for two ranks on the test machine, and tens of seconds on a cold file system.
 SLOW_START_S = 60.0
-#: How torchrun words a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
+#: torchrun's messages on a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
 _OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
 #: The first failure in the summary of torch.distributed.elastic.multiprocessing.errors, if a signal ended that rank.
 _FIRST_KILLED = re.compile(
@@ -58,7 +58,7 @@ _FIRST_KILLED = re.compile(
 
 
 def probe(ctx: RankContext) -> TorchrunFact:
-    """One all-reduce in the process group that torchrun's own environment made."""
+    """Run one all-reduce in the process group from torchrun's own environment."""
     import torch
     import torch.distributed as dist
 
@@ -135,7 +135,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     """
     slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
-    # Room for nodes that start slowly, so that the rendezvous does not give them up.
+    # A longer limit for nodes that start slowly, so that the rendezvous waits for them.
     room_s = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * seconds / 60) * 60)
     join_later = remedy(
         f"Raise the rendezvous timeout from {JOIN_TIMEOUT_S} s to {room_s} s (workaround)",
@@ -199,7 +199,7 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """How long torchrun took until the last rank had its process group."""
+    """Yield the time until the last rank had its process group under torchrun."""
     facts = [node.fact for node in recording.facts(TorchrunFact)]
     if facts:
         slowest = max(fact.arrived_after_s + fact.init_s for fact in facts)

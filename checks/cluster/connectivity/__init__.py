@@ -47,9 +47,9 @@ _OUTCOMES: dict[int | None, Outcome] = {
 
 
 def probe(ctx: NodesContext) -> ConnectivityFact:
-    """Meet all peers at once, then measure the throughput to one after the other, then what is doubtful.
+    """Connect to all peers in parallel, measure the throughput to each in turn, then repeat doubtful measurements.
 
-    Raises Skip without peers, and Failed where this host cannot dial at all (no file descriptors left).
+    Raises Skip without peers, and Failed if this host cannot dial at all (no file descriptors left).
     """
     if not ctx.peers:
         raise Skip("the run has no other node")
@@ -66,7 +66,7 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     for measurement in elsewhere:
         measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(elsewhere)), until)
     _in_daemon_threads([dial.again for dial in dialled if dial.lost_packets])
-    # Peers that looked slow against the others of this row, or other networks: by chance, perhaps.
+    # Peers that looked slow compared with the others of this row, or with other networks, perhaps by chance.
     rates = [min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for measurement in elsewhere]
     best = max([*(dial.rate or 0.0 for dial in dialled), *rates], default=0.0)
     for dial in dialled:
@@ -89,7 +89,7 @@ def _came_from_elsewhere(peer: Peer) -> bool:
 
 
 def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
-    """In daemon threads, each of which ends by itself; whoever ends us does not wait for them."""
+    """Run the calls in daemon threads and wait for them; the end of this process does not wait for them."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
@@ -98,7 +98,7 @@ def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
 
 
 class _Measurement(ABC):
-    """The line to a peer at one of its addresses while there is one, and what was found on it."""
+    """The connection to a peer at one of its addresses, while it is open, and its measurements."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, address: str) -> None:
         self._ctx = ctx
@@ -118,17 +118,17 @@ class _Measurement(ABC):
         self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
         try:
             self._talk(self._line)
-        except OSError as error:  # the connection stood, and then did not go on
+        except OSError as error:  # the connection was open and then broke
             self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
             self._hang_up()
 
     @abstractmethod
     def _dial(self, address: str) -> Line:
-        """Raises OSError: of the last dial where none was answered."""
+        """Connect to the address. Raises OSError of the last attempt if none was answered."""
 
     @abstractmethod
     def _talk(self, line: Line) -> None:
-        """Round trips and the burst. Raises OSError."""
+        """Make round trips and send the burst. Raises OSError."""
 
     def _hang_up(self) -> None:
         if self._line is not None:
@@ -138,7 +138,7 @@ class _Measurement(ABC):
 
 
 class Dialled(_Measurement):
-    """One peer; its methods are called one after the other, but for ``try_met_at``. They never raise."""
+    """The measurements of one peer. Its methods run one after the other, except ``try_met_at``, and never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer) -> None:
         super().__init__(ctx, peer, peer.address)
@@ -148,7 +148,7 @@ class Dialled(_Measurement):
         self._met_at: Outcome | None = None
 
     def try_met_at(self) -> None:
-        """Connect to the address from which the peer came to the roll call."""
+        """Connect to the address that the peer used for the node check-in."""
         try:
             self._dial(self._peer.met_at).close()
             self._met_at = "ok"
@@ -158,7 +158,7 @@ class Dialled(_Measurement):
     def measure(self, samples: int, sample_s: float) -> None:
         """Take throughput samples; a transfer that does not end counts as what it moved at most.
 
-        Fewer samples where they last much longer than they should: on busy hosts rates jump.
+        Takes fewer samples if they last much longer than they should: on busy hosts rates jump.
         """
         patience = self._ctx.clock() + path_quality.PATIENCE * samples * sample_s
         patience = min(patience, self._ctx.deadline - 2 * path_quality.TRANSFER_S)
@@ -175,7 +175,7 @@ class Dialled(_Measurement):
                 self._hang_up()
 
     def again(self) -> None:
-        """More round trips for a path that lost a packet."""
+        """Make more round trips for a path that lost a packet."""
         self._until = self._by(2 * path_quality.AGAIN_S)
         try:
             self.round_trips(path_quality.AGAIN_ROUND_TRIPS, path_quality.AGAIN_S)
@@ -183,7 +183,7 @@ class Dialled(_Measurement):
             self._hang_up()
 
     def round_trips(self, most: int, time_s: float) -> None:
-        """Small messages there and back, and what the kernel had to send again for them."""
+        """Send small messages back and forth, and count what the kernel had to send again for them."""
         if self._line is None:
             return
         line, ends_at = self._line, self._ctx.clock() + time_s
@@ -202,18 +202,18 @@ class Dialled(_Measurement):
 
     @property
     def rate(self) -> float | None:
-        """The best throughput so far, of the burst where there is no sample, in bytes per second."""
+        """The best throughput in bytes per second; the burst's without samples."""
         burst_s = self._found.get("burst_s")
         return max(self._rates, default=path_quality.BURST_BYTES / burst_s if burst_s else None)
 
     @property
     def lost_packets(self) -> bool:
-        """Whether a small message had to be sent again, here or, as its time tells, over there."""
+        """True if a small message was sent again, by this host or, as its time shows, by the peer."""
         stall_s = max(self._times) - min(self._times) if self._times else 0.0
         return bool(self._found.get("retransmits")) or stall_s > path_quality.RETRANSMIT_S
 
     def result(self, others: tuple[OtherConnectivity, ...] = ()) -> PeerConnectivity:
-        """All that was found, there and in ``others``; the line is closed."""
+        """Close the connection and return all measurements, including ``others``."""
         self._hang_up()
         times = self._times
         return PeerConnectivity(
@@ -243,7 +243,7 @@ class Dialled(_Measurement):
             self._climb()
 
     def _climb(self) -> None:
-        """On a new connection: which sizes pass? The burst repeats at the end: it may have been chance."""
+        """Find the sizes that pass, on a new connection. The burst is repeated last: its loss may have been chance."""
         self._line = self._dial(self._peer.address)
         for size in (*path_quality.SIZES_BYTES, path_quality.BURST_BYTES):
             limit_s = path_quality.BURST_S if size == path_quality.BURST_BYTES else path_quality.SIZE_S
@@ -274,21 +274,21 @@ class Dialled(_Measurement):
 
 
 def outcome(error: OSError) -> Outcome:
-    """What the failure to connect shows."""
+    """Return the outcome of a failed connection attempt."""
     if isinstance(error, TimeoutError):
         return "timed_out"
     return _OUTCOMES.get(error.errno, "failed")
 
 
 class ShortMeasurement(_Measurement):
-    """One peer in one other network; ``meet``, then ``sample``, then ``result``. They never raise."""
+    """A short measurement of one peer in one other network: ``meet``, ``sample``, ``result``, which never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, way: OtherWay) -> None:
         super().__init__(ctx, peer, way.address)
         self._way = way
 
     def sample(self, sample_s: float, until: float) -> None:
-        """One throughput sample, unless the time is up."""
+        """Take one throughput sample, unless the time is up."""
         left_s = until - self._ctx.clock()
         if self._line is None or left_s <= 0:
             return
@@ -301,11 +301,11 @@ class ShortMeasurement(_Measurement):
 
     @property
     def rate(self) -> float:
-        """The throughput, in bytes per second; 0 where nothing came of it."""
+        """The throughput, in bytes per second; 0 without a result."""
         return self._recorded().rate
 
     def result(self) -> OtherConnectivity:
-        """All that was found; the line is closed."""
+        """Close the connection and return the measurements."""
         self._hang_up()
         return self._recorded()
 
@@ -332,7 +332,7 @@ class ShortMeasurement(_Measurement):
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Round trip and throughput of each path, as the node that dialled saw it."""
+    """Yield the round trip and the throughput of each path, as the dialing node measured it."""
     for node in recording.facts(ConnectivityFact):
         for peer in node.fact.peers:
             labels: dict[str, str | int | float] = {"node": node.node, "peer": peer.node}

@@ -20,7 +20,7 @@ from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 from ddp_doctor.wording.ranks import capital
 
-#: What became of the request, for "on these paths …".
+#: The outcomes as text, after "on these paths …".
 _FATE = {
     "refused": "connections are refused",
     "timed_out": "connections get no answer",
@@ -45,7 +45,7 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     matrix = Matrix.of(recording)
-    found = matrix.blocked  # without nodes where everyone is blocked
+    found = matrix.blocked  # without nodes if everyone is blocked
     met = "The nodes checked in, so the network works."
     confidence = Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY
     groups: dict[str, list[int]] = {"": matrix.nodes} if found.everyone else {}
@@ -140,7 +140,7 @@ def _blocked(
     detail: str,
     confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
-    """A finding about these paths; another network, where one works, comes before ``remedies``."""
+    """Return a finding about these paths; a working other network is recommended before ``remedies``."""
     around = way_out(recording)
     return finding(
         culprits,
@@ -155,7 +155,7 @@ def _blocked(
 
 
 def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
-    """The ephemeral ports of these nodes, where they are the same."""
+    """Return the ephemeral ports of these nodes, or None if they differ."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
     return known.pop() if len(known) == 1 else None
 
@@ -204,7 +204,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
 
 
 def dials_seen(recording: Recording, paths: list[Path]) -> tuple[Evidence, ...]:
-    """Some of the dials that failed, how many there are, and one that shows what works."""
+    """Return some of the failed attempts, their number, and one attempt that shows what works."""
     matrix = Matrix.of(recording)
     evidence = [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in paths[:PATHS_SHOWN]]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]

@@ -1,4 +1,4 @@
-"""The rows of all nodes as one matrix of paths, and who is to blame for bad ones. A node without a row is unknown."""
+"""The rows of all nodes as one matrix of paths, and the causes of bad paths. Nodes without a row are unknown."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from ddp_doctor.knowledge.network.addresses import is_loopback
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.path_blame import Blame, Path, blame, both_ways
 
-#: Nobody was reached.
+#: The peer was not reached.
 BLOCKED: tuple[Outcome, ...] = ("refused", "timed_out", "unreachable", "denied", "mute", "foreign")
-#: The peer answered, whatever became of it then.
+#: The peer answered, even if the connection failed later.
 CONNECTED: tuple[Outcome, ...] = ("ok", "burst_lost", "broken")
-#: So many paths are shown one by one.
+#: Maximum number of paths to show individually.
 PATHS_SHOWN = 3
 
 
@@ -29,26 +29,26 @@ class Loss:
 
     @property
     def share(self) -> float:
-        """Losses per round trip."""
+        """The losses per round trip."""
         return self.retransmits / self.round_trips
 
     @property
     def is_bad(self) -> bool:
-        """Whether so many are no chance."""
+        """True if the losses are more than chance."""
         return self.retransmits >= path_quality.LOST_PACKETS and self.share >= path_quality.LOST_SHARE
 
 
 class Matrix:
-    """All that the nodes saw of each other."""
+    """The measurements of all nodes about each other."""
 
     @classmethod
     def of(cls, recording: Recording) -> "Matrix":
-        """The matrix of a recording."""
+        """Return the matrix of a recording."""
         return recording.once(cls, lambda: cls(recording))
 
     def __init__(self, recording: Recording) -> None:
         rows = recording.facts(ConnectivityFact)
-        # a node that handed in nothing at all fell silent, which is another finding's matter
+        # a node without any reading stopped responding, which is another finding
         alive = {reading.node for reading in recording.of_check("connectivity")}
         self.rows = {row.node: row.fact for row in rows}
         self.seen: dict[Path, PeerConnectivity] = {
@@ -59,7 +59,7 @@ class Matrix:
         }
 
     def of_pair(self, path: Path) -> Iterator[PeerConnectivity]:
-        """What both ends saw."""
+        """Yield the measurements of both ends."""
         yield from (self.seen[direction] for direction in (path, path[::-1]) if direction in self.seen)
 
     @cached_property
@@ -69,47 +69,47 @@ class Matrix:
 
     @cached_property
     def nodes(self) -> list[int]:
-        """All nodes that dialled or were dialled."""
+        """The nodes that dialed or were dialed."""
         return sorted({node for path in self.seen for node in path})
 
     @cached_property
     def address_of(self) -> dict[int, str]:
-        """An address of each node that was dialled, the one with which it came to the roll call if known."""
+        """The address of each dialed node, from the node check-in if known."""
         return {path[1]: peer.met_at or peer.address for path, peer in self.seen.items()}
 
     def addresses(self, nodes: Iterable[int]) -> list[str]:
-        """The addresses of these nodes as far as they are known."""
+        """Return the known addresses of these nodes."""
         known = self.address_of
         return [known[node] for node in sorted(set(nodes)) if node in known]
 
     @cached_property
     def failed(self) -> list[Path]:
-        """The paths on which no connection came about, on any address."""
+        """The paths without a connection on any address."""
         return [path for path, peer in self.seen.items() if _is_blocked(peer) and not _loopback_fails(peer)]
 
     @cached_property
     def misled_paths(self) -> list[Path]:
-        """The paths that exist only on the roll call's address."""
+        """The paths that exist only on the address of the node check-in."""
         return [path for path, peer in self.seen.items() if misled(peer) and not _loopback_fails(peer)]
 
     @cached_property
     def blocked(self) -> Blame:
-        """Where nothing gets through, on any address."""
+        """The cause of paths that are blocked on all addresses."""
         return self._judge(_is_blocked, connected)
 
     @cached_property
     def misled(self) -> Blame:
-        """Where the advertised address leads nowhere and the roll call's does."""
+        """The cause of paths with a working check-in address whose advertised address fails."""
         return self._judge(misled, connected)
 
     @cached_property
     def swallowed(self) -> Blame:
-        """Where small messages arrive and large ones do not."""
+        """The cause of paths that deliver small messages but not large ones."""
         return self._judge(lambda peer: peer.outcome == "burst_lost", lambda peer: peer.outcome == "ok")
 
     @cached_property
     def losses(self) -> dict[Path, Loss]:
-        """The losses between the nodes of each pair, where the kernel counts them."""
+        """The losses between the nodes of each pair, if the kernel counts them."""
         found = {}
         for pair in self.pairs:
             ends = [peer for peer in self.of_pair(pair) if peer.retransmits is not None and peer.round_trips]
@@ -121,7 +121,7 @@ class Matrix:
 
     @cached_property
     def lossy(self) -> Blame:
-        """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
+        """The cause of lossy paths; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
         bad = {pair for pair, loss in losses.items() if loss.is_bad}
         good = {
@@ -143,7 +143,7 @@ class Matrix:
 
     @cached_property
     def slow_to_answer(self) -> Blame:
-        """Where answers take much longer than on the fastest quarter of the paths."""
+        """The cause of paths with much longer round trips than the fastest quarter of the paths."""
         answers = self.answers
         if not answers:
             return Blame()
@@ -158,22 +158,22 @@ class Matrix:
 
     @cached_property
     def usual_rate(self) -> float:
-        """The median throughput that a quarter of the paths reaches; 0 where none was measured."""
+        """The median throughput that a quarter of the paths reaches; 0 without measurements."""
         return _upper_quartile([median(rates) for _, rates in self._samples()])
 
     @cached_property
     def sure_rate(self) -> float:
-        """The same of the worst samples: on busy hosts two samples of one path may differ 50 times."""
+        """The same for the worst samples: on busy hosts two samples of one path may differ by a factor of 50."""
         return _upper_quartile([min(rates) for _, rates in self._samples()])
 
     @cached_property
     def slow(self) -> Blame:
-        """Where even the best sample is much less than the worst ones of the fastest quarter of the paths."""
+        """The cause of paths whose best sample is much slower than the worst ones of the fastest quarter."""
         slow = {path for path in self.best_rates if self.is_slow(path, path_quality.SLOW_NODE_RATIO)}
         return blame(slow, self.best_rates.keys() - slow)
 
     def is_slow(self, path: Path, ratio: float) -> bool:
-        """Whether so many times less gets through than elsewhere."""
+        """Return True if a path is slower than others by this factor."""
         return self.best_rates[path] * ratio < min(self.sure_rate, path_quality.JUDGED_BYTES_PER_S)
 
     def _samples(self) -> Iterator[tuple[Path, tuple[float, ...]]]:
@@ -194,22 +194,22 @@ def _is_blocked(peer: PeerConnectivity) -> bool:
 
 
 def connected(peer: PeerConnectivity) -> bool:
-    """Whether the peer answered on the advertised address."""
+    """Return True if the peer answered on the advertised address."""
     return peer.outcome in CONNECTED
 
 
 def misled(peer: PeerConnectivity) -> bool:
-    """Whether only the roll call's address leads to the peer."""
+    """Return True if only the check-in's address reaches the peer."""
     return peer.outcome not in CONNECTED and peer.met_at_outcome == "ok"
 
 
 def usual_answer(answers: dict[Path, float]) -> float:
-    """The round trip that a quarter of the pairs does not exceed."""
+    """Return the round trip that a quarter of the pairs does not exceed."""
     return sorted(answers.values())[(len(answers) - 1) // 4]
 
 
 def is_slow_answer(answer_s: float, usual_s: float) -> bool:
-    """Whether a round trip is much longer than usual, in itself and in proportion."""
+    """Return True if a round trip is much longer than usual, both absolutely and relatively."""
     return answer_s >= path_quality.SLOW_ANSWER_RATIO * usual_s and answer_s >= usual_s + path_quality.SLOW_ANSWER_S
 
 
@@ -218,5 +218,5 @@ def _upper_quartile(rates: list[float]) -> float:
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:
-    """A loopback address leads back to the one who dials it; a finding about the interfaces says so."""
+    """Return True for a loopback address, which leads back to the dialing node; the interfaces have a finding on it."""
     return not connected(peer) and is_loopback(peer.address)

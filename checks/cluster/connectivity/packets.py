@@ -30,14 +30,14 @@ def on_paths(recording: Recording, found: Blame) -> str:
 
 
 def blamed(recording: Recording, found: Blame) -> tuple[Culprit, ...]:
-    """The nodes that are named, or all of the run, else the paths."""
+    """Return the faulty nodes or, without any, the paths; all nodes if all are affected."""
     named = Matrix.of(recording).nodes if found.everyone else found.nodes
     alone = () if found.nodes else wording.path_culprits(recording, found.paths)
     return (*(node_culprit(recording, node) for node in named), *alone)
 
 
 def measured(text: str, value: float, unit: str, usual: float | None) -> Evidence:
-    """What was measured, beside what is usual here, where there is anything to compare with."""
+    """Return a measurement, compared with the usual value of this run if there is one."""
     digits = 0 if unit == "B/s" else 6
     return Evidence(
         text=text,
@@ -49,17 +49,17 @@ def measured(text: str, value: float, unit: str, usual: float | None) -> Evidenc
 
 
 def touching(paths: Iterable[Path], nodes: Collection[int]) -> set[Path]:
-    """The paths that begin or end at one of the nodes."""
+    """Return the paths that begin or end at one of the nodes."""
     return {path for path in paths if set(path) & set(nodes)}
 
 
 def unless_over_rdma(recording: Recording, severity: Severity) -> Severity:
-    """Information where the data does not take this path at all."""
+    """Return info instead of the severity if the job's data do not use this path."""
     return Severity.INFO if goes_over_rdma(recording) else severity
 
 
 def goes_over_rdma(recording: Recording) -> bool:
-    """Whether NCCL has RDMA devices on every node."""
+    """Return True if NCCL has RDMA devices on every node."""
     if not recording.on_nccl:
         return False
     hosts = [node.fact for node in recording.facts(Host)]
@@ -93,7 +93,7 @@ def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
 def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: list[Path]) -> Draft:
     answers, two = matrix.answers, len(matrix.nodes) == 2
     slow = median(answers[pair] for pair in pairs)
-    quick = None  # a network in which the same nodes answer each other as quickly as they should
+    quick = None  # a network with fast answers between the same nodes
     for way in ways(recording):
         if is_slow_answer(slow, way.answer_s([path for path in way.seen if path in pairs])):
             quick = way
@@ -181,7 +181,7 @@ def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draf
 
 
 def _loses_little(way: Way) -> bool:
-    """Whether that network, where the kernel counts losses, has no more of them than chance: a trial shows the rest."""
+    """Return True if the kernel counts losses in this network and they may be chance; a trial shows the rest."""
     lost = [peer.retransmits for peer in way.seen.values() if peer.retransmits is not None]
     trips = sum(peer.round_trips for peer in way.seen.values())
     return len(lost) == len(way.seen) and not (trips and Loss(sum(lost), trips, 0.0).is_bad)

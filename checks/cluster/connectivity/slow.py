@@ -39,7 +39,7 @@ def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
     """
     matrix = Matrix.of(recording)
     found, lossy, late = matrix.slow, matrix.lossy, matrix.slow_to_answer
-    # What loses or delays packets is slow for that reason.
+    # Paths that lose or delay packets are slow for that reason.
     explained = {*lossy.nodes, *late.nodes, *(matrix.nodes if lossy.everyone else ())}
     explained_paths = both_ways((*lossy.paths, *late.paths))
     nodes = [node for node in found.nodes if node not in explained]
@@ -47,7 +47,7 @@ def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
         yield _slow_nodes(recording, matrix, nodes, found)
     paths = [path for path in found.paths if matrix.is_slow(path, path_quality.SLOW_PATH_RATIO)]
     paths = [path for path in paths if path not in explained_paths and not explained & set(path)]
-    if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 has somebody to compare with
+    if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 compares two nodes with other networks
         yield _slow_paths(recording, matrix, paths)
 
 
@@ -126,7 +126,7 @@ def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
     return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 
-# The ranks run all the same: they are tested on what the job would use.
+# The ranks run in any case: they are tested on the network that the job would use.
 @rule("DD538", "slower-of-two-networks-is-used", Consequence.SLOWER, ConnectivityFact, ranks="run")
 def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend uses one network, although the nodes reach each other much faster in another one.
@@ -176,7 +176,7 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
 
 
 def faster_way(recording: Recording) -> Way | None:
-    """The fastest other network, where it is much faster than the one in use, as far as was tried."""
+    """Return the fastest other network if it is much faster than the network in use and no trial refuted that."""
     matrix = Matrix.of(recording)
     found = next(iter(ways(recording)), None)
     if found is None or _is_refuted(recording) or not matrix.best_rates:
@@ -188,7 +188,7 @@ def faster_way(recording: Recording) -> Way | None:
 
 
 def used_rate(matrix: Matrix) -> float:
-    """Throughput of the network in use, in bytes per second: chance speaks for it."""
+    """Return the throughput of the network in use, in bytes per second, at its best samples."""
     rates = list(matrix.best_rates.values())
     return min(rates) if _are_two(matrix) else median_high(rates)
 
@@ -202,14 +202,14 @@ def _are_two(matrix: Matrix) -> bool:
 
 
 def _is_for_other_rules(matrix: Matrix) -> bool:
-    """Whether losses, late answers or slow nodes are found, which recommend the other network themselves."""
+    """Return True if there are losses, late answers or slow nodes: their rules recommend the other network."""
     if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= path_quality.SLOW_ANSWER_S:
         return True
     return not _are_two(matrix) and matrix.slow != Blame()
 
 
 def _is_refuted(recording: Recording) -> bool:
-    """Whether a trial in the other network was no faster, or did not even end."""
+    """Return True if a trial in the other network was not faster, or did not end."""
     tried = [experiment for experiment in recording.experiments if experiment.code == "DD538"]
     attempts = [attempt for experiment in tried for attempt in experiment.attempts]
     there = [attempt for attempt in attempts if attempt.arm == "treatment"]
@@ -221,7 +221,7 @@ def _is_refuted(recording: Recording) -> bool:
 
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
-    """The setting that decided, else the interface of each node; of two nodes nobody knows whose it is."""
+    """Yield the decisive setting, or the interface of each node; with two nodes the faulty interface is unknown."""
     settings = {node.node: chosen(node.fact, recording.backend).setting for node in recording.facts(InterfacesFact)}
     if _are_two(matrix) and not any(settings.values()):
         yield node_pair(recording, *matrix.nodes).model_copy(update={"name": name})

@@ -1,4 +1,4 @@
-"""The words of findings about paths between nodes, and their remedies: real ports, addresses, and other networks.
+"""Texts of findings about paths between nodes, and their fixes with real ports, addresses and other networks.
 
 Sources: PyTorch documentation of torchrun (rendezvous, MASTER_PORT) and of the gloo interface variable; NCCL user
 guide, "Troubleshooting", firewall ("IP ports"); nft(8), iptables-extensions(8); kernel documentation,
@@ -25,41 +25,41 @@ from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]
 
-#: Where to look, for those who run the network.
+#: Diagnosis steps for network administrators.
 diagnosis = partial(by_administrator)
 
-#: What a job uses these ports for.
+#: The use of these ports by a job.
 NEEDED_BY = (
     "torchrun's c10d rendezvous picks a MASTER_PORT in this range on node rank 0, and gloo"
     " and NCCL listen in it on every node, so the job waits until its timeouts"
 )
-#: Python puts the number of an error before the system's words for it.
+#: Python puts the number of an error before the system's text for it.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
-#: More addresses than this make no line that a person types.
+#: More addresses than this are too many for a command line.
 _ADDRESSES = 16
 #: The headers of a segment: IPv4 or IPv6, TCP, and its time stamps.
 _HEADERS_V4, _HEADERS_V6 = 52, 72
-#: A ping of the same size carries so much more: its header is shorter than that of TCP.
+#: A ping of the same size carries this much more data, because its header is shorter than a TCP header.
 _PING = 24
 
 
 def port_words(ports: PortRange | None) -> str:
-    """ "ephemeral ports (TCP 32768-60999)"."""
+    """Return "ephemeral ports (TCP 32768-60999)", or without numbers if unknown."""
     return f"ephemeral ports (TCP {ports[0]}-{ports[1]})" if ports else "ephemeral ports"
 
 
 def system_words(error: str | None) -> str:
-    """``[Errno 110] Connection timed out`` without the number."""
+    """Return ``[Errno 110] Connection timed out`` without the number."""
     return _NUMBER.sub("", error or "reason unknown")
 
 
 def rate(bytes_per_s: float) -> str:
-    """Throughput for a sentence."""
+    """Return a throughput for a sentence."""
     return f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 10e6 else f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def path_words(recording: Recording, paths: Iterable[Path]) -> str:
-    """ "from node1 to node3", or "between node1 and node3" where both directions are meant."""
+    """Return "from node1 to node3", or "between node1 and node3" for both directions."""
     known, words = set(paths), []
     for source, target in sorted(known):
         names = host(recording, source), host(recording, target)
@@ -71,13 +71,13 @@ def path_words(recording: Recording, paths: Iterable[Path]) -> str:
 
 
 def path_culprits(recording: Recording, paths: Iterable[Path]) -> tuple[Culprit, ...]:
-    """One culprit for each pair of nodes, whatever the direction."""
+    """Return one culprit for each pair of nodes, whatever the direction."""
     pairs = dict.fromkeys((min(path), max(path)) for path in sorted(paths))
     return tuple(node_pair(recording, *pair) for pair in pairs)
 
 
 def interface_with(recording: Recording, node: int, address: str) -> Interface | None:
-    """The node's interface that holds the address, where its interfaces were recorded."""
+    """Return the node's interface that has the address, or None if its interfaces were not recorded."""
     for reading in recording.facts(InterfacesFact):
         for interface in reading.fact.interfaces if reading.node == node else ():
             if address in {address_of(held) for held in interface.addresses}:
@@ -86,7 +86,7 @@ def interface_with(recording: Recording, node: int, address: str) -> Interface |
 
 
 def interface_name(recording: Recording, node: int, address: str) -> str | None:
-    """The name of that interface; the world knows it where the interfaces were not recorded."""
+    """Return the name of that interface, from the world if the interfaces were not recorded."""
     known = interface_with(recording, node, address)
     if known is not None or recording.world is None:
         return known.name if known else None
@@ -95,7 +95,7 @@ def interface_name(recording: Recording, node: int, address: str) -> str | None:
 
 
 def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remedy:
-    """Open these nodes' firewall for the others. ``where`` names the nodes, or says all."""
+    """Return the fix that opens these nodes' firewall for the others. ``where`` names the nodes, or all."""
     first, last = map(str, ports) if ports else ("FIRST", "LAST")
     commands = ["sudo nft list ruleset   # which table and chain filters the input"]
     for ipv6, saddr, iptables in ((False, "ip saddr", "iptables"), (True, "ip6 saddr", "ip6tables")):
@@ -117,7 +117,7 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
 
 
 def let_out(where: str, ports: PortRange | None) -> Remedy:
-    """Open the way out of these nodes."""
+    """Return the fix that allows outgoing connections of these nodes."""
     return by_administrator(
         f"Allow {port_words(ports)} from {where} to the other nodes in its own firewall, or at the edge of its network",
         "sudo nft list ruleset   # which chain filters the output",
@@ -128,7 +128,7 @@ def let_out(where: str, ports: PortRange | None) -> Remedy:
 
 
 def narrow_ports(ports: PortRange | None) -> Remedy:
-    """Move the ephemeral ports to where the firewall is open."""
+    """Return the fix that moves the ephemeral ports to ports that the firewall allows."""
     return by_administrator(
         "Set ip_local_port_range on all nodes to ports that are already open",
         'sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',
@@ -140,7 +140,7 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
 
 
 def trace_path(recording: Recording, paths: Iterable[Path]) -> Remedy:
-    """Find the devices between two nodes."""
+    """Return the next step to find the devices between two nodes."""
     addresses = Matrix.of(recording).address_of
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
     return diagnosis(
@@ -151,7 +151,7 @@ def trace_path(recording: Recording, paths: Iterable[Path]) -> Remedy:
 
 
 def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, mss_bytes: int | None) -> Remedy:
-    """Give the path one MTU. ``address``: of a peer behind it."""
+    """Return the fix that gives the path one MTU; ``address`` is a peer at the other end."""
     headers = _HEADERS_V6 if is_ipv6(address) else _HEADERS_V4
     ping = (mss_bytes or 8948) + _PING
     return by_administrator(
@@ -168,7 +168,7 @@ def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, ms
 
 
 def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, ipv6: bool) -> Remedy:
-    """Until then send packets that are known to arrive. ``places``: host names and their interfaces."""
+    """Return the workaround that sends only packets known to arrive. ``places``: host names and their interfaces."""
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
     former = dict.fromkeys(f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places)
     return by_administrator(
@@ -182,7 +182,7 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
 
 
 def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
-    """Look at the interface of each node, by its name where that is known, at cables and queues."""
+    """Return the next step to check the interface of each node, its cables and queues."""
     addresses = Matrix.of(recording).address_of
     named = {node: interface_name(recording, node, addresses.get(node, "")) or "INTERFACE" for node in nodes}
     return diagnosis(
@@ -202,9 +202,9 @@ def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
 def use_interfaces(
     recording: Recording, interfaces: Mapping[int, str], why: str, *, rendezvous: bool = False
 ) -> Remedy:
-    """Make the backend of the run take these interfaces, whatever its settings were before.
+    """Return the fix that makes the run's backend use these interfaces, whatever its previous settings were.
 
-    With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
+    With ``rendezvous``, also for torchrun if host names resolve to other interfaces, which do not work.
     """
     backend = recording.backend
     facts = {node.node: node.fact for node in recording.facts(InterfacesFact)}
@@ -218,7 +218,7 @@ def use_interfaces(
 
 
 def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapping[int, str]) -> Remedy:
-    """Give out the address that works: ``met`` holds a node's at the roll call, ``others`` what the rest take."""
+    """Return the fix to advertise working addresses: ``met`` are addresses from the check-in, ``others`` the rest."""
     addresses = {**others, **met}
     found = {node: interface_name(recording, node, address) for node, address in sorted(addresses.items())}
     names = {node: interface for node, interface in found.items() if interface is not None}
@@ -227,37 +227,37 @@ def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapp
     return use_interfaces(recording, names, "it has the address with which the nodes connected")
 
 
-#: Ranks that do not come together at all.
+#: For ranks that do not connect at all.
 MEET = Reproducer(kind="meet")
 #: A tenth of a second at 100 Mbit/s, and more than any black hole lets through.
 MOVE = Reproducer(kind="all_reduce", size_bytes=1024 * 1024)
-#: Enough packets that losses show in every trial, and not in a lucky half of them. On a busy machine 1 MiB with 10 %
-#: lost each way went at up to 125 MB/s, over the other network at 216 or more; 4 MiB with 5 % at up to 126 against 467.
+#: Enough packets that losses show in every trial, not only in half of them. On a busy machine 1 MiB with 10% lost in
+#: each direction ran at up to 125 MB/s, over the other network at 216 or more; 4 MiB with 5% at up to 126 against 467.
 MOVE_MUCH = Reproducer(kind="all_reduce", size_bytes=4 * 1024 * 1024)
-#: Small enough to be paid in round trips.
+#: Small enough that round trips dominate.
 ANSWER = Reproducer(kind="all_reduce", size_bytes=64 * 1024)
 
 
 @dataclass
 class Way:
-    """One network; ``seen`` by path."""
+    """A network; ``seen`` by path."""
 
     network: str
     interfaces: dict[int, str] = field(default_factory=dict)  # each node's own
     seen: dict[Path, OtherConnectivity] = field(default_factory=dict)
 
     def rate(self, paths: Collection[Path] = ()) -> float:
-        """The median throughput over these paths, or all, in bytes per second."""
+        """Return the median throughput over these paths, or all, in bytes per second."""
         return median_low([self.seen[path].rate for path in paths or self.seen])
 
     def answer_s(self, paths: Collection[Path] = ()) -> float:
-        """The median over these paths, or all, of the shortest round trip."""
+        """Return the median over these paths, or all, of the shortest round trip."""
         return median_low([self.seen[path].round_trip_min_s or 0.0 for path in paths or self.seen])
 
 
 @once_a_recording
 def ways(recording: Recording) -> list[Way]:
-    """Those in which all paths that were tested are well, the fastest first."""
+    """Return the other networks where all tested paths work, the fastest first."""
     matrix, found = Matrix.of(recording), dict[str, Way]()
     for path, peer in matrix.seen.items():
         for other_network in peer.others:
@@ -273,17 +273,17 @@ def ways(recording: Recording) -> list[Way]:
 
 
 def detour(recording: Recording, fits: Callable[[Way], bool]) -> tuple[Remedy, ...]:
-    """The fastest of them that fits, as a remedy; none where there is none."""
+    """Return the fix that uses the fastest other network that fits; empty if none does."""
     found = next(filter(fits, ways(recording)), None)
     return () if found is None else (take(recording, found),)
 
 
 def way_out(recording: Recording) -> tuple[Remedy, ...]:
-    """The fastest of them where the network in use carries nothing, for the rendezvous as well."""
+    """Return the fix that uses the fastest other network, including for the rendezvous: the current one is blocked."""
     return tuple(take(recording, way, rendezvous=True) for way in ways(recording)[:1])
 
 
 def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
-    """Let the backend use this way on all nodes."""
+    """Return the fix that makes the backend use this network on all nodes."""
     why = f"all nodes reach each other there, in {way.network}"
     return use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)

@@ -22,7 +22,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(ctx: NodesContext) -> ConsistencyFact:
-    """Hand in this node's part; the rules compare."""
+    """Return this node's part; the rules compare."""
     return ConsistencyFact(tool_version=__version__, clock_offset_s=ctx.clock_offset_s)
 
 

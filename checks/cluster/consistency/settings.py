@@ -82,7 +82,7 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
     job, found = _job(recording), list[Difference[Place]]()
     for name, values in _within_nodes(recording).items():  # all ranks, of all nodes
         for difference in _difference(name, values, job, len(values) + silent, within_a_node=True):
-            # Of a name that means something on its own host alone, none is the usual one.
+            # Values that apply to a single host have no usual value.
             is_of_a_host = agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1
             parts = replace(difference.split, usual=None) if is_of_a_host else difference.split
             found.append(replace(difference, split=parts))
@@ -119,7 +119,7 @@ _SAME_FOR_RANKS = _same_for_all(
 
 @once_a_recording
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
-    """Every rank's values of the variables that differ between the ranks of some node."""
+    """Return every rank's values of the variables that differ between the ranks of some node."""
     facts = recording.facts(RankSettings)
     names = {name for node in facts for environment in node.fact.ranks.values() for name in environment.variables}
     found: dict[str, Mapping[Place, str | None]] = {}
@@ -141,7 +141,7 @@ def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | Non
 def _difference(
     name: str, values: Mapping[Who, str | None], job: agreement.Job, there_are: int = 0, *, within_a_node: bool = False
 ) -> Iterator[Difference[Who]]:
-    """The difference in one variable, from who has which value; none where there is none or it may differ."""
+    """Yield the difference in one variable from its values, unless they are equal or may differ."""
     if len(set(values.values())) < 2:
         return
     does = {who: effective(name, value) for who, value in values.items()}
@@ -178,7 +178,7 @@ def _ranks_by_node(recording: Recording) -> dict[int, int]:
 
 
 def _gpus_by_node(recording: Recording) -> dict[int, int]:
-    """How many GPUs each node shows the job; a node that has none says that none is there."""
+    """Return how many GPUs each node shows the job; 0 for nodes that report having none."""
     absent = (reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT)
     return {reading.node: 0 for reading in absent} | {
         node.node: len(node.fact.visible) for node in recording.facts(GpusFact) if node.fact.nvml_error is None
@@ -236,7 +236,7 @@ def _explained_by_gpus(recording: Recording) -> bool:
 
 
 def _ranks_do_without_gpus(recording: Recording) -> RanksDo:
-    """Ranks hang only over NCCL with a node that has no GPU. Then NCCL is used only on request."""
+    """Return "stop" if NCCL was requested and a node has no GPU: only then ranks hang. Otherwise "run"."""
     lacks_all = 0 in _gpus_by_node(recording).values()
     return "stop" if lacks_all and recording.options.backend is Backend.NCCL else "run"
 

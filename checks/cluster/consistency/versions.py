@@ -25,7 +25,7 @@ from ddp_doctor.wording.ranks import capital
 
 @dataclass(frozen=True)
 class Difference(Generic[Who]):
-    """One thing in which nodes or ranks differ, how much that matters, and what says so."""
+    """A value that differs between nodes or ranks, with its severity and source."""
 
     name: str
     split: Split[Who]
@@ -35,7 +35,7 @@ class Difference(Generic[Who]):
 
 
 def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
-    """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
+    """Group differences that split the nodes in the same way, worst first: one image, or one shell, is one cause."""
     groups = grouped((difference.split.parts, difference) for difference in differences)
     order = list(Severity)
     return [sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()]
@@ -44,7 +44,7 @@ def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who
 def difference_draft(
     recording: Recording, group: Sequence[Difference[int]], title: str, detail: str, remedy: Remedy
 ) -> Draft:
-    """One finding about nodes; it blames none of them where no value is usual."""
+    """Return one finding about nodes, without culprits if no value is usual."""
     culprits = odd_culprits(recording, group[0].split)
     return draft_of(group, title, detail, remedy, culprits, partial(values_with_nodes, recording))
 
@@ -58,7 +58,7 @@ def draft_of(
     in_words: Callable[[Split[Who]], str],
     check: str = "",
 ) -> Draft:
-    """One finding about a group, as grave as its worst."""
+    """Return one finding about a group, with the severity of its worst difference."""
     return likely(
         culprits,
         title,
@@ -77,7 +77,7 @@ def draft_of(
 
 
 def _named(name: str, text: str) -> str:
-    """The words about a setting already name it (``NCCL_ALGO=Tree on node3``)."""
+    """Return the text with the name, unless it begins with it as for settings (``NCCL_ALGO=Tree on node3``)."""
     return text if text.startswith(name) else f"{name}: {text}"
 
 
@@ -102,7 +102,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
     worst = max(off, key=lambda node: abs(off[node]))
     apart = abs(off[worst])
     culprits = [node_culprit(recording, node) for node in sorted(off)]
-    if 2 * len(off) >= len(clocks):  # of two nodes one is wrong; of more nobody knows
+    if 2 * len(off) >= len(clocks):  # one of two nodes is wrong; with more it is unknown which
         culprits = [node_pair(recording, *sorted(clocks))] if len(clocks) == 2 else []
     yield proved(
         culprits,
@@ -138,7 +138,7 @@ def _clock_title(recording: Recording, clocks: Mapping[int, float], off: Mapping
 
 
 def _span(seconds: float) -> str:
-    """``40.2 s``, ``60 min``, ``26 h``."""
+    """Return ``40.2 s``, ``60 min``, ``26 h``."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
@@ -195,7 +195,7 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     untested = "different torch versions are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
-    # The last number: where only numbers of a version beyond so many differ, it is information.
+    # The last number: if versions differ only after this many parts, the difference is info.
     for name, field, severity, effect, source, series in (
         ("NCCL", "nccl_loaded", nccl, refuses, "NCCL src/init.cc", None),
         ("torch", "torch_version", Severity.WARNING, untested, "torch/version.py", None),

@@ -22,7 +22,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(ctx: NodesContext) -> Fact:
-    """The roll call itself is the launcher's, which hands its facts in; nothing is left to probe."""
+    """Skip: the launcher itself does the node check-in and adds its facts."""
     raise Skip(f"node {ctx.node} did not take part in the node check-in")
 
 

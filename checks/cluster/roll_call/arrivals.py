@@ -1,4 +1,4 @@
-"""DD515, DD516, DD518: who came to the roll call and does not go together, and who did not come."""
+"""DD515, DD516, DD518: nodes that checked in but do not match, and nodes that did not check in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,14 +118,14 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Missing:
-    """The nodes that did not come; ``named`` where the title can say which they are."""
+    """The nodes that did not check in; ``named`` if the title can name them."""
 
     nodes: tuple[MissingNode, ...] = ()
     named: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The nodes for a sentence; one that has no name goes by its number."""
+        """The nodes for a sentence: names, or node ranks if the name is unknown."""
         return [node.node or f"node rank {node.node_rank}" for node in self.nodes]
 
 
@@ -145,7 +145,7 @@ def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
         --nnodes to the actual number of nodes.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
-    # Those whose own reading says what kept them away: a run that one command started.
+    # Nodes whose own reading shows the obstacle, in a run that one command started.
     speakers = {
         node.node
         for node in recording.facts(RollCallFact)
@@ -157,7 +157,7 @@ def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
         elif fact.closed_by:
             yield _closed(recording, fact, fact.closed_by)
         elif len(speakers) == fact.nnodes - len(fact.present):
-            continue  # a rule about what each of them met with speaks instead
+            continue  # the rule about each node's obstacle reports them
         elif 0 < fact.nnodes - len(fact.present) == len(fact.not_started):
             yield _not_startable(recording, fact)
         elif any(fact.unreadable):
@@ -189,7 +189,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
 
 
 def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Draft:
-    """The head shut the others out itself. That it was they who tried is not known."""
+    """Return the finding that the head itself blocked the others; it is unknown whether they tried."""
     drops = "drops" if closed.verdict == "drop" else "rejects"
     listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
     return proved(
@@ -234,7 +234,7 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
 
 
 def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
-    """Where one command starts all nodes, nobody types anything on the others."""
+    """Return the fix to start the missing nodes, if necessary through the launcher that starts all nodes."""
     names = name_list(gone.names) if gone.named else "the other hosts"
     if recording.launcher in wording.LAUNCHERS:
         return wording.launch_again(recording.launcher, [node.node for node in gone.nodes if gone.named and node.node])
@@ -251,7 +251,7 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
 
 
 def _not_understood(fact: RollCallFact) -> Draft:
-    """Nodes that came and could not be taken in; a client that gives no name may be no node."""
+    """Return the finding on nodes with unreadable messages; a client without a name may not be a node."""
     hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
     return possible(
         (Culprit(kind="node", node=host) for host in hosts),
@@ -280,7 +280,7 @@ def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
 
 
 def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
-    """All who are missing could not be started by the command that starts all of them."""
+    """Return the finding that the command that starts all nodes could not start the missing ones."""
     gone = _who_is_missing(recording, fact)
     hosts = [node.hostname for node in fact.not_started]
     reasons = dict.fromkeys(node.reason for node in fact.not_started)
@@ -311,7 +311,7 @@ def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
 
 
 def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
-    """By name where it is known who was expected; by number only where no rank can be another node's."""
+    """Return the missing nodes by name if the expected hosts are known; by number only if ranks are unambiguous."""
     count = fact.nnodes - len(fact.present)
     expected = recording.world.expected_hosts if recording.world else ()
     absent = [
@@ -320,7 +320,7 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
         if not any(wording.same_host(name, node.hostname) for node in fact.present)
     ]
     unstarted = [MissingNode(node=node.hostname) for node in fact.not_started]
-    for known in (absent, unstarted):  # hosts given as addresses match no name of those who came
+    for known in (absent, unstarted):  # hosts given as addresses do not match the names of the nodes that came
         if len(known) == count:
             return _Missing(tuple(known), named=True)
     if not _by_hand(fact) and len(fact.present) > 1:
@@ -329,5 +329,5 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
 
 
 def _by_hand(fact: RollCallFact) -> bool:
-    """Whether all who came were given a node rank; the head has 0 in any case, so its own claim counts."""
+    """Return True if all nodes that came were given a node rank; the head always has 0, so its own claim counts."""
     return fact.claimed_rank is not None and all(node.claimed_rank is not None for node in fact.present)

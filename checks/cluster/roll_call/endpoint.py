@@ -1,4 +1,4 @@
-"""DD510-DD514, DD517, DD519: what is between a node and the endpoint, what comes back, and what its name means."""
+"""DD510-DD514, DD517, DD519: obstacles between a node and the endpoint, other programs on it, and wrong names."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -20,7 +20,7 @@ Obstacle = Literal[
 
 
 def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
-    """What keeps a node from the endpoint; an address that cannot work explains whatever came of it."""
+    """Return what keeps a node from the endpoint, or None; an address that cannot work explains any outcome."""
     if is_led_astray(fact):
         return "loopback"
     theirs = {":" in address for address in fact.endpoint_addresses}
@@ -37,7 +37,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
 
 
 def facts_with(recording: Recording, *outcomes: AttemptOutcome) -> Iterator[RollCallFact]:
-    """The facts with one of these outcomes; one that is led astray, or two jobs, have rules of their own."""
+    """Yield the facts with one of these outcomes; wrong addresses and two jobs have their own rules."""
     for node in recording.facts(RollCallFact):
         led_astray = is_led_astray(node.fact) or jobs_that_clash(node.fact)
         if node.fact.outcome in outcomes and not led_astray:
@@ -45,13 +45,13 @@ def facts_with(recording: Recording, *outcomes: AttemptOutcome) -> Iterator[Roll
 
 
 def jobs_that_clash(fact: RollCallFact) -> tuple[str, ...]:
-    """The jobs of those who came, where they are several and do not go together; a run may span two that do."""
+    """Return the jobs of the nodes that came if they conflict; a run may span two matching jobs."""
     jobs = dict.fromkeys(node.job for node in fact.present if node.job)
     return tuple(jobs) if len(jobs) > 1 and fact.outcome in ("duplicate", "disagree") else ()
 
 
 def is_led_astray(fact: RollCallFact) -> bool:
-    """Whether the endpoint's name means, on this other host, this host itself: it dials or hosts in vain."""
+    """Return True if the endpoint's name resolves to this host itself although it is another host."""
     if fact.outcome == "met" or fact.claimed_rank == 0 or wording.same_host(fact.hostname, fact.endpoint_host):
         return False
     waits_in_vain = fact.role == "head" and fact.outcome == "missing"
@@ -61,14 +61,14 @@ def is_led_astray(fact: RollCallFact) -> bool:
 
 
 def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
-    """This node's addresses by which others can meet it."""
+    """Return the addresses of this node that others can reach."""
     nodes = recording.world.nodes if recording.world else ()
     mine = next((node for node in nodes if node.hostname == fact.hostname), None)
     return [address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)]
 
 
 def facing(recording: Recording, *obstacles: Obstacle) -> list[wording.Group]:
-    """The nodes before one of these obstacles, as groups that share it and the endpoint."""
+    """Return the nodes with one of these obstacles, in groups that share it and the endpoint."""
 
     def cause(fact: RollCallFact) -> tuple[str, str] | None:
         obstacle = obstacle_of(recording, fact)
@@ -78,7 +78,7 @@ def facing(recording: Recording, *obstacles: Obstacle) -> list[wording.Group]:
 
 
 def head(fact: RollCallFact) -> Culprit:
-    """The host that the endpoint names."""
+    """Return the host that the endpoint names."""
     name = fact.hostname if fact.role == "head" else fact.endpoint_host
     return Culprit(kind="node", node=name or fact.hostname, node_rank=0)
 
@@ -93,7 +93,7 @@ def draft(
     confidence: Confidence = Confidence.PROVED,
     missing: tuple[MissingNode, ...] = (),
 ) -> Draft:
-    """A finding that rests on what each node of the group saw of the endpoint; the head may know the cause."""
+    """Return a finding based on what each node of the group saw of the endpoint; the head may know the cause."""
     evidence = []
     for fact in (node.fact for node in group):
         attempts = [f"{attempt.address}: {attempt.error or attempt.outcome}" for attempt in fact.attempts]
@@ -193,7 +193,7 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
     for group in facing(recording, "loopback"):
         fact = group[0].fact
         where, name = wording.names(group), fact.endpoint_host
-        typed = name.lower() == "localhost" or is_loopback(name)  # else the host's own files say so
+        typed = name.lower() == "localhost" or is_loopback(name)  # otherwise the host's own files define it
         blamed = {"kind": "setting", "name": "--rdzv-endpoint"} if typed else {"kind": "file", "name": _HOSTS}
         yield draft(
             group,
@@ -213,7 +213,7 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
         )
 
 
-#: What the kernel says where this host itself knows no way, whatever the other one does (errno(3)).
+#: The kernel's error if this host itself has no route, independent of the other host (errno(3)).
 _NO_NETWORK = "Network is unreachable"
 
 

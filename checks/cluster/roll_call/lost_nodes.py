@@ -1,4 +1,4 @@
-"""DD540: nodes that fell silent after the roll call (who is to blame: views/silence_causes.py)."""
+"""DD540: nodes that stopped responding after the check-in (causes: views/silence_causes.py)."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ _ANSWERED = {
     "unreachable": "is unreachable: no route, or no host at that address",
 }
 
-#: What a node says whose line to the store is broken: it will never hear a beat again.
+#: The silence reported by a node whose connection to the store is broken: it cannot receive beats again.
 _FOR_EVER_S = 1e6
 
 
@@ -53,7 +53,7 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
             detail=_DETAILS[cause.how] + survivors,
             severity=Severity.WARNING if cause.how == "beats" else None,
         )
-    for farewell in farewells(recording):  # no fault of the machine's: the run only could not be completed
+    for farewell in farewells(recording):  # not a fault of the machine: only the run could not be completed
         why, name = farewell.fact.said_goodbye, host(recording, farewell.fact.node)
         again, how = "Run again, on all nodes", "it was interrupted"
         if why != "interrupted":

@@ -1,4 +1,4 @@
-"""How the findings of the roll call speak of endpoint and nodes, and what they advise, with why none of it is tried."""
+"""Texts of findings about the node check-in: endpoints, nodes, fixes, and why fixes are not tested."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,27 +15,27 @@ Group = Sequence[FactAt[RollCallFact]]
 
 
 def endpoint(fact: RollCallFact) -> str:
-    """``node0:29400``; an IPv6 address is in brackets."""
+    """Return ``node0:29400``; an IPv6 address is in brackets."""
     host = fact.endpoint_host or (fact.hostname if fact.role == "head" else "the head")
     return f"[{host}]:{fact.endpoint_port}" if ":" in host else f"{host}:{fact.endpoint_port}"
 
 
 def reader(fact: RollCallFact) -> Culprit:
-    """The node that took the reading; its rank is known only where it was given one."""
+    """Return the node that took the reading; its rank is known only if it was given one."""
     known = 0 if fact.role == "head" else fact.claimed_rank
     name = fact.hostname or ("the head" if fact.role == "head" else "this node")
     return Culprit(kind="node", node=name, node_rank=known)
 
 
 def same_host(name: str, other: str) -> bool:
-    """Whether two names mean one host: a short name and one with its domain do."""
+    """Return True if two names mean one host: a short name matches the name with its domain."""
     short, other_short = name.lower().partition(".")[0], other.lower().partition(".")[0]
     both_full = "." in name and "." in other
     return name.lower() == other.lower() if both_full else short == other_short
 
 
 def command_for(recording: Recording, fact: RollCallFact, node_rank: int | None = None) -> str:
-    """What to type on another host, as here; with the node rank where ranks are given by hand."""
+    """Return the command for another host with the same options, and with a node rank if ranks are set manually."""
     ranked = f" --node-rank {node_rank}" if node_rank is not None else ""
     command = f"ddp-doctor run --nnodes {fact.nnodes}{ranked} --rdzv-endpoint {endpoint(fact)}"
     asked_s = fact.asked_s or run_options.JOIN_TIMEOUT_S
@@ -44,22 +44,22 @@ def command_for(recording: Recording, fact: RollCallFact, node_rank: int | None 
 
 
 def time_given(fact: RollCallFact) -> str:
-    """``60 s``: what the roll call was given, or took where it ended before."""
+    """Return ``60 s``: the time limit of the check-in, or its duration if it ended earlier."""
     return f"{min(fact.waited_s, fact.asked_s or fact.waited_s):.0f} s"
 
 
 def names(group: Group) -> str:
-    """The nodes of the group for a sentence."""
+    """Return the nodes of the group for a sentence."""
     return name_list(list(dict.fromkeys(reader(node.fact).node or "" for node in group)))
 
 
 def readers(group: Group) -> tuple[Culprit, ...]:
-    """The nodes of the group as culprits."""
+    """Return the nodes of the group as culprits."""
     return tuple(dict.fromkeys(reader(node.fact) for node in group))
 
 
 def paths(group: Group) -> tuple[Culprit, ...]:
-    """The nodes of the group, each with the endpoint: nothing is known but that the two do not meet."""
+    """Return each node of the group paired with the endpoint: it is only known that the two do not connect."""
     return tuple(
         culprit.model_copy(update={"kind": "pair", "peer_node": group[0].fact.endpoint_host})
         for culprit in readers(group)
@@ -67,14 +67,14 @@ def paths(group: Group) -> tuple[Culprit, ...]:
 
 
 def system_words(group: Group) -> str:
-    """The system's error message, for brackets: "10.77.0.1: No route to host"."""
+    """Return the system's error message, for brackets: "10.77.0.1: No route to host"."""
     return "; ".join(
         dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for node in group for a in node.fact.attempts)
     )
 
 
 def who_came(present: Sequence[Present]) -> Evidence:
-    """The nodes that reported in, with the node ranks that they claimed."""
+    """Return the nodes that checked in, with the node ranks that they claimed."""
     names_and_ranks = [
         node.hostname if node.claimed_rank is None else f"{node.hostname} as node rank {node.claimed_rank}"
         for node in present
@@ -87,14 +87,14 @@ def who_came(present: Sequence[Present]) -> Evidence:
 
 ANOTHER_START = "requires another start on those hosts"
 
-#: For what a person carries out; without a cost it changes nothing.
+#: For actions of a person; an action without a cost does not change anything.
 advice = partial(remedy)
-#: For a host or network that is in the way of the roll call.
+#: For a host or network that blocks the check-in.
 fix = partial(advice, untried="requires access to that host or the network")
 
 
 def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
-    """To open the endpoint's port; ``whom`` is "from node1 ", or empty for all."""
+    """Return the fix that opens the endpoint's port; ``whom`` is "from node1 ", or empty for all."""
     return fix(
         f"Allow TCP port {fact.endpoint_port} and the job's ephemeral ports {whom}to"
         f" {fact.endpoint_host or fact.hostname} in the host firewall and the cloud security"
@@ -107,7 +107,7 @@ def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
 
 
 def another_port(summary: str, fact: RollCallFact, holder: Culprit) -> Remedy:
-    """To meet on another port than the one of which somebody has to look who holds it."""
+    """Return the fix to use another port if the current one is held by an unknown program."""
     return fix(
         summary,
         f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {holder.node}: who it is",
@@ -117,12 +117,12 @@ def another_port(summary: str, fact: RollCallFact, holder: Culprit) -> Remedy:
     )
 
 
-#: For a host or network that failed after the roll call.
+#: For a host or network that failed after the check-in.
 look_at = partial(advice, untried="the host or the network must be inspected first")
 #: For a command that was started with the wrong options, or not at all.
 start_again = partial(advice, scope="job", untried=ANOTHER_START, undo="start with the previous options")
 
-#: Where one command starts all nodes, nobody types anything on the others: what to do instead.
+#: Fixes by launcher. One command starts all nodes, so users do not start commands on the other nodes.
 LAUNCHERS = {
     "ssh": "Check whether ssh works, then run the same command again",
     "slurm": "Check the state of the node and srun's output, then run the command again",
@@ -137,12 +137,12 @@ _LOOKS = {
 
 
 def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
-    """What to type to look at hosts on which the launcher was to start the command; a pod goes by its short name."""
+    """Return commands to check hosts that the launcher should have started; pods have their short names."""
     names = [host.partition(".")[0] if launcher == "kubernetes" else host for host in hosts[:4]]
     return [look.format(name) for name in names for look in _LOOKS.get(launcher, ())]
 
 
 def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
-    """For hosts on which one of LAUNCHERS was to start the command."""
+    """Return the fix for hosts where one of LAUNCHERS should have started the command."""
     commands_to_look = looks(launcher, hosts)
     return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", untried=ANOTHER_START)
