@@ -1,1 +1,1 @@
-"""Whether ranks exchange data correctly and fast."""
+"""Checks that ranks exchange data correctly and fast."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def probe(ctx: RankContext) -> AllReduceFact:
-    """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
+    """Test correctness in every type, then bitwise repeatability, then the bandwidth over sizes."""
     tested, wrong = correctness(ctx)
     repeatable = is_repeatable(ctx, TABLE[ALL_REDUCE], f"float32 [{ELEMENTS}] sum")
     sweep = bandwidth(ctx)
@@ -53,7 +53,7 @@ def probe(ctx: RankContext) -> AllReduceFact:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Time, bandwidths and jitter per size, of the slowest rank, and the size at which it ended early."""
+    """Yield time, bandwidths and jitter of the slowest rank per size, and the size where the sweep stopped."""
     fact = recording.first(AllReduceFact)
     by_size = grouped(
         (result.size_bytes, result) for rank in recording.facts(AllReduceFact) for result in rank.fact.sizes
@@ -61,7 +61,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     for _, results in sorted(by_size.items()):
         result = max(results, key=lambda result: result.time_us)  # a collective is as fast as its last rank
         labels: dict[str, str | int | float] = {"bytes": result.size_bytes, "ranks": fact.ranks if fact else 0}
-        if fact is not None and not fact.tested:  # by others, in a job's output
+        if fact is not None and not fact.tested:  # measured by another program, in a job's output
             labels["type"] = "not known"
         for name, value, unit in (
             ("time", result.time_us / 1e6, "s"),
@@ -81,7 +81,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 
 def _shortage(recording: Recording) -> dict[str, str | int | float]:
-    """What was short when the sizes ended early, and how much would do, by the rank that needs most."""
+    """Return what was short when the sizes ended early, and how much would be enough, by the rank that needs most."""
     facts = [rank.fact for rank in recording.facts(AllReduceFact)]
     first = facts[0]
     if first.short_of is None or first.stopped_at_bytes is None:
@@ -103,12 +103,12 @@ def _shortage(recording: Recording) -> dict[str, str | int | float]:
 
 
 def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
-    """The types and operations that were tested, and the wrong results among them."""
+    """Return the types and operations that were tested, and the wrong results among them."""
     import torch
     import torch.distributed as dist
 
     tested, wrong = [], []
-    # With many CPU ranks on one node each collective costs what a whole check costs elsewhere.
+    # With many CPU ranks on one node each collective takes as long as a full check on other nodes.
     is_crowded = ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
     for dtype, op in payload.exact_cases(ctx.world_size, few=is_crowded):
         value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
@@ -123,7 +123,7 @@ def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
 
 
 def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wrong | None:
-    """What is wrong with a reduced tensor, None where it is right."""
+    """Return what is wrong with a reduced tensor, or None."""
     expected = payload.expected(op, ctx.world_size, dtype)
     # A product of floats may exceed the largest integer that torch compares with.
     off = (tensor != (float(expected) if tensor.is_floating_point() else expected)).nonzero()
@@ -155,7 +155,7 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
         errors (nvidia-smi -q -d ECC). Otherwise, the library is the likely cause: try another NCCL or torch.
     See: nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
-    # nccl-tests' own table, in a job's output, names no rank: DDJ155 speaks of it.
+    # nccl-tests' table in a job's output does not show ranks: DDJ155 reports it.
     ranks = [rank for rank in recording.facts(AllReduceFact) if rank.rank is not None]
     faulty = [rank for rank in ranks if _errors(rank.fact)]
     if not faulty:

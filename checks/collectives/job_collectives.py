@@ -29,12 +29,12 @@ from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, where_they_wait
 
-#: Calls at one number that a sentence names of a rank.
+#: Maximum number of a rank's calls at one number to list in a sentence.
 _MOST_CALLED = 4
 
 
 def probe(ctx: RankContext) -> JobCollectivesFact:
-    """Make this rank's calls; how far it came."""
+    """Make this rank's calls and return how far it came."""
     job = ctx.options.replay
     if job is None:
         raise Skip("requires --collectives-of with the collectives of a job")
@@ -50,13 +50,13 @@ def probe(ctx: RankContext) -> JobCollectivesFact:
 
 @dataclass(frozen=True)
 class _Replayed:
-    """A replay of which every rank told how far it came. Waits are the first open calls in each group, by rank."""
+    """A replay with the progress of every rank. Waits are the first open calls in each group, by rank."""
 
     job: JobCollectives
     facts: Mapping[int, JobCollectivesFact]  # by rank
     waits: dict[int, tuple[JobCall, ...]]  # in the replay
     waited: dict[int, tuple[JobCall, ...]]  # in the job, by its recorder
-    differing: dict[int, str]  # what each rank called at the first number at which the replay had to stop
+    differing: dict[int, str]  # what each rank called at the first number where the replay had to stop
     number: str  # that number: "4 of group 2"
 
     @property
@@ -65,22 +65,22 @@ class _Replayed:
 
     @property
     def hangs(self) -> bool:
-        """Whether it does by what was recorded: calls that were assumed may hang by themselves."""
+        """True if recorded calls hang: calls that were assumed may hang on their own."""
         return self.stops in ({"hung"}, {"", "hung"}) and not self.job.unknown
 
     @property
     def hangs_as_the_job(self) -> bool:
-        """Whether every rank stands in the same collectives here."""
+        """True if every rank waits in the same collectives as in the job."""
         return self.hangs and self.waits == self.waited
 
     def where(self, waits: Mapping[int, tuple[JobCall, ...]]) -> str:
-        """``ranks 0, 1 wait in all_reduce 18 of group 2``."""
+        """Return ``ranks 0, 1 wait in all_reduce 18 of group 2``."""
         places = ((f"in {self.job.words(call)}", rank) for rank, calls in waits.items() for call in calls)
         return (words := where_they_wait(places))[:1].lower() + words[1:]
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """How far the ranks came, and where each stands."""
+        """The progress of the ranks and the collectives that they wait in."""
         lines = []
         for rank, fact in sorted(self.facts.items()):
             stands = ", ".join(map(self.job.words, self.waits.get(rank, ())))
@@ -105,7 +105,7 @@ def _replayed(recording: Recording) -> _Replayed | None:
             for call in job.ranks[rank]
             if call.place == first
         )
-        if called:  # several where they were coalesced
+        if called:  # several if they were coalesced
             differing[rank] = " and ".join([*called][:_MOST_CALLED])
     number = f"{first[1]} of {job.groups[first[0]].words}" if first else ""
     return _Replayed(job, facts, _first_of_each_group(waits), _first_of_each_group(waited), differing, number)

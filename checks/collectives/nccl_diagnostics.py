@@ -29,9 +29,9 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, possible
 from ddp_doctor.wording.ranks import pair_culprit, rank_at
 
-#: For RAS to answer: it waits up to 5 s for a process that says nothing (NCCL user guide, RAS).
+#: For RAS to answer: it waits up to 5 s for a process that does not respond (NCCL user guide, RAS).
 _ANSWERS_S = 10.0
-#: What NCCL found, of all that it tags [INFO]; the rest is what it could not look at (lspci or ib_write_bw is missing).
+#: NCCL's findings among its [INFO] lines; the others report what it could not test (lspci or ib_write_bw is missing).
 _FOUND = re.compile(
     r"mismatch|errors (?:at or above threshold \d+ )?on rank|inactive link|inconsistent link|off median"
     r"|^NCCL environment: \w+=.* on rank|tool run timed out|Xid \d+ detected(?!.*No user action)"
@@ -103,7 +103,7 @@ _LOOK_AT_LINKS = remedy(
 
 
 def _own(recording: Recording, ends: tuple[int, int]) -> Iterator[Evidence]:
-    """What the second of two ranks received from the first in the doctor's own exchange."""
+    """Yield what the second of two ranks received from the first in ddp-doctor's own exchange."""
     sender, receiver = ends
     for pair in (pair for at in recording.facts(P2pFact) if at.rank == receiver for pair in at.fact.pairs):
         if pair.peer == sender:

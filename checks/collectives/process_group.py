@@ -30,7 +30,7 @@ from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list
 
 
 def probe(ctx: RankContext) -> ProcessGroupFact:
-    """Run the first collective and say where this rank ended up."""
+    """Run the first collective and return this rank's backend and device."""
     import os
 
     import torch
@@ -91,7 +91,7 @@ def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
 
 
 def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
-    """What is wrong with the import, and the most useful line of its traceback or stack."""
+    """Return what is wrong with the import, and the most useful line of its traceback or stack."""
     why = fact.error or fact.stuck_at
     if why is None or fact.moving:
         return None
@@ -141,7 +141,7 @@ def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Start-up times of the slowest rank."""
+    """Yield the startup times of the slowest rank."""
     facts = [rank.fact for rank in recording.facts(ProcessGroupFact)]
     for rank in recording.facts(TorchImport):
         yield Measurement(name="torch_import", value=rank.fact.import_s, unit="s", labels={"node": rank.node})

@@ -30,7 +30,7 @@ from ddp_doctor.wording.repeats import clock, percent
 
 
 def probe(_ctx: Context) -> Fact:
-    """The head repeats trials of all ranks (engine/repeats.py)."""
+    """Skip: the head repeats trials of all ranks (engine/repeats.py)."""
     raise Skip("the head node repeats the tests for all nodes")
 
 
@@ -58,7 +58,7 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
         f"no end in {test.duration_s:.0f} s" if test.outcome == "hung" else test.reason or test.outcome
         for test in failed
     )
-    # In so many repeats what is at fault shows itself with 95 %.
+    # This many repeats show the fault with 95% probability.
     times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
     narrow_down = by_operator(
         "Repeat the test on groups of nodes, to find the faulty node",
@@ -115,7 +115,7 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """The share of the repeats that failed."""
+    """Yield the share of the repeats that failed."""
     if tests := repeats_of(recording):
         failed = sum(test.outcome in FAILED for test in tests)
         yield Measurement(

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 Multiplied = FactAt[SameProductsFact]
 
-#: So many at least, and for so long at least, unless the time is over (judgment). Meta's tests beside jobs are as
-#: short, and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
+#: Minimum number of products, and minimum and maximum duration (judgment). Meta's tests next to jobs are as short, and
+#: find faults because they are repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
-#: Products of all pairs between two looks at the clock.
+#: Products of all pairs between two clock readings.
 _ROUNDS = 8
-#: Below three alike ranks nobody knows which is wrong.
+#: With fewer than three equal ranks it is unknown which one is wrong.
 _FEWEST_TO_VOTE = 3
-#: Settings of torch by which cuBLAS may round on the way.
+#: torch settings that allow cuBLAS to round intermediate results.
 _ROUNDING = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 
 
@@ -75,9 +75,9 @@ def probe(ctx: RankContext) -> SameProductsFact:
 
 
 def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
-    """The sum of the bits of each product, a row for each round over all pairs; and the seconds it took.
+    """Return the bit sums of the products, a row for each round over all pairs, and the seconds it took.
 
-    The sum wraps around at 64 bits, so that one flipped bit always changes it.
+    The sum wraps around at 64 bits, so one flipped bit always changes it.
     """
     import torch
 
@@ -99,25 +99,25 @@ def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
 
 
 class Alike(NamedTuple):
-    """Ranks that must have the same products: those that have; and the others, with of how many pairs not each time."""
+    """Ranks that must have the same products: correct ranks, and odd ranks with their number of differing pairs."""
 
     sound: Sequence[Multiplied]
     odd: Sequence[tuple[Multiplied, int]]
 
     @property
     def ranks(self) -> Sequence[Multiplied]:
-        """All of them."""
+        """The correct and the odd ranks."""
         return [*self.sound, *(rank for rank, _ in self.odd)]
 
     @property
     def is_clear(self) -> bool:
-        """Whether more than half of three or more agree."""
+        """True if more than half of three or more agree."""
         return len(self.ranks) >= _FEWEST_TO_VOTE and 2 * len(self.sound) > len(self.ranks)
 
 
 @once_a_recording
 def by_kind(recording: Recording) -> Sequence[Alike]:
-    """All ranks, by type, model of device and number of products."""
+    """Return all ranks, grouped by type, model of device and number of products."""
     groups = grouped(
         ((len(rank.fact.exact), *sorted(rank.fact.alike.items())), rank) for rank in recording.facts(SameProductsFact)
     )
@@ -157,7 +157,7 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
 
 
 def _culprit(recording: Recording, rank: Multiplied) -> Culprit:
-    """The rank, or its GPU."""
+    """Return the rank, or its GPU, as culprit."""
     culprit = rank_culprit(recording, rank_of(rank))
     of_gpu = {"kind": "gpu", "name": rank.fact.gpu_uuid} if rank.fact.device.startswith("cuda") else {}
     return culprit.model_copy(update=of_gpu)
@@ -223,7 +223,7 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
 
 
 def _not_tested(recording: Recording) -> dict[int, tuple[str, str]]:
-    """By rank, what is missing and why."""
+    """Return what is missing and why, by rank."""
     missing = {
         reading.rank or 0: (_NOT_COMPARED, reading.reason or "")
         for reading in recording.of_check(CHECK.id)
@@ -242,7 +242,7 @@ _NOT_COMPARED, _FEWER = "products compared with nobody's", f"fewer than {PRODUCT
 
 
 def untested(recording: Recording) -> str:
-    """Why no device was tested, "" where one was."""
+    """Return why no device was tested; "" if one was."""
     missing = _not_tested(recording)
     is_all = missing.keys() >= {rank_of(rank) for rank in recording.facts(SameProductsFact)}
     return next((f"{what}: {why}" for what, why in missing.values() if is_all), "")
@@ -268,7 +268,7 @@ def products_not_compared(recording: Recording) -> Iterator[Draft]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Products in a second, for each rank and its GPU."""
+    """Yield the products per second, for each rank and its GPU."""
     indices = gpus_by_rank(recording)
     for rank in recording.facts(SameProductsFact):
         labels: dict[str, str | int | float] = {"rank": rank_of(rank), "node": rank.node}

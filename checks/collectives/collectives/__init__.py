@@ -31,12 +31,12 @@ from ddp_doctor.probing import all_reduces, collectives
 from ddp_doctor.probing.collectives import Case, NotOffered
 from ddp_doctor.views.collective_sizes import measured
 
-#: Wrong shares of one sender that are kept: more tell nothing more.
+#: Maximum number of wrong shares to keep per sender: more show nothing new.
 _MOST_OF_A_SOURCE = 3
 
 
 def probe(ctx: RankContext) -> CollectiveFact:
-    """The collective that is this part's turn. Raises Absent where the backend offers none of it."""
+    """Test the collective of this part. Raises Absent if the backend does not offer it at all."""
     row = TABLE[ctx.part]
     if row.name == BARRIER:
         early = tuple(collectives.early_leavers(ctx))
@@ -51,9 +51,9 @@ def probe(ctx: RankContext) -> CollectiveFact:
             looked_at, found = collectives.wrong_shares(ctx, row, case)
         except NotOffered as why:
             refused[case.words(row)] = str(why)
-            all_reduces.agreed(ctx, 0.0)  # all refused, and go on together
+            all_reduces.agreed(ctx, 0.0)  # all ranks refused, and continue together
             continue
-        # As with gloo on every machine (torch 2.13); contiguous ones tell of faults.
+        # As with gloo on every machine (torch 2.13); only wrong contiguous data is a fault.
         if found and not case.is_contiguous:
             refused[case.words(row)] = "it ignores strides, so the data arrives wrong"
             continue
@@ -80,7 +80,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
 
 
 def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
-    """The sizes that were asked for, or else the usual ones; those below a site's floor twice."""
+    """Measure the requested sizes, or the default ones; sizes below a site's floor twice."""
     options = ctx.options
     floors = {floor.size_bytes: floor.bytes_per_s for floor in options.min_busbw if floor.collective == row.name}
     wanted = {*floors, *(measured_sizes(options.sizes) if options.sizes else ())}
@@ -94,7 +94,7 @@ def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
         if all_reduces.agreed(ctx, is_below) and all_reduces.has_time_for(ctx, result):
             swept.sizes[at] = all_reduces.faster(result, all_reduces.measure(ctx, sizes[at], row))
     in_place = list[SizeResult]()
-    if options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both ways
+    if options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both
         for result in swept.sizes:
             if not all_reduces.has_time_for(ctx, result):
                 return swept._replace(sizes=[*swept.sizes, *in_place], stopped_at=result.size_bytes, short_of="time")
@@ -103,7 +103,7 @@ def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
 
 
 def _objects(ctx: RankContext) -> CollectiveFact:
-    # Bytes that arrive wrong are no pickle, and no size of one.
+    # Bytes that arrive wrong are not a valid pickle, or size of one.
     if all_reduces.agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
         raise Skip("torch sends objects with all_gather, which delivers wrong data on these ranks")
     try:
@@ -122,7 +122,7 @@ _OF_A_GROUP_TIMES = 5
 
 
 def _groups(ctx: RankContext) -> CollectiveFact:
-    """All-reduces within each node and between nodes, by local rank; of one node in its halves; then both at once."""
+    """Test all-reduces within nodes and between nodes, by local rank (or in halves of one node), then both at once."""
     import torch
     import torch.distributed as dist
 
@@ -166,7 +166,7 @@ def _groups(ctx: RankContext) -> CollectiveFact:
 
 
 def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
-    """By the words for them, the group ranks of each group of two and more. Raises Skip where there are none."""
+    """Return the group ranks of each group of two or more, by the kind of group. Raises Skip if there are none."""
     with ctx.step("nodes"):
         nodes = ctx.exchange("nodes", f"{ctx.node}")
     of_nodes = grouped((node, rank) for rank, node in enumerate(nodes)).values()
@@ -184,7 +184,7 @@ def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
 
 
 def parts(options: Options) -> tuple[str, ...]:
-    """All at level thorough, else those of --collective and --min-busbw, or all where it is selected without them."""
+    """Return all collectives at level thorough; otherwise the requested ones, or all if only the check was named."""
     asked = (*options.collectives, *(floor.collective for floor in options.min_busbw))
     if options.level is Level.THOROUGH or (COLLECTIVES in options.only and not asked):
         return tuple(TABLE)
@@ -192,7 +192,7 @@ def parts(options: Options) -> tuple[str, ...]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """By collective and size what nccl-tests prints."""
+    """Yield what nccl-tests prints, by collective and size."""
     yield from measured(
         (ALL_REDUCE if rank.fact.part == GROUPS else rank.fact.part, rank.fact.ranks, rank.rank or 0, size)
         for rank in recording.facts(CollectiveFact)

@@ -94,7 +94,7 @@ def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
 
 
 class Speed(NamedTuple):
-    """A collective of one size: its bus bandwidth as the report prints it, and whether it was measured twice."""
+    """A collective of one size: its bus bandwidth as in the report, and whether it was measured twice."""
 
     collective: str
     size_bytes: int
@@ -103,7 +103,7 @@ class Speed(NamedTuple):
 
 
 def speeds(recording: Recording) -> list[Speed]:
-    """Of each collective and size over all ranks the better of what was measured, in place or not."""
+    """Return the better measurement, in place or not, of each collective and size over all ranks."""
     by_size = grouped(
         ((rank.fact.part, rank.fact.ranks, size.size_bytes, size.in_place), size)
         for rank in recording.facts(CollectiveFact)
@@ -138,7 +138,7 @@ _COMPARE_SOCKETS = by_operator(
 )
 
 
-#: What names the link, NIC, setting or GPU that makes it slow.
+#: Findings that name the link, NIC, setting or GPU that makes it slow.
 _CAUSES = ("DD431", "DD434", "DD435", "DD436", "DD437", "DD441", "DD562", "DD607", "DD801", "DD803", "DD805")
 
 
@@ -157,7 +157,7 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/expected-bandwidth.md
     """
     worst: dict[str, tuple[Speed, Band]] = {}
-    for speed in speeds(recording):  # of each collective the largest size counts
+    for speed in speeds(recording):  # the largest size of each collective counts
         band = expected(recording, speed.collective, speed.size_bytes) if speed.again else None
         if band is not None:
             worst[speed.collective] = speed, band

@@ -39,16 +39,16 @@ _LEAST_S = 1e-9
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: repetitions of ``aim_s`` each, after a warm-up."""
+    """The duration of a measurement: repetitions of ``aim_s`` each, after a warm-up."""
 
     warm_up_s: float
     aim_s: float
     repetitions: int = 7
-    fewest: int = 3  # however long they take
+    fewest: int = 3  # minimum, whatever their duration
 
 
 def rate(ctx: RankContext, once: Work, amount: float, plan: Plan) -> Rate:
-    """``amount`` per second of the work ``once``, repeated. Call inside a step."""
+    """Return ``amount`` per second of the work ``once``, repeated. Call inside a step."""
     seconds(ctx, once, 1)  # loads libraries and kernels
     started, calls = ctx.clock(), 1
     spent = seconds(ctx, once, calls)
@@ -68,7 +68,7 @@ def _calls(aim_s: float, one_s: float) -> int:
 
 
 def seconds(ctx: RankContext, once: Work, calls: int) -> float:
-    """How long the device takes for ``calls`` calls that are handed to it at once."""
+    """Return the device's time for ``calls`` calls that are queued at once."""
     began = moment(ctx)
     for _ in range(calls):
         once()
@@ -79,12 +79,12 @@ def seconds(ctx: RankContext, once: Work, calls: int) -> float:
 
 N = TypeVar("N", int, float)
 
-#: The phases of work in which a GPU's state is read.
+#: The phases of work during which a GPU's state is read.
 MATMUL, COPY, HOST_COPY = "matmul", "copy", "host_copy"
 
 
 def summed_up(watched: GpuWatched) -> GpuLoad:
-    """Clocks and their limits during the matrix products; the PCIe link at its best in any phase.
+    """Return clocks and their limits during the matrix products, and the PCIe link at its best in any phase.
 
     A copy within the GPU leaves the link idle, which then saves power, so the highest value counts.
     """
@@ -109,16 +109,16 @@ def _highest(values: Iterable[N | None]) -> N | None:
 
 
 _MIB = 1 << 20
-#: One step's own deadline: several times what its repetitions take on a GPU that is shared.
+#: One step's own deadline: several times what its repetitions take on a shared GPU.
 _STEP_S = 10.0
-#: cuBLAS's own workspace, beside three matrices (32 MiB on Hopper, torch.backends.cuda).
+#: cuBLAS's own workspace, in addition to three matrices (32 MiB on Hopper, torch.backends.cuda).
 _WORKSPACE_BYTES = 48 * _MIB
-#: 8192 rows in 16 bits; without such a type a GPU is old, and would take long for as many in fp32.
+#: 8192 rows in 16 bits; a GPU without such a type is old and would need long for as many in fp32.
 _LARGEST_MATRIX_BYTES = 128 * _MIB
 #: For a torch that does not report the L2 cache: 40 MiB on an A100, 50 on an H100, 72 on an RTX 4090.
 _CACHE_BYTES = 72 * _MIB
 
-#: A GPU needs some 0.2 s from its idle clocks to those under load.
+#: A GPU needs about 0.2 s from its idle clocks to its clocks under load.
 _MATMUL = Plan(warm_up_s=0.25, aim_s=0.05)
 _COPY = Plan(warm_up_s=0.03, aim_s=0.02)
 #: The PCIe link wakes up within milliseconds. Each rank of a node has its turn, so this is short.
@@ -127,10 +127,10 @@ _HOST_COPY = Plan(warm_up_s=0.02, aim_s=0.01, repetitions=5)
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured: small enough for a second, large enough to be the hardware's rate."""
+    """The work to measure: small enough for a second, large enough to reach the hardware's rate."""
 
-    matrices: tuple[int, ...] = (8192, 4096, 2048)  # rows and columns; the first for which there is memory
-    copy_bytes: int = 256 * _MIB  # at most; out of one buffer into another
+    matrices: tuple[int, ...] = (8192, 4096, 2048)  # rows and columns; the first that fits in memory
+    copy_bytes: int = 256 * _MIB  # at most; from one buffer to another
     host_copy_bytes: int = 64 * _MIB
     matmul: Plan = _MATMUL
     copy: Plan = _COPY
@@ -141,7 +141,7 @@ _WHOLE = Workload()
 
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
-    """All rates of this rank's device, and what the driver said of it meanwhile."""
+    """Measure all rates of this rank's device, and record what the driver reported during that time."""
     uuid, name = gpu_identity(ctx.device)
     fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}
     if ctx.device.startswith("cuda"):
@@ -153,7 +153,7 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     missing: dict[str, str] = {}
 
     def step(name: str, what: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
+        """Run work that may run out of memory, which must not keep this rank from meeting the others."""
         import torch
 
         with ctx.step(name, deadline_s=_STEP_S):
@@ -164,7 +164,7 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
             except torch.cuda.OutOfMemoryError:
                 missing[what] = "the GPU's memory is in use"
         if ctx.device.startswith("cuda"):
-            torch.cuda.empty_cache()  # somebody else may want it
+            torch.cuda.empty_cache()  # other processes may need it
 
     watch = ctx.watch_gpu(uuid)
     try:
@@ -173,7 +173,7 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
         step("copy", "copies within the GPU", partial(_copy, ctx, watch, workload))
         for turn in range(turns):
             meet(ctx)
-            # The others enter the step too: numbers identify the steps of ranks.
+            # The others also enter the step: numbers identify the steps of ranks.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
             step("host_copy", "copies from and to the host", work)
@@ -184,7 +184,7 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
 
 
 def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
-    """Products of random matrices: zeros would take less power, and so leave a higher clock."""
+    """Multiply random matrices: zeros would use less power, and so allow a higher clock."""
     import torch
 
     dtype = training_dtype(ctx.device)
@@ -207,7 +207,7 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
 
 
 def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
-    """From one buffer into another; both are larger than the cache, which would be measured else."""
+    """Copy between two buffers that are larger than the cache, so that the cache is not measured."""
     import torch
 
     size = min(workload.copy_bytes, ctx.gpu_memory_bytes // 2)
@@ -227,7 +227,7 @@ def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
 
 
 def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
-    """From pinned memory to the GPU and back, one way at a time."""
+    """Copy from pinned memory to the GPU and back, one direction at a time."""
     import torch
 
     size = min(workload.host_copy_bytes, ctx.gpu_memory_bytes // 2)
@@ -243,7 +243,7 @@ def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
 
 
 def probe(ctx: RankContext) -> GpuSpeedFact:
-    """Measure this rank's GPU. Raises Absent where the ranks run on the CPU."""
+    """Measure this rank's GPU. Raises Absent if the ranks run on the CPU."""
     if not ctx.device.startswith("cuda"):
         raise Absent("the ranks run on the CPU")
     return measure(ctx)
@@ -259,7 +259,7 @@ _RATES = (
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """The median of each rate, for each rank and its GPU."""
+    """Yield the median of each rate, for each rank and its GPU."""
     indices = gpus_by_rank(recording)
     for rank in recording.facts(GpuSpeedFact):
         labels: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}

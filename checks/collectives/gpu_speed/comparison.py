@@ -1,4 +1,4 @@
-"""The GPUs that may be compared, those that may not (DD806, DD807), the typical one, and slow GPUs in findings."""
+"""GPUs that may be compared, GPUs that may not (DD806, DD807), the typical GPU, and slow GPUs in findings."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Metric:
-    """One rate of the fact. ``conditions`` is what must be equal between GPUs for it to be compared."""
+    """A rate of the fact. ``conditions`` returns what must be equal between GPUs to compare it."""
 
     field: str
     words: str
@@ -35,7 +35,7 @@ class Metric:
     conditions: Callable[[GpuSpeedFact], Hashable] = lambda _: None
 
     def of(self, gpu: Measured) -> Rate | None:
-        """What this rank measured."""
+        """Return the rate that the rank measured."""
         rate: Rate | None = getattr(gpu.fact, self.field)
         return rate
 
@@ -48,7 +48,7 @@ BACK = Metric("device_to_host_gb_per_s", "copies to the host", "GB/s")
 
 @dataclass(frozen=True)
 class Compared:
-    """One rank's rate beside the median of the others', or beside what is typical where ``others`` are none."""
+    """A rank's rate compared with the median of the others, or with a typical rate if ``others`` is 0."""
 
     gpu: Measured
     metric: Metric
@@ -58,17 +58,17 @@ class Compared:
 
     @property
     def factor(self) -> float:
-        """How many times slower it is than the others."""
+        """The slowdown compared with the others."""
         return self.typical / max(self.rate.median, 1e-9)
 
     def is_below(self, share: float) -> bool:
-        """Whether it is slower by this share and never reached the typical rate."""
+        """Return True if it is slower by this share and never reached the typical rate."""
         return self.rate.median <= self.typical * (1 - share) and self.rate.most < self.typical
 
 
 @once_a_recording
 def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
-    """The ranks whose GPU another program used before the run; None where NVML did not name it."""
+    """Return the ranks whose GPU another program used before the run; None if NVML did not show the program."""
     found: dict[int, BusyGpu | None] = {}
     gpus_by_node = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
     by_uuid = {(node, gpu.uuid): gpu for node, fact in gpus_by_node.items() for gpu in busy_gpus(fact)}
@@ -86,9 +86,9 @@ def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
 
 @once_a_recording
 def judged(recording: Recording) -> Sequence[Measured]:
-    """The ranks with a whole GPU to themselves: no other program, no other rank, no other slice."""
+    """Return the ranks with a full GPU to themselves: no other program, no other rank, no other slice."""
     everyone = recording.facts(GpuSpeedFact)
-    ranks = Counter(gpu.fact.gpu_uuid or gpu.rank for gpu in everyone)  # no two GPUs in the world share one
+    ranks = Counter(gpu.fact.gpu_uuid or gpu.rank for gpu in everyone)  # GPU UUIDs are unique worldwide
     crowded = busy(recording)
     return [
         gpu
@@ -98,14 +98,14 @@ def judged(recording: Recording) -> Sequence[Measured]:
 
 
 def model(gpu: Measured) -> Hashable:
-    """The model of a GPU: its name and memory, because cards of 8 GB and 12 GB share a name."""
+    """Return the model of a GPU: its name and memory, because cards of 8 GB and 12 GB share a name."""
     return gpu.fact.gpu_name, round(gpu.fact.memory_total_bytes / _GIB)
 
 
 def groups(
     gpus: Sequence[Measured], metric: Metric, key: Callable[[Measured], Hashable] = model
 ) -> list[list[Compared]]:
-    """GPUs that measured the metric under equal conditions, each with the median of the others; slowest first."""
+    """Return GPUs that measured the metric under equal conditions, with the median of the others; slowest first."""
     by_key = grouped(
         ((key(gpu), metric.conditions(gpu.fact)), (rate.median, gpu, rate))
         for gpu in gpus
@@ -124,12 +124,12 @@ def groups(
 
 @once_a_recording
 def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
-    """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
+    """Return the comparable GPUs of one model, as ``groups`` does; cached for several rules."""
     return groups(judged(recording), metric)
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
-    """The median of all but one of two or more values in order, without sorting them again for each."""
+    """Return the median of all but one of two or more sorted values, without sorting them again for each."""
     last = len(ordered) - 2
 
     def at(place: int) -> float:
@@ -139,18 +139,18 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 
 
 def culprits(recording: Recording, gpus: Iterable[Measured]) -> list[Culprit]:
-    """The GPUs of these ranks."""
+    """Return the GPUs of these ranks as culprits."""
     ranks = ((rank_culprit(recording, rank_of(gpu)), gpu) for gpu in gpus)
     return [culprit.model_copy(update={"kind": "gpu", "name": gpu.fact.gpu_uuid}) for culprit, gpu in ranks]
 
 
 def slower(factor: float) -> str:
-    """A rate ``factor`` times below another: "41 % slower", "3.4 times slower"."""
+    """Return the slowdown by ``factor``: "41 % slower", "3.4 times slower"."""
     return f"{factor:.1f} times slower" if factor >= ERROR_TIMES else f"{1 - 1 / factor:.0%} slower"
 
 
 def reasons(names: Iterable[str]) -> str:
-    """The meaning of slowdowns, without the hardware's general one where a special one is given."""
+    """Return the meaning of slowdowns, without the general hardware slowdown if a specific one is given."""
     given = [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if name in set(names)]
     special = [name for name in given if name != "hw_slowdown"]
     return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
@@ -180,7 +180,7 @@ FOLLOW_THE_PATH = by_operator(
 
 
 def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]) -> Iterator[Evidence]:
-    """One line per GPU, beside the typical GPU of its model, which leaves out those of ``besides``."""
+    """Yield one line per GPU, compared with the typical GPU of its model, which excludes ``besides``."""
     usual = _usual_load(recording, besides)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         text = f"{rank_at(recording, rank_of(gpu))} under load: {_load_text(gpu.fact.load, usual)}"
@@ -188,7 +188,7 @@ def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[M
 
 
 def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:
-    """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
+    """Return fixes for differences from other GPUs of the model, or a comparison if nothing differs."""
     usual, found, set_clocks = _usual_load(recording, gpus), [], []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         load, index = gpu.fact.load, gpu_speed.as_argument(gpu.fact.gpu_uuid)
@@ -233,7 +233,7 @@ def _usual_load(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
 
 
 def _load_text(load: GpuLoad, usual: GpuLoad) -> str:
-    """ "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
+    """Return "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
     if load.reason is not None:
         return f"the driver reports nothing ({load.reason})"
     parts = []
@@ -279,7 +279,7 @@ def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]
 
 
 def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
-    """The processes that held memory before the run; without NVML, how much memory was not free."""
+    """Return the processes that held memory before the run; without NVML, how much memory was not free."""
     if busy_gpu is None:
         used = (gpu.fact.memory_total_bytes - gpu.fact.memory_free_bytes) / _GIB
         return f"{used:.1f} GiB in use, more than CUDA and NCCL need, by an unknown process"

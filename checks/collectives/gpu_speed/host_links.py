@@ -67,7 +67,7 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
 
 @once_a_recording
 def reduced_beside_peers(recording: Recording) -> frozenset[int]:
-    """The few ranks whose GPU has a reduced link where its peers have a better one."""
+    """Return the few ranks whose GPU has a reduced link although its peers have a better one."""
     ranks: set[int] = set()
     for gpus in grouped((model(gpu), gpu) for gpu in _gpus_with_link_in_use(recording)).values():
         typical = median_high([_rate(gpu.fact.load) for gpu in gpus])
@@ -187,7 +187,7 @@ def _beside_peers(recording: Recording) -> Iterator[comparison.Compared]:
 
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[Slow, Slow]:
-    """The GPUs below a third of their link: those with no peers or better ones, and groups that are all slow."""
+    """Return GPUs below a third of their link: GPUs with better peers or no peers, and groups that are all slow."""
     models = grouped((_model_and_link(gpu), gpu) for gpu in _judged(recording))
     alone: Slow = []
     uniform: Slow = []

@@ -60,7 +60,7 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
 
 
 def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
-    """How grave the slow rates of one GPU are; ``limited`` are the GPUs whose power limit is a finding."""
+    """Return the severity of one GPU's slow rates; ``limited`` are the GPUs whose power limit is a finding."""
     grade = of_slowdown(max(compared.factor for compared in rates))
     gpu = rates[0].gpu
     capped = gpu.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
@@ -104,7 +104,7 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
 
 
 def _slow_gpus(recording: Recording, *, sure: bool) -> Iterator[comparison.Compared]:
-    """The slow GPUs; with ``sure``, those that differ from a clear majority."""
+    """Yield the slow GPUs; with ``sure``, only GPUs that differ from a clear majority, otherwise the rest."""
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         slow = [compared for compared in group if compared.is_below(gpu_speed.SLOWER_SHARE)]
         is_clear = len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
@@ -122,7 +122,7 @@ def _gpus_by_rank(slow: Slow) -> list[Measured]:
 
 
 def _how_slow(slow: Slow) -> str:
-    """ "matrix products 41 % slower and copies within its memory up to 12 % slower"."""
+    """Return "matrix products 41 % slower and copies within its memory up to 12 % slower"."""
     parts = []
     for metric in dict.fromkeys(compared.metric for compared in slow):
         factors = [compared.factor for compared in slow if compared.metric is metric]
@@ -180,7 +180,7 @@ def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
 
 
 def slowed_by_hardware(recording: Recording) -> frozenset[int]:
-    """The ranks whose GPU's hardware holds its clocks down under load, and did not before."""
+    """Return the ranks whose GPU's hardware holds its clocks down under load, and did not before."""
     return frozenset(
         rank for rank, gpu in _slowed(recording).items() if set(_in_force(gpu.fact)) & set(gpu_speed.HARDWARE_SLOWDOWNS)
     )

@@ -19,7 +19,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(_ctx: Context) -> Fact:
-    """The head plans the groups, and records what became of them."""
+    """Skip: the head plans the groups and records their results."""
     raise Skip("the run ended before groups of nodes were tested")
 
 
@@ -31,5 +31,5 @@ CHECK = Check(
     facts=(IsolationFact,),
     rules=rules_in(rules),
     stops_ranks=True,
-    cost_s=4.0,  # of healthy nodes: four rounds, each of which took a second or less on CPUs
+    cost_s=4.0,  # for healthy nodes: four rounds, each of which took a second or less on CPUs
 )

@@ -1,4 +1,4 @@
-"""DD632 - DD638: nodes that are bad alone or with every other, pairs, leaves, larger groups, and what is left open."""
+"""DD632 - DD638: nodes that fail alone or with all others, pairs, leaves, larger groups, and unsettled failures."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, Who, finding,
 from ddp_doctor.wording.nodes import hosts, name_list, node_culprit, node_pair
 
 _NETWORK = "network: interface, cable, switch port, driver, firewall"
-#: Of one node or group, and of several.
+#: For one node or group, and for several.
 _VERBS: dict[How, tuple[str, str]] = {
     "hung": ("hangs", "hang"),
     "failed": ("fails", "fail"),
@@ -277,12 +277,12 @@ def _evidence(recording: Recording, each: Fault) -> Evidence:
 
 
 def _verb(how: How, count: int = 1) -> str:
-    """``hangs``, ``are slow``."""
+    """Return ``hangs``, ``are slow``."""
     return _VERBS[how][count > 1]
 
 
 def _counted(bad: Fault) -> str:
-    """``3 of 3 tests hung``; ``4 of 20 tests failed (20 %, 95 % interval 8 to 42 %)`` where some passed."""
+    """Return ``3 of 3 tests hung``, or ``4 of 20 tests failed (20%, 95% interval 8 to 42%)`` if some passed."""
     said = f"{bad.failed} of {bad.tests} test{'s' if bad.tests > 1 else ''} {_DID[bad.how]}"
     if bad.failed == bad.tests:
         return said
@@ -291,16 +291,16 @@ def _counted(bad: Fault) -> str:
 
 
 def _of_usual(share: float | None) -> str:
-    """``, 31 % of the usual rate``; nothing where no rate is the fault."""
+    """Return ``, 31% of the usual rate``; empty if the fault is not a slow rate."""
     return "" if share is None else f", {100 * share:.0f}% of the usual rate"
 
 
 def _said(reason: str) -> str:
-    """What a rank said, for the end of a line."""
+    """Return a rank's message for the end of a line."""
     return f": {reason}" if reason else ""
 
 
 def _shared(recording: Recording, nodes: Sequence[int]) -> str:
-    """A sentence on what some nodes have, and no other."""
+    """Return a sentence about what only these nodes have in common."""
     traits = in_common(recording, nodes)
     return f"Only these nodes have: {', '.join(traits)}." if traits else ""

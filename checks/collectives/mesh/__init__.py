@@ -24,18 +24,18 @@ from ddp_doctor.views.collective_sizes import measured
 
 
 def probe(ctx: RankContext) -> MeshFact:
-    """Compare the mesh on all ranks, make it and drive its axes. Raises Misused where it is no mesh of these ranks."""
+    """Compare the mesh on all ranks, create it and test its axes. Raises Misused if it does not match these ranks."""
     return compared_and_driven(ctx)
 
 
 def untested(recording: Recording) -> str:
-    """Why it passes nothing: of no axis a collective was called."""
+    """Return why the check does not pass without any collective of an axis."""
     groups = [group for rank in recording.facts(MeshFact) for group in rank.fact.groups]
     return "" if any(group.sizes or group.sources for group in groups) else "no collective of an axis was called"
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """By axis and collective what nccl-tests prints, over all groups of the axis."""
+    """Yield what nccl-tests prints, by axis and collective, over all groups of the axis."""
     yield from measured(
         (name, len(group.members), rank.rank or 0, size.model_copy(update={"group": f"of axis {group.axis}"}))
         for rank in recording.facts(MeshFact)

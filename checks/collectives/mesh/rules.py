@@ -1,4 +1,4 @@
-"""DD643 - DD647: meshes that differ between ranks, wrong results in a group, axes on slow links, what is not tested."""
+"""DD643 - DD647: meshes that differ between ranks, wrong results in a group, axes on slow links, untested axes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
@@ -100,13 +100,13 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: The one of two axes that reaches less than this of the other in all collectives is slower. In 14 runs of 4 and 8 gloo
-#: ranks on two busy cores axes of equal links came down to 0.43 of each other; over 100 Mbit/s it is 0.01.
+#: If one of two axes reaches less than this share of the other in all collectives, it is slower. In 14 runs of 4 and 8
+#: gloo ranks on two busy cores axes of equal links came down to 0.43 of each other; over 100 Mbit/s it is 0.01.
 _AS_FAST = 0.4
 
 
 class Reach(NamedTuple):
-    """The farthest way between two ranks of a group; smaller is nearer."""
+    """The longest path between two ranks of a group; smaller is nearer."""
 
     nodes: int = 1
     distance: int = 0  # of the link within a node
@@ -114,7 +114,7 @@ class Reach(NamedTuple):
 
 
 def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
-    """The groups of an axis, as init_device_mesh makes them: ranks row by row, the last axis of neighbors."""
+    """Return the groups of an axis, as init_device_mesh makes them: ranks row by row, neighbors on the last axis."""
     at = list(mesh).index(axis)
     stride, ranks = prod(inner.size for inner in mesh[at + 1 :]), prod(each.size for each in mesh)
     firsts = [rank for rank in range(ranks) if rank // stride % axis.size == 0]
@@ -123,7 +123,7 @@ def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
 
 @once_a_recording
 def _mesh(recording: Recording) -> Sequence[Axis]:
-    """The axes; none where the ranks made no groups, or a model's mesh has ranks in an order of its own."""
+    """Return the axes; empty if the ranks made no groups, or if a model's mesh has its own order of ranks."""
     facts = [rank.fact for rank in recording.facts(MeshFact)]
     mesh = facts[0].mesh if facts and facts[0].made else ()
     usual = {axis.name: groups_of(mesh, axis) for axis in mesh}
@@ -132,7 +132,7 @@ def _mesh(recording: Recording) -> Sequence[Axis]:
 
 
 def _reach(recording: Recording, world: World, groups: Sequence[Sequence[int]]) -> Reach:
-    """Over nodes, else by which link of one node, where its matrix is known."""
+    """Return the reach across nodes, or by the link within one node if its matrix is known."""
     if any(len({world.node_of(rank) for rank in group}) > 1 for group in groups):
         return Reach(2, words="crosses nodes")
     codes = {
@@ -147,7 +147,7 @@ def _reach(recording: Recording, world: World, groups: Sequence[Sequence[int]]) 
 
 
 def _busbw(recording: Recording, axis: Axis) -> Mapping[str, float]:
-    """By collective GB/s of an axis, the mean of all ranks."""
+    """Return the GB/s of an axis by collective, the mean of all ranks."""
     rates = grouped(
         (name, size.busbw_gb_per_s)
         for rank in recording.facts(MeshFact)
@@ -159,7 +159,7 @@ def _busbw(recording: Recording, axis: Axis) -> Mapping[str, float]:
 
 
 def _depth(axis: Axis) -> int:
-    """Of an axis of a known name."""
+    """Return the depth of an axis with a known name."""
     return depth(axis.name) or 0
 
 
@@ -216,7 +216,7 @@ def _evidence(recording: Recording, mesh: Sequence[Axis], axis: Axis, reach: Rea
     return Evidence(text=f"axis {axis.name} {reach.words}: {groups}{f'; busbw: {busbw}' if busbw else ''}")
 
 
-#: What tells a process its rank, the ranks of all and its number on the node; and how to number ranks node by node.
+#: Variables with a process's rank, the number of ranks and its local rank; and how to number ranks node by node.
 _OF_LAUNCHER = {
     "slurm": (("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), "srun --distribution=block ..."),
     "mpi": (tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")), "mpirun --map-by slot ..."),
@@ -245,7 +245,7 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
     program, size = command.partition(" ")[0], f"{world.world_size}"
     told = {tuple(map(fact.variables.get, names)): node for node, fact in nodes.items()}
     if told.keys() != {(f"{rank}", size, "0") for rank in range(len(nodes))}:
-        return  # not one process a rank, or not by turns
+        return  # not one process per rank, or not alternating
     for axis in mesh:
         groups = groups_of(mesh, axis)
         apart = next((group for group in groups if len({rank % len(nodes) for rank in group}) > 1), ())

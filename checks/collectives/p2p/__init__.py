@@ -33,7 +33,7 @@ def probe(ctx: RankContext) -> P2pFact:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Latency and bandwidth of each pair, as its lower rank saw it; what came one way; how many were left out."""
+    """Yield latency and bandwidth of each pair from its lower rank, one-way rates, and the number of omitted pairs."""
     facts = recording.facts(P2pFact)
     for rank, pair in ((rank_of(at), pair) for at in facts for pair in at.fact.pairs):
         if rank < pair.peer:
@@ -59,7 +59,7 @@ def _of_pair(rank: int, pair: PairResult) -> Iterator[Measurement]:
 
 
 def untested(recording: Recording) -> str:
-    """Why it passes nothing: no rank measured a pair."""
+    """Return why the check does not pass without any measured pair."""
     has_pairs = any(rank.fact.pairs for rank in recording.facts(P2pFact))
     return "" if has_pairs else "no pair of ranks was measured"
 

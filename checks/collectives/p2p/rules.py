@@ -77,7 +77,7 @@ def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
 
 
 def _without_p2p(recording: Recording, pairs: Iterable[Path]) -> tuple[Remedy, ...]:
-    """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
+    """Return the test without P2P for GPUs of one node; between nodes there is no P2P."""
     if all(is_across(recording, pair) for pair in pairs):
         return (
             remedy(
@@ -102,7 +102,7 @@ _LOOK_AT_MEMORY = by_administrator(
 )
 
 
-#: Findings of connectivity that say why data between nodes is slow.
+#: Findings of connectivity that explain slow data between nodes.
 _CAUSES = ("DD532", "DD533", "DD534", "DD536")
 
 
@@ -125,30 +125,30 @@ _COMPARE_NICS = remedy(
 
 @dataclass(frozen=True)
 class _Rates:
-    """What went from rank to rank in GB/s: of the pairs within nodes, or of those across nodes."""
+    """The rates from rank to rank in GB/s, for pairs within nodes or pairs across nodes."""
 
     across: bool
     of: Mapping[Path, float]
-    typical: float  # the median node's best way to another, within a node the median rank's: most ways may be slow
-    sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
-    confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
-    least_ratio: float  # more of two pairs, which have only each other's ways to compare with
-    starved: frozenset[Path]  # a rank at one end had no processor for so long that this may be why they are slow
+    typical: float  # median of each node's (within a node: rank's) best path to another, because most paths may be slow
+    sure: float  # the median of the worst values of pairs that are not slow: a healthy path's rate with bad luck
+    confirmed: frozenset[Path]  # measured again if necessary to rule out chance, or in an older recording
+    least_ratio: float  # higher with two pairs, because each has only the other as a reference
+    starved: frozenset[Path]  # a rank at one end had no processor long enough to explain slow rates
 
     def ratio(self, usual: float) -> float:
-        """From so many times on a path is slow."""
+        """Return how many times slower a slow path is."""
         return max(usual, self.least_ratio)
 
     def slower(self, ratio: float) -> set[Path]:
-        """The paths with less than this part of what is typical."""
+        """Return the paths with less than this part of what is typical."""
         return self._slow(ratio) - self.starved
 
     def known(self, ratio: float) -> set[Path]:
-        """The paths that are slow or fast for certain, without slow paths of starved ranks."""
+        """Return the paths that are slow or fast for certain, without slow paths of starved ranks."""
         return {*self.of} - self.left_out(ratio)
 
     def left_out(self, ratio: float) -> set[Path]:
-        """The slow paths of starved ranks."""
+        """Return the slow paths of starved ranks."""
         return self._slow(ratio) & self.starved
 
     def _slow(self, ratio: float) -> set[Path]:
@@ -156,7 +156,7 @@ class _Rates:
 
     @property
     def kind(self) -> str:
-        """In words."""
+        """The kind of pairs as text."""
         return "across nodes" if self.across else "within a node"
 
 
@@ -167,12 +167,12 @@ class _Slow:
     paths: Sequence[Path]
     does: str
     culprits: tuple[Culprit, ...]
-    nodes: tuple[int, ...] = ()  # that a finding must name that explains it
+    nodes: tuple[int, ...] = ()  # nodes that an explaining finding must name
 
 
 @once_a_recording
 def _rates(recording: Recording, across: bool) -> _Rates | None:
-    """None where nothing is judged: too few pairs to compare, or what is_judged() says of all of them."""
+    """Return the rates, or None if nothing is evaluated: too few pairs, or is_judged() excludes all of them."""
     rates, least = dict[Path, float](), dict[Path, float]()
     confirmed, queued = set(), dict[Path, float]()
     for rank in recording.facts(P2pFact):
@@ -222,7 +222,7 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     bad = rates.slower(SLOW_PAIR_RATIO)
     ends, left = _of_ranks(recording, bad, rates.known(SLOW_PAIR_RATIO) - bad)
     for slow in (*ends, *_of_pairs(recording, rates, left)):
-        # NVLink is never slower than host memory; a link of it that is down is to be repaired.
+        # NVLink is never slower than host memory; a broken NVLink must be repaired.
         pairs = sorted({(min(path), max(path)) for path in slow.paths})
         limit = _limit_below(recording, pairs)
         summary = f"Limit P2P to near GPUs, up to {limit}, so that slow pairs use host memory"
@@ -283,7 +283,7 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
 
 @once_a_recording
 def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
-    """The nodes and ranks that are slow with all others, and the slow paths that they do not explain."""
+    """Return the nodes and ranks that are slow with all others, and the slow paths that they do not explain."""
     rates = _rates(recording, True)
     if rates is None:
         return [], set()
@@ -303,17 +303,17 @@ def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
 
 
 def _ways(recording: Recording, paths: Iterable[Path]) -> dict[Path, list[Path]]:
-    """Paths between ranks by the two nodes that they lead between."""
+    """Return paths between ranks, grouped by the nodes they connect."""
     return grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in sorted(paths))
 
 
 def _bad(ways: Mapping[Path, Collection[Path]], slow: set[Path]) -> set[Path]:
-    """The ways of which nearly all paths are slow: one of many may be lucky."""
+    """Return the node paths where nearly all rank paths are slow: a few of many may be lucky."""
     return {way for way, paths in ways.items() if len(slow & {*paths}) >= path_quality.BLAMED_SHARE * len(paths)}
 
 
 def _blame(bad: Collection[Path], good: Collection[Path]) -> Blame:
-    """Where many are bad, as between racks or GPUs in pairs, an end is blamed for all of its own, and never half."""
+    """Return the causes. If many paths are bad, as between racks, a bad end has only bad paths; half are never bad."""
     few = len(bad) <= path_quality.FEW_PATHS_SHARE * (len(bad) + len(good))
     blamed = blame(bad, good, share=path_quality.BLAMED_SHARE if few else 1.0)
     if 2 * len({*blamed.inbound} & {*blamed.outbound}) >= len({end for path in (*bad, *good) for end in path}):
@@ -322,7 +322,7 @@ def _blame(bad: Collection[Path], good: Collection[Path]) -> Blame:
 
 
 def _of_ranks(recording: Recording, slow: Collection[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
-    """The ranks that are slow with (nearly) all, and the paths that are left."""
+    """Return the ranks that are slow with (nearly) all, and the remaining paths."""
     blamed, found = _blame(slow, good), []
     for rank, paths, does in _ends(blamed, slow):
         name, culprit = capital(rank_at(recording, rank)), rank_culprit(recording, rank)
@@ -331,7 +331,7 @@ def _of_ranks(recording: Recording, slow: Collection[Path], good: Collection[Pat
 
 
 def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path], str]]:
-    """Each end that is blamed, its bad paths, and what it does."""
+    """Yield each end that is blamed, its bad paths, and what it does."""
     for end in blamed.nodes:
         into, out = end in blamed.inbound, end in blamed.outbound
         does = "sends data slowly to" if out else "receives data slowly from"
@@ -341,7 +341,7 @@ def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path
 
 
 def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[_Slow]:
-    """Slow paths by the two nodes between which nearly all are slow one way, the others by their two ranks."""
+    """Yield slow paths by their two nodes if nearly all are slow in one direction, the others by their two ranks."""
     ways = _ways(recording, rates.of)
     whole = slow.intersection(path for way in _bad(ways, slow) for path in ways[way]) if rates.across else set()
     for some, of_nodes in ((whole, True), (slow - whole, False)):
@@ -363,7 +363,7 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
 
 
 def _explainable(recording: Recording, node: int) -> tuple[int, ...]:
-    """The nodes that findings about TCP must name to explain this one's; where data goes by RDMA, one that is none."""
+    """Return the nodes that findings about TCP must name to explain this node's rates; with RDMA, none can."""
     return (node, -1) if log_of(recording, node).network == "IB" else (node,)
 
 
@@ -416,7 +416,7 @@ def _amount(gb_per_s: float) -> str:
 
 
 def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
-    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it, by NCCL's log."""
+    """Return the NCCL_P2P_LEVEL that disables P2P for the slow pairs and for no other pair, by NCCL's log."""
     taken: dict[tuple[int, int], str] = {}
     for place in places(recording):
         joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}
@@ -437,7 +437,7 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
 
 
 def _network_evidence(recording: Recording, nodes: Collection[int]) -> Iterator[Evidence]:
-    """What NCCL's own log says of the network on these nodes."""
+    """Yield the lines of NCCL's log about the network on these nodes."""
     for node in sorted(nodes)[:LINES_OF_EVIDENCE]:
         log = log_of(recording, node)
         devices = ", ".join(log.used_hcas())

@@ -26,12 +26,12 @@ from ddp_doctor.probing.stragglers import RankSamples
 
 
 def probe(ctx: RankContext) -> StragglersFact:
-    """Take this rank's samples. Raises Skip where time or memory is short, Misused where nobody can read --data."""
+    """Take this rank's samples. Raises Skip if time or memory is short, Misused if no rank can read --data."""
     return RankSamples(ctx).measure()
 
 
 def untested(recording: Recording) -> str:
-    """Why nobody could be named, "" where somebody could."""
+    """Return why no rank could be named; "" if one could."""
     ranks = recording.facts(StragglersFact)
     if len(ranks) < stragglers.FEWEST_TO_JUDGE:
         return f"of {len(ranks)} ranks nobody can tell which is odd; it takes {stragglers.FEWEST_TO_JUDGE}"
@@ -42,7 +42,7 @@ def untested(recording: Recording) -> str:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """What each rank read of --data in a second: medians."""
+    """Yield each rank's median rates of reading --data, per second."""
     for rank in recording.facts(StragglersFact):
         rates = grouped(rate for sample in rank.fact.samples for rate in sample.read_bytes_per_s.items())
         for name, of_name in rates.items():

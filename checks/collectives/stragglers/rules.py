@@ -1,4 +1,4 @@
-"""DD660-DD665: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
+"""DD660-DD665: ranks that compute, run, read or exchange more slowly than their peers, and inconclusive comparisons."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,8 @@ from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possi
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, rank_of, ranks_at
 
-#: What is timed. A rank that has work is stopped by a quota, waits for its turn on a CPU, or stands still otherwise.
+#: The kinds of work that are timed. A rank with work may be stopped by a quota, wait for a CPU, or be stopped by
+#: something else.
 PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "products of the same matrices",
     "programs under its CPU quota",
@@ -34,12 +35,12 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Slow:
-    """One rank that takes longer than the usual one. ``is_sure``: beyond chance, nearly always, and among enough."""
+    """A rank that is slower than the usual one. ``is_sure``: beyond chance, nearly always, and among enough ranks."""
 
     rank: FactAt[StragglersFact]
     work: str
-    factor: float  # how many times as long as the usual rank it takes, by medians
-    spread: float  # 1.4826 MAD of all samples of all compared ranks, as a share of what is usual
+    factor: float  # its time divided by the usual rank's, by medians
+    spread: float  # 1.4826 MAD of all samples of all compared ranks, as a share of the usual value
     slow_samples: Sequence[int]  # their numbers
     samples: int
     is_sure: bool = False
@@ -47,7 +48,7 @@ class Slow:
 
 @once_a_recording
 def slow_ranks(recording: Recording) -> Sequence[Slow]:
-    """The ranks that take so much longer than the usual one that it matters, sure and unsure ones, for each work."""
+    """Return the ranks that are much slower than the usual one, sure and unsure ones, by kind of work."""
     ranks = recording.facts(StragglersFact)
     costs = [
         ((work, rank.fact.model if work == PRODUCTS else ""), (rank_of(rank), cost))
@@ -65,8 +66,9 @@ def slow_ranks(recording: Recording) -> Sequence[Slow]:
 
 
 def _costs(sample: Sample) -> dict[str, float]:
-    """What one sample took, by work, each in a unit of its own."""
-    # Kernels count a quota's stops as waits or do not. No load of a host changes the share of STOPS in the rest.
+    """Return the cost of one sample by kind of work, each in its own unit."""
+    # Kernels may or may not count a quota's stops as waits. A host's load does not change the share of STOPS in the
+    # rest.
     stopped = min(sample.throttled_share or 0.0, sample.taken_share)
     waited = min(max((sample.waited_share or 0.0) - stopped, 0.0), sample.taken_share - stopped)
     left, had = max(1 - stopped, _LEAST), max(1 - stopped - waited, _LEAST)
@@ -81,9 +83,9 @@ def _costs(sample: Sample) -> dict[str, float]:
 
 
 def _exchange_costs(ranks: Sequence[FactAt[StragglersFact]]) -> Iterator[tuple[int, float]]:
-    """For each sample how many times slower than usual the faster of a rank's two exchanges was.
+    """Yield for each sample how many times slower than usual the faster of a rank's two exchanges was.
 
-    Exchanges within a machine are held against others within machines, those across against others across.
+    Exchanges within a machine are compared with others within machines, exchanges across machines with others across.
     """
     machine = {rank_of(rank): rank.fact.machine for rank in ranks}
     for at_once in zip(*(rank.fact.samples for rank in ranks), strict=False):
@@ -120,7 +122,7 @@ def _compared(
             found.append(Slow(ranks[rank], work, median(values) / usual, spread, slow, len(at_once)))
     lasting = [slow for slow in found if len(slow.slow_samples) >= stragglers.IN_SAMPLES * slow.samples]
     far_off = [slow for slow in lasting if slow.factor >= 1 + stragglers.SPREADS * spread]
-    if work == WAITS:  # ranks that share their CPUs share their neighbors: who of them waits longer is chance
+    if work == WAITS:  # ranks that share their CPUs share their neighbors, so which one waits longer is chance
         places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
         all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
         far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
@@ -129,7 +131,7 @@ def _compared(
     if len(costs) < stragglers.FEWEST_TO_JUDGE or 2 * len(far_off) >= len(costs):
         far_off = []
     for slow_rank in found:
-        by_quota = work == QUOTA and slow_rank in lasting  # no matter of comparison
+        by_quota = work == QUOTA and slow_rank in lasting  # not a matter of comparison
         yield replace(slow_rank, is_sure=slow_rank in far_off or by_quota)
 
 
@@ -138,7 +140,7 @@ def _ran(fact: StragglersFact) -> float:
     return 1 - median(sample.waited_share or 0.0 for sample in fact.samples)
 
 
-#: What a rank's samples show: why it is slow, what to do, and what was measured.
+#: The results of a rank's samples: why it is slow, what to do, and what was measured.
 Shown = tuple[str, Remedy, str]
 
 _QUOTA = by_administrator(
@@ -176,14 +178,14 @@ _EXCHANGE = _look(
 
 
 def _named(recording: Recording, *works: str) -> list[Slow]:
-    """The ranks named for any of these, each for the work that it is slowest in."""
+    """Return the ranks named for any of these, each for the work that it is slowest in."""
     sure = grouped((rank_of(slow.rank), slow) for slow in slow_ranks(recording) if slow.is_sure)
     ours = [[slow for slow in of_rank if slow.work.startswith(works)] for of_rank in sure.values()]
     return sorted((max(of, key=lambda slow: slow.factor) for of in ours if of), key=lambda slow: rank_of(slow.rank))
 
 
 def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Shown]) -> Iterator[Draft]:
-    """One finding for each work and reason."""
+    """Yield one finding for each kind of work and reason."""
     for (work, reason, remedy), group in grouped(((one.work, *shown(one)[:2]), one) for one in slow).items():
         ranks, worst = [rank_of(one.rank) for one in group], max(one.factor for one in group)
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
