@@ -4,13 +4,13 @@ Typer's rich panels are not used, because at 60 columns they cut the names of op
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ddp_doctor.features import FEATURES, load_module
+from ddp_doctor.features import FEATURES, Heading, load_module
 from ddp_doctor.render.screen import is_plain
 
 NODES = "Nodes and ranks"
@@ -30,7 +30,7 @@ _HEADINGS = (
 
 #: The commands of the core, in the groups and the order of the help. A feature defines its group, and is the last in it
 #: unless this table lists it.
-_COMMANDS = {
+_COMMANDS: Mapping[Heading, tuple[str, ...]] = {
     "Before a job": ("run", "fit", "prolog", "topology", "env"),
     "While a job runs": (),
     "After a job": ("logs", "replay"),
@@ -163,7 +163,9 @@ class Commands(_WithEpilog, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their summaries, and the options of the group."""
-        commands = {heading: [(name, self._summary(name)) for name in _names(heading)] for heading in _COMMANDS}
+        commands: dict[str, list[tuple[str, str]]] = {
+            heading: [(name, self._summary(name)) for name in _names(heading)] for heading in _COMMANDS
+        }
         _write(formatter, {**commands, **headed(self, ctx)})
 
     def _summary(self, name: str) -> str:
@@ -183,7 +185,7 @@ class Commands(_WithEpilog, TyperGroup):
         return [name for heading in _COMMANDS for name in _names(heading)]
 
 
-def _names(heading: str) -> list[str]:
+def _names(heading: Heading) -> list[str]:
     of_features = (name for name, row in FEATURES.items() if row.heading == heading)
     return [*dict.fromkeys((*_COMMANDS[heading], *of_features))]
 

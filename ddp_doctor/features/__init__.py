@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ddp_doctor.model.choices import Command
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from ddp_doctor.model.rule import Described
 
 
+#: The groups of commands in ``ddp-doctor --help``.
+Heading: TypeAlias = Literal["Before a job", "While a job runs", "After a job", "Clusters", "Reference"]
+
+
 class Row(NamedTuple):
     """The data of a command that its help and its options need before its feature is loaded."""
 
-    heading: str  # of the commands in the help
+    heading: Heading  # of the commands in the help
     summary: str  # of its command in the help
     outputs: Collection[str]  # that it offers, by their names in cli/outputs.py; none: it has no report
     common: Collection[str] = ()  # options in --help, if the full help does not fit on a screen
