@@ -14,6 +14,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
 from ddp_doctor.render import screen, settings_table, terminal
+from ddp_doctor.settings import nccl_conf
 from ddp_doctor.settings.in_force import settings_in_force
 from ddp_doctor.settings.nccl_conf import conf_lines
 from tests.readings import collected
@@ -256,7 +257,9 @@ def test_a_text_does_not_steer_the_terminal():
 # --- this process ---------------------------------------------------------------------------------
 
 
-def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path):
+def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path, monkeypatch):
+    for name in ("CONF_FILE_SINCE", "HOME_SINCE"):  # whichever release of NCCL is installed here
+        monkeypatch.setattr(nccl_conf, name, (0,))
     env = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(tmp_path),
