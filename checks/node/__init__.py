@@ -1,1 +1,1 @@
-"""What one node is like: its settings, software, GPUs and network devices."""
+"""The checks of one node: its settings, software, GPUs and network devices."""

@@ -1,17 +1,17 @@
-"""GPUs: what the driver's management library (NVML) says of each, beside what the machine should have.
+"""GPUs: what the driver's management library (NVML) reports, compared with the GPUs the machine should have.
 
-DDP needs one whole, healthy, free GPU a rank: one that is lost, hot, in use or absent stops the job in its
-first minute, or slows every rank down to itself. Raw input, from sources/child_nvml.py (a process of its
-own, since a sick driver hangs whoever asks it), and what it is held against (probing/host_gpus.py):
+DDP needs one whole, healthy, free GPU per rank. A GPU that is lost, hot, in use or missing stops the job in its first
+minute, or slows every rank down. The raw input comes from sources/child_nvml.py, a separate process because a broken
+driver hangs its callers. It is compared with the output of probing/host_gpus.py:
 
     {"error": null, "driver_version": "550.90.07", "gpus": [{"index": 3, "uuid": "GPU-8932f933-…",
      "bus_id": "00000000:61:00.0", "ecc_volatile_uncorrected": 2, "memory_used_bytes": 4194304, …}]}
     /sys/bus/pci/devices/0000:61:00.0/{vendor: 0x10de, class: 0x030200, driver -> …/nvidia}
     SLURM_JOB_GPUS=0,1,2,3   NVIDIA_VISIBLE_DEVICES=GPU-8932f933-…   CUDA_VISIBLE_DEVICES=0,1
 
-A container sees the host's PCI bus without owning its GPUs, so there only granted GPUs count. One
-finding names all GPUs with the same fault. Of AMD GPUs and other accelerators nothing can be said yet: where
-the job would use them the reading fails, and the verdict is unsure (checks/node/gpus/accelerators.py).
+A container sees the host's PCI bus without owning its GPUs, so only granted GPUs count there. One finding lists all
+GPUs with the same fault. AMD GPUs and other accelerators are not supported yet: if the job would use them, the reading
+fails and the verdict is unsure (checks/node/gpus/accelerators.py).
 """
 
 from ddp_doctor.checks.node.gpus import accelerators, condition, driver, inventory, peers, use
@@ -29,9 +29,9 @@ from ddp_doctor.probing.kernel_files import first_line
 
 
 def probe(ctx: Context) -> GpusFact:
-    """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either.
+    """Ask NVML in a separate process. Raises Absent only if no GPU is expected or granted.
 
-    Raises Failed where the job would use accelerators of another maker, which this check cannot judge.
+    Raises Failed if the job would use accelerators of another vendor, which this check does not support.
     """
     pci = host_gpus.pci_gpus(ctx)
     answer = _ask(ctx, thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(pci or ()))
@@ -54,7 +54,7 @@ def probe(ctx: Context) -> GpusFact:
 
 
 def _of_other_makers(ctx: Context, fact: GpusFact) -> GpusFact:
-    """The fact with GPUs that a setting hides. Raises Failed for those that it cannot judge, and Absent for none."""
+    """Return the fact with GPUs that a setting hides. Raises Failed for unsupported GPUs, Absent without any."""
     if not _is_without_grant(fact):
         if (others := accelerators.unsupported(ctx)) is not None:
             raise Failed(f"ddp-doctor does not support this hardware yet: {others}")
@@ -65,7 +65,7 @@ def _of_other_makers(ctx: Context, fact: GpusFact) -> GpusFact:
 
 
 def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
-    """The child's answer, also where the driver kills or hangs it. Raises where it never got to NVML."""
+    """Return the child's answer, even if the driver kills or hangs it. Raises if the child never reached NVML."""
     result = ctx.child("nvml", f"{max(min(limit_s, ctx.deadline - ctx.clock() - 1.0), 0.1):.1f}")
     ctx.keep(result.stdout or result.stderr)
     try:
@@ -85,7 +85,7 @@ def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
 
 
 def _is_without_grant(fact: GpusFact) -> bool:
-    """Whether this is a SLURM step to which no GPU was given: those of the machine are not its business."""
+    """Return True for a SLURM step without granted GPUs: the machine's GPUs are then irrelevant to it."""
     return "SLURM_PROCID" in fact.environment and not fact.granted
 
 

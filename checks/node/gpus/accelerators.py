@@ -1,4 +1,4 @@
-"""The accelerators of a node: the answer of sources/child_nvml.py as typed values, and GPUs of other makers.
+"""The accelerators of a node: typed values of the answer of sources/child_nvml.py, and GPUs of other vendors.
 
 NVML's answer is one JSON object; see that module for a whole sample:
 
@@ -6,8 +6,8 @@ NVML's answer is one JSON object; see that module for a whole sample:
      "gpus": [{"index": 0, "uuid": "GPU-8932f937-…", "bus_id": "00000000:1B:00.0", …}]}
     {"error": "driver_not_loaded", "call": "nvmlInit", "text": "Driver Not Loaded", "gpus": [], …}
 
-The doctor cannot judge accelerators of other makers yet, but must not overlook them. AMD GPUs as the kernel's
-compute driver lists them, where /dev/kfd is open to us:
+ddp-doctor does not support accelerators of other vendors yet, but must not overlook them. The kernel's compute driver
+lists AMD GPUs like this, if /dev/kfd is open to us:
 
     /sys/class/kfd/kfd/topology/nodes/2/properties
         cpu_cores_count 0
@@ -17,8 +17,8 @@ compute driver lists them, where /dev/kfd is open to us:
         domain 0
     /sys/bus/pci/devices/0000:47:00.0/product_name    AMD Instinct MI300X OAM
 
-and Intel Gaudi, whose devices are /dev/accel/accelN and whose driver is habanalabs. The graphics in a desktop's or
-laptop's processor, and cards for a display, count only where the installed torch is one for ROCm.
+It also looks for Intel Gaudi, with devices /dev/accel/accelN and the driver habanalabs. Integrated graphics and display
+cards count only if the installed torch is built for ROCm.
 
 Sources: linux drivers/gpu/drm/amd/amdkfd/kfd_topology.c; drivers/accel/habanalabs/common/habanalabs_drv.c
 """
@@ -38,7 +38,7 @@ from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_o
 
 
 class NvmlAnswer(Frozen):
-    """All that the child found out."""
+    """The child's complete answer."""
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
@@ -53,7 +53,7 @@ class NvmlAnswer(Frozen):
     text: str = ""
 
     def failure(self) -> NvmlError | None:
-        """The error, or None where NVML answered."""
+        """Return the error, or None if NVML answered."""
         if self.error is None:
             return None
         return NvmlError(code=self.error, call=self.call, gpu=self.gpu, text=self.text)
@@ -76,7 +76,7 @@ LONGEST = 20  # digits of a number of 64 bits
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One that a job could compute on."""
+    """An accelerator that a job could compute on."""
 
     maker: str
     name: str
@@ -84,7 +84,7 @@ class Accelerator:
 
 
 def unsupported(ctx: Context) -> str | None:
-    """What is here that a job would use and the doctor cannot test: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
+    """Return the accelerators that a job would use and that are unsupported: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
     return _listed((*([] if hiding(ctx) else _amd_gpus_of_job(ctx)), *_gaudi(ctx)))
 
 
@@ -143,7 +143,7 @@ def _gaudi(ctx: Context) -> Iterator[Accelerator]:
 
 
 def _torch_is_for_rocm(ctx: Context) -> bool:
-    """Whether the torch of this Python was built for AMD GPUs; False where that is unknown."""
+    """Return True if the torch of this Python was built for AMD GPUs; False if unknown."""
     try:
         return bool(json_object(last_line(ctx.child("software").stdout)).get("torch_hip"))
     except NotJson:

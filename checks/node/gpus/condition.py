@@ -17,14 +17,14 @@ from ddp_doctor.wording.kernel_log import xids_of
 
 
 def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Severity:
-    """An error where the job wants GPUs; in a prolog information where CUDA_VISIBLE_DEVICES hides them from its job."""
+    """Return error if the job wants GPUs; in a prolog, info if CUDA_VISIBLE_DEVICES hides them from its job."""
     if recording.command.is_of_root and all(node.fact.hidden for node in group):
         return Severity.INFO
     return asked_for(recording, Severity.ERROR)
 
 
 def by_severity(recording: Recording, severity_of: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
-    """The job's GPUs with a fault, the worst first; a severity of None is no fault."""
+    """Return the job's faulty GPUs by severity, worst first; a severity of None means no fault."""
     graded = [(severity_of(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
     found = {severity: [gpu_at for grade, gpu_at in graded if grade is severity] for severity in Severity}
     return {severity: hits for severity, hits in found.items() if hits}
@@ -66,7 +66,7 @@ def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
 
 
 def recovery(gpu: Gpu) -> Severity | None:
-    """How gravely the GPU as a whole fails."""
+    """Return the severity of a fault of the entire GPU, or None."""
     if gpu.error not in (None, "no_permission"):
         return Severity.ERROR
     if gpu.recovery_action in (None, "none"):
@@ -96,7 +96,7 @@ def _pending_words(gpu: Gpu) -> str:
 
 
 def repair_pending(gpu: Gpu) -> bool:
-    """Whether bad memory waits for a reset to be taken out of use."""
+    """Return True if a reset is needed to retire bad memory."""
     return bool(gpu.row_remap_pending or gpu.page_retirement_pending)
 
 
@@ -318,7 +318,7 @@ def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
 
 
 def _wear(gpu: Gpu) -> tuple[Severity | None, str, str]:
-    """How gravely the memory of a GPU is worn out, in what way, and by which counts; None where it is not."""
+    """Return severity, kind and counts of the wear of a GPU's memory; a severity of None means no wear."""
     if gpu.row_remap_failed:
         return None, "", ""  # DD312
     if gpu.sram_threshold_exceeded:

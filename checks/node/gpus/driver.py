@@ -175,7 +175,7 @@ _MANAGER = {
 
 @dataclass(frozen=True)
 class _State:
-    """What keeps GPUs out of the fabric; GPUs with the same reason are one finding."""
+    """The reason that keeps GPUs out of the fabric; GPUs with the same reason share a finding."""
 
     words: str
     is_certain: bool

@@ -30,7 +30,7 @@ REQUIRED = "--require-gpus"
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Fewer GPUs than there should be, and who says how many."""
+    """Fewer GPUs than expected, and the source of the expected number."""
 
     have: int
     expected: int
@@ -40,9 +40,9 @@ class Shortfall:
 
 
 def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False) -> Shortfall | None:
-    """What is missing, by the surest count; None where NVML fails as a whole, as DD301 and DD302 say.
+    """Return the shortfall by the most reliable count, or None if NVML fails entirely (DD301 and DD302 report that).
 
-    ``of_node``: ``required`` are the node's GPUs, of which its job, and CUDA_VISIBLE_DEVICES, may name a part.
+    ``of_node``: ``required`` counts the node's GPUs; its job and CUDA_VISIBLE_DEVICES may select only some of them.
     """
     if fact.nvml_error is not None:
         return None
@@ -83,7 +83,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
         shows = "the driver lists" if of_node else "the job can use"
-        # Who writes --require-gpus wants them, whatever else is set; else it is as grave as the job's use of GPUs.
+        # --require-gpus is an explicit request, whatever else is set. Otherwise the job's use of GPUs decides.
         wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
             of_nodes(recording, group),
@@ -109,7 +109,7 @@ def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, de
 
 
 def _show_all(fact: GpusFact) -> Remedy:
-    """What gives the job more GPUs: CUDA_VISIBLE_DEVICES, where that is what keeps them away."""
+    """Return the fix that gives the job more GPUs: CUDA_VISIBLE_DEVICES, if it hides them."""
     value = fact.environment.get("CUDA_VISIBLE_DEVICES")
     if value is None or len(fact.visible) >= len(fact.gpus):
         return by_operator("Request more GPUs from the scheduler, or use a machine that has them", scope="job")
@@ -144,7 +144,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
         if seen is None:
             continue
         short, fact = seen.ranks > seen.shown, group[0].fact
-        is_fatal = short or (not seen.shown and not recording.command.is_of_root)  # that has a CPU job's, too
+        is_fatal = short or (not seen.shown and not recording.command.is_of_root)  # a CPU job also has no GPUs
         count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
         stop = f'; CUDA stops at entry "{seen.rejected}"' if seen.rejected else ""
         setting = f" with {seen.setting}" if seen.setting else ""
@@ -176,7 +176,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
 
 
 class _Selection(NamedTuple):
-    """What the job is shown: nodes that share all of it are one finding."""
+    """The GPUs that the job sees; nodes with equal selections share a finding."""
 
     ranks: int
     shown: int
@@ -185,14 +185,14 @@ class _Selection(NamedTuple):
     rejected: str | None  # its wrong entry
 
     def words(self) -> str:
-        """How many GPUs the job sees."""
+        """Describe how many GPUs the job sees."""
         if not self.shown:
             return f"the job sees none of {self.there}"
         return f"only {self.shown} GPU{' is' if self.shown == 1 else 's are'} visible"
 
 
 def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | None:
-    """What the job is shown on a node with too few GPUs for it, or where one of its entries names none."""
+    """Return the selection on a node with too few GPUs for the job or with an invalid entry, or None."""
     fact, world = node.fact, recording.world
     ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
     wants_gpus = recording.command.has_ranks and recording.options.backend is not Backend.GLOO
@@ -278,7 +278,7 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _gpus_of_ranks(recording: Recording, node: FactAt[GpusFact]) -> list[Gpu]:
-    """The GPUs of a node that its ranks use: those of one model where there are enough of them."""
+    """Return the GPUs of a node that its ranks use: only the usual model if there are enough of it."""
     shown = [gpu for gpu in node.fact.gpus if gpu.index in node.fact.visible and gpu.name]
     if node.fact.hidden or not shown:
         return []

@@ -61,7 +61,7 @@ class _Limit:
     remedy: Remedy
 
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
-        """The remedy with what to set, and with what there was where all had the same."""
+        """Return the remedy with the value to set, and with the previous value if it was the same on all GPUs."""
         was = {self.value_of(gpu) for _, gpu in hits}
         undo = self.remedy.undo.replace("with the previous limit", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
@@ -189,7 +189,7 @@ def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _minority(hits: Hits, value_of: Callable[[Gpu], str | None]) -> Hits:
-    """Those that differ from most; all where there is no majority."""
+    """Return the GPUs that differ from the majority; all GPUs without a majority."""
     known = [(node, gpu) for node, gpu in hits if value_of(gpu)]
     values = Counter(value_of(gpu) for _, gpu in known)
     if len(values) < 2:

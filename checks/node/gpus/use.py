@@ -1,4 +1,4 @@
-"""DD305, DD306, DD320, DD323: GPUs that somebody else uses or no rank may use, and modes that cost time."""
+"""DD305, DD306, DD320, DD323: GPUs in use by others or closed to ranks, and modes that cost time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who holds the memory, as far as the driver shows, and what to do."""
+    """The process that holds the memory, if the driver shows it, and the fix."""
 
     words: str
     detail: str
@@ -158,7 +158,7 @@ def _mode(gpu: Gpu) -> Severity | None:
         return None
     if any((process.name or "").startswith(nvml.MPS_SERVER) for process in holders):
         return None
-    # A process of another pid namespace has no name here: it may be the MPS server.
+    # A process of another pid namespace has no name here; it may be the MPS server.
     return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING
 
 

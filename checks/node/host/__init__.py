@@ -1,7 +1,7 @@
 """The host's limits that a DDP job runs into: shared memory, locked memory, files, CPUs, memory, clock, loopback.
 
-NCCL fails to start where /dev/shm is full (Docker gives 64 MiB) or RDMA memory cannot be locked; a CPU quota
-slows all ranks. A limit is a finding only where something uses it. Raw input (cgroups: parse/cgroup.py)::
+NCCL fails to start if /dev/shm is full (Docker gives 64 MiB) or RDMA memory cannot be locked. A CPU quota slows all
+ranks down. A limit is reported only if something uses it. Raw input (cgroups: parse/cgroup.py)::
 
     statvfs("/dev/shm")                      67108864 bytes, 0 free
     getrlimit(MEMLOCK), getrlimit(NOFILE)    8388608, 1024
@@ -50,7 +50,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     yield from _without_shared_memory(recording)
     for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
         if all_complained(recording, (node.node for node in short.nodes), "DD237"):
-            continue  # NCCL failed over it, which is a finding of its own
+            continue  # NCCL failed because of it, which has its own finding
         fact, ranks = short.worst.fact, short.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         by_nccl = _nccl_shares_memory(short.world, ranks)
@@ -79,7 +79,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
 
 
 def _without_shared_memory(recording: Recording) -> Iterator[Draft]:
-    """The nodes on which no process can make a segment at all."""
+    """Report the nodes that do not allow processes to create a shared memory segment."""
     for problem, group in by_cause(recording.facts(Host), _no_segment).items():
         if recording.world is None or all_complained(recording, (node.node for node in group), "shm"):
             continue
@@ -115,7 +115,7 @@ def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
 
 
 def probe(ctx: Context) -> Host:
-    """Read the limits; what this kernel does not show stays None."""
+    """Read the limits; a limit that this kernel does not show stays None."""
     read = host_limits.reader(ctx)
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)

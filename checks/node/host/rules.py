@@ -32,7 +32,7 @@ class Shortage:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the worst node has."""
+        """The number of ranks on the worst node."""
         return len(self.world.ranks_of(self.worst.node))
 
 
@@ -43,10 +43,10 @@ def shortages(
     *,
     of_the_job: bool = True,
 ) -> Iterator[Shortage]:
-    """The nodes with a fault, by its severity, which depends on the number of ranks there too; None is no fault.
+    """Yield the nodes with a fault by severity, which also depends on their number of ranks; None means no fault.
 
-    The worst has the ``least`` of something. Without a world nothing uses a limit. ``of_the_job``: about
-    limits of the job's own process, which a prolog, being root's, does not have.
+    The worst node has the lowest ``least``. Without a world nothing uses a limit. ``of_the_job`` marks limits of the
+    job's own process, which do not apply to a prolog, because it runs as root.
     """
     world = recording.world
     if world is None or (of_the_job and recording.command.is_of_root):

@@ -1,9 +1,9 @@
-"""The network interfaces: which one gloo and NCCL take on each node, and whether the choices fit together.
+"""The network interfaces: which one gloo and NCCL choose on each node, and whether the choices fit together.
 
-Each backend chooses by rules of its own, gives that address to the other nodes, and waits there. A host name that
-resolves to 127.0.1.1, an interface that is not there, a docker0 with the same address everywhere: the job hangs or
-blames the healthy nodes, or runs until the next node joins. The choice is foretold
-(knowledge/network/interface_choice.py); where there is a libnccl it is asked. Raw input::
+Each backend chooses by its own rules, gives that address to the other nodes, and waits there. With a host name that
+resolves to 127.0.1.1, a missing interface, or a docker0 with the same address everywhere, the job hangs, blames healthy
+nodes, or runs only until the next node joins. knowledge/network/interface_choice.py predicts the choice; if libnccl is
+installed, it is asked. Raw input::
 
     lo 127.0.0.1/8, eth0 10.0.0.1/24 fe80::1%eth0/64 (up, running), docker0 172.17.0.1/16   getifaddrs(3)
     node0 -> 127.0.1.1                                                                      getaddrinfo(3)
@@ -25,12 +25,12 @@ from ddp_doctor.parse.redact import open_and_withheld, shielded
 from ddp_doctor.probing import nccl_interface
 from ddp_doctor.probing.kernel_files import port_range
 
-#: A name that takes longer is as good as none: each rank would wait for it at every start.
+#: A name that takes longer counts as unresolvable: each rank would wait for it at every start.
 RESOLVE_LIMIT_S = 2.0
 
 
 def probe(ctx: Context) -> InterfacesFact:
-    """Read the interfaces and predict the choices. Raises Failed where they cannot be listed."""
+    """Read the interfaces and predict the choices. Raises Failed if they cannot be listed."""
     try:
         found = ctx.interfaces()
     except OSError as error:
@@ -54,7 +54,7 @@ def probe(ctx: Context) -> InterfacesFact:
 
 
 def _own_addresses(ctx: Context, hostname: str) -> tuple[tuple[str, ...] | None, str | None]:
-    """What the host's own name resolves to, and why it does not; None in the first where time ran out."""
+    """Return the addresses of the host's own name and the problem, if any; addresses are None after a timeout."""
     try:
         return ctx.resolve(hostname, RESOLVE_LIMIT_S), None
     except TimeoutError:
@@ -65,7 +65,7 @@ def _own_addresses(ctx: Context, hostname: str) -> tuple[tuple[str, ...] | None,
 
 def _libnccl(ctx: Context, foretold: Choice, env: Mapping[str, str], found: Sequence[Interface]) -> Choice | None:
     if NCCL_COMM_ID in env:
-        return None  # the id would hold that address, and not a choice
+        return None  # the id would contain that address instead of a choice
     answer = ctx.child("nccl_interface")
     ctx.keep(answer.stdout)
     chosen = nccl_interface.library_choice(answer, found)

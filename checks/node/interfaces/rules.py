@@ -1,4 +1,4 @@
-"""DD520-DD524, DD526: interfaces and addresses that are no use to other nodes, or do not fit together."""
+"""DD520-DD524, DD526: interfaces and addresses that are unusable for other nodes or do not fit together."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, hosts, name_list
 def use_interface(
     recording: Recording, offers: Sequence[Offer], better: Better, replaced: Sequence[Offer] = ()
 ) -> Remedy:
-    """Name the interfaces of all these nodes. On those in ``replaced`` the variable has another value now."""
+    """Set the interface names on all these nodes. On nodes in ``replaced`` the variable already has another value."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
     known = {offer.node: {interface.name for interface in offer.interfaces} for offer in offers}
     old = [offer.setting for offer in replaced if offer.setting]
@@ -37,7 +37,7 @@ def use_interface(
 def hosts_entry(
     recording: Recording, offers: Sequence[Offer], interfaces: Mapping[int, str], *, ipv6: bool = False
 ) -> Remedy:
-    """Give each of these host names the address of its own interface in /etc/hosts."""
+    """Map each host name to the address of its own interface in /etc/hosts."""
     lines = []
     for offer in offers:
         own = [each for each in offer.interfaces if each.name == interfaces.get(offer.node)]
@@ -58,7 +58,7 @@ def hosts_entry(
 
 
 def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
-    """For nodes that have no interface at all which could lead to the others."""
+    """Return the fix for nodes without any interface that could lead to the others."""
     down = {
         interface.name
         for offer in offers
@@ -117,7 +117,7 @@ class Group:
 
     @property
     def given_out(self) -> str:
-        """ "127.0.1.1", or "127.0.0.1 and 127.0.1.1": what these nodes give to the others."""
+        """The addresses that these nodes give to the others: "127.0.1.1", or "127.0.0.1 and 127.0.1.1"."""
         return name_list(list(dict.fromkeys(offer.address for offer in self.sick if offer.address)))
 
     def nodes(self, recording: Recording) -> str:
@@ -135,7 +135,7 @@ class Group:
 
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
-    """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
+    """Return the offers with a fault of this kind; offers with equal ``alike`` share a cause."""
     found = interface_faults.faults(offers)
     sick = (offer for offer in offers if offer.node in found and found[offer.node].kind == kind)
     by_cause = grouped((alike(offer), offer) for offer in sick)
@@ -143,7 +143,7 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashabl
 
 
 def draft(recording: Recording, group: Group, title: str) -> Draft:
-    """A finding about the nodes of a group; information where the run's backend is another one."""
+    """Return a finding about the nodes of a group; info if the run uses another backend."""
     is_used, offered = recording.backend == group.sick[0].backend, remedies(recording, group)
     severity = group.severity(recording) if is_used else Severity.INFO
     return finding(
@@ -159,19 +159,19 @@ def draft(recording: Recording, group: Group, title: str) -> Draft:
 
 
 def reproduced_by(severity: Severity, offered: Sequence[Remedy]) -> Reproducer | None:
-    """Ranks that do not meet show the fault, where it stops them and a setting may fix it."""
+    """Reproduce the fault with ranks that do not meet, if it stops them and a setting may fix it."""
     stops = severity is Severity.ERROR
     return Reproducer(kind="meet") if stops and any(remedy.settings for remedy in offered) else None
 
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
-    """One for each node: the setting that decided there, or the node itself."""
+    """Return one culprit per node: the setting that decided there, or the node itself."""
     chosen = [(offer.node, offer.choice.setting) for offer in offers]
     return tuple(node_culprit(recording, node, kind="setting" if name else "node", name=name) for node, name in chosen)
 
 
 def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, ...]:
-    """What the first of these nodes give out, and why."""
+    """Return the addresses that the first of these nodes give out, and why."""
     source = interfaces.DIAL_RULE if offers[0].backend == "gloo" else interfaces.NCCL_ORDER
     return tuple(Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN])
 
@@ -186,7 +186,7 @@ def _choice_in_words(recording: Recording, offer: Offer) -> str:
 
 
 def _who_fails(recording: Recording, group: Group) -> str:
-    """Who fails over it, or why nobody does yet."""
+    """Describe which ranks fail because of it, or why none fails yet."""
     first = group.sick[0]
     if first.choice.error:
         return f"Every rank there fails when {group.backend} starts, and ranks of the other nodes wait."
@@ -218,13 +218,13 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
 
 
 def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
-    """Another interface; then what led to this one: no setting where the default does, or the host's name."""
+    """Return the remedies: another interface first, then the setting or host name that led to this one."""
     better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
     if stranded:  # no setting helps before they are connected
         return (connect(recording, stranded),)
     use = use_interface(recording, group.offers, better, group.sick)
-    if group.fault.kind == "unusable":  # the host's name is one, too, where it leads there
+    if group.fault.kind == "unusable":  # may apply to the host name's interface as well
         hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
         use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]
@@ -246,7 +246,7 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
 
 
 def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
-    """The nodes of a run of several, as a backend (the run's) presents them; none in a run of one."""
+    """Return the offers of a multi-node run for a backend (default: the run's); empty for one node."""
     if not recording.several_nodes:
         return []
     return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]

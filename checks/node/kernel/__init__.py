@@ -1,7 +1,7 @@
-r"""The kernel's side of the GPUs: what it logged, its modules, and who is stuck in the driver.
+r"""The kernel's view of the GPUs: its log, its modules, and processes that are stuck in the driver.
 
-Where NVML is silent, hangs or lies, the kernel has often said what happened; and only it knows whether a
-NIC may reach the memory of a GPU, on which the speed of DDP between nodes depends. Raw input::
+If NVML is silent, hangs or gives wrong answers, the kernel has often logged the cause. Only the kernel knows whether a
+NIC may access the memory of a GPU, which determines the speed of DDP between nodes. Raw input::
 
     [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
     /proc/uptime                         81234.56 1234567.89
@@ -10,8 +10,8 @@ NIC may reach the memory of a GPU, on which the speed of DDP between nodes depen
     /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.90.07
     /proc/5403/stat                      5403 (nvidia-smi) D 5396 …
 
-The log is the host's, also in a container, and tells of other people's GPUs and jobs too. What it cannot
-tell is whether a GPU was reset since; there the rules ask what NVML said.
+The log is the host's, even in a container, so it includes other users' GPUs and jobs. It does not show whether a GPU
+was reset since; the rules take that from NVML.
 """
 
 from ddp_doctor.checks.node.kernel import faults, xids
@@ -29,7 +29,7 @@ from ddp_doctor.probing.kernel_files import first_line
 
 
 def probe(ctx: Context) -> KernelFact:
-    """Read what the kernel shows. Raises Absent where there is neither a GPU nor an RDMA device."""
+    """Read what the kernel shows. Raises Absent if there is neither a GPU nor an RDMA device."""
     gpus = host_gpus.pci_gpus(ctx) or ()
     rdma = kernel.rdma_drivers(ctx)
     line = first_line(ctx, "/proc/driver/nvidia/version")

@@ -1,12 +1,12 @@
-r"""The kernel log once the ranks have ended: did a GPU, an NVSwitch, a NIC or a PCIe link fail meanwhile?
+r"""The kernel log after the ranks have exited: failures of a GPU, NVSwitch, NIC or PCIe link during the run.
 
-A rank that died, or a run that hung, has often left its cause there and nowhere else. Raw input, held against
-what the check kernel read before the ranks started::
+If a rank died or a run hung, the cause is often only in this log. Raw input, compared with the log that the check
+kernel read before the ranks started::
 
     [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 
-New is what the first log did not have: times of the log and of the clock drift apart over weeks. Xids that
-programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills ranks that hang.
+Lines are new if the first log did not have them: the times of the log and of the clock diverge over weeks. Xids caused
+by programs are ignored (13, 31, 43, 45 and others), because ddp-doctor itself kills ranks that hang.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
 
-#: Xids after which the program that met them is lost, though the GPU goes on.
+#: Xids that end the affected program, although the GPU keeps working.
 _PROGRAM_LOST = (94,)
 
 
 def probe(ctx: Context) -> KernelAfterFact:
-    """Read the log again. Raises Absent where there is nothing that it could tell of."""
+    """Read the log again. Raises Absent if there is no device that it could report on."""
     if not host_gpus.pci_gpus(ctx) and not kernel.rdma_pci_devices(ctx):
         raise Absent("no NVIDIA GPU and no RDMA device found")
     log = read_log(ctx)
@@ -65,7 +65,7 @@ def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     with_xid = {(fault.view.node, fault.device) for fault in new if fault.event.kind == "xid"}
     for fault in new:
         if fault.event.kind == "off_bus" and (fault.view.node, fault.device) in with_xid:
-            continue  # the driver says it twice
+            continue  # the driver reports it twice
         severity = _severity(fault.event)
         if severity is not None and fault.view.concerns(fault.device):
             groups.setdefault((fault.event.kind, fault.event.code or 0, severity), []).append(fault)

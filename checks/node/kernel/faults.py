@@ -104,7 +104,7 @@ _PCIE_ERRORS = (
 )
 
 
-#: Of corrected, uncorrected non-fatal and fatal errors.
+#: For corrected, uncorrected non-fatal and fatal errors.
 _EFFECTS = (
     "The link resent lost data. So many errors indicate a weak link.",
     "A transaction was lost. The link stayed up.",

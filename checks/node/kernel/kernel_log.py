@@ -1,4 +1,4 @@
-"""The kernel log: what it says of GPUs, NVSwitches, NICs and the PCIe links to them; and when the machine was booted.
+"""The kernel log: lines about GPUs, NVSwitches, NICs and their PCIe links, and the time of boot.
 
 As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and as syslog files do::
 
@@ -15,14 +15,14 @@ As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and 
     [9.1] mlx5_core 0000:17:00.0: poll_health:739:(pid 0): device's health compromised - reached miss count
     [601.0] INFO: task nvidia-smi:5403 blocked for more than 120 seconds.
 
-The one message of several lines comes as one, too, with ``#012`` or ``\\x0a`` between them, or each line with a time
-of its own.
+The multi-line message may also arrive as one line, with ``#012`` or ``\\x0a`` between its parts, or with a time on each
+line.
 
 Sources: NVIDIA/open-gpu-kernel-modules (issues 456, 789, 1150; nvtrust issue 124; arch/nvalloc/unix/src/osinit.c),
 NVIDIA/gpu-operator issue 1146, NVIDIA/NVSentinel issue 155, leptonai/gpud pulls 117 and 1209; Linux
 drivers/pci/pcie/aer.c, net/ethernet/mellanox/mlx5/core/health.c.
 
-The stamps of the log are held against the time of boot::
+The timestamps of the log are compared with the time of boot::
 
     /proc/uptime   81234.56 1234567.89
     /proc/stat     btime 1714560000
@@ -41,7 +41,7 @@ from ddp_doctor.knowledge.gpu.xids import BUS, NO_RECOVERY, OFF_BUS_LINE, RECOVE
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, text_of
 
-#: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
+#: Limits for one line and for the entire log, which may be junk or repeat itself a million times.
 LONGEST_LINE = 400
 LONGEST_TEXT = 300
 MOST_GROUPS = 256
@@ -52,12 +52,12 @@ _BUS = f"({BUS})"
 _XID = re.compile(rf"{XID_LINE}(\d{{1,4}})\b(.*)")
 _SXID = re.compile(rf"{SXID_LINE}(\d{{1,6}}), (Fatal|Non-fatal)\b")
 _INIT = re.compile(rf"NVRM: (?:GPU {_BUS}: )?RmInitAdapter failed!")
-#: A GPU that does not answer while the driver begins with it, which logs no Xid; or later, beside one.
+#: A GPU that does not answer while the driver initializes it, which logs no Xid; or later, in addition to one.
 _OFF_BUS = re.compile(OFF_BUS_LINE)
 _OFF_BUS_BEGINS = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b")
 #: Newlines within a message: rsyslog and the kernel write them as numbers.
 _NEWLINE = re.compile(r"#012|\\x0a")
-#: Lines that may stand between the first and the last of that message: its own, and those of other CPUs.
+#: Maximum number of lines from the first to the last of that message, including lines of other CPUs.
 _MOST_BETWEEN = 12
 _GOES_ON = ("(PCI ID", "installed", "in this", "this system", "system has", "has fallen", "fallen off", "off the bus")
 _AER = re.compile(rf"\b{_BUS}: (?:AER: )?PCIe Bus Error: severity=(Corrected|Correctable|Uncorrected|Uncorrectable)\b")
@@ -72,19 +72,19 @@ _SEVERITY = re.compile(r"\b(Fatal|Nonfatal)\b")
 _MONOTONIC = re.compile(r"\[ {0,9}(\d{1,10}\.\d{1,9})\]")
 _EPOCH = re.compile(r"(\d{9,11}\.\d{1,9}) ")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?([+-]\d\d:\d\d|Z) ")
-#: All that may stand before a message: level, time, caller, host.
+#: Everything that may precede a message: level, time, caller, host.
 _PREFIX = re.compile(
     r"(?:<\d{1,3}>)?(?:[^\[\]]{0,100}?kernel: ?)?"
     r"(?:[^\[\]]{0,40}\[ {0,9}(?:\d|\+|[A-Z][a-z]{2} )[^\]]{0,40}\](?:\[[^\]]{1,20}\])?)?:? ?"
 )
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _BOOTED = re.compile(r"(?:\]|kernel:) {1,4}Linux version \d")
-#: A line without any of these is none of ours; this is what makes a big log quick to read.
+#: Lines without any of these are skipped, which makes a large log quick to read.
 _WORDS = ("NVRM:", "SXid (", "PCIe Bus Error", "mlx5_core ", "blocked for more than", "Linux version ")
 
 
 class _Line(NamedTuple):
-    """What one line says. A log may have a hundred thousand of them, so this is no pydantic model."""
+    """The content of one line. Not a pydantic model, because a log may have 100,000 lines."""
 
     kind: Kind
     device: str | None = None
@@ -96,7 +96,7 @@ class _Line(NamedTuple):
 
 @dataclass
 class _Group:
-    """Lines that say the same of the same device."""
+    """Lines with the same message about the same device."""
 
     first_at_s: float | None
     last_at_s: float | None = None
@@ -111,7 +111,7 @@ class _Group:
 
     def event(self, entry: _Line) -> KernelEvent:
         return KernelEvent(
-            **entry._asdict(),  # a line's own pid is left out
+            **entry._asdict(),  # the event does not include the line's own pid
             text=_without_prefix(self.text),
             count=self.count,
             first_at_s=self.first_at_s,
@@ -122,10 +122,10 @@ class _Group:
 
 @dataclass
 class _Groups:
-    """The events so far, in the order of their last line."""
+    """The events in the order of their last line."""
 
     groups: dict[_Line, _Group] = field(default_factory=dict)
-    since_load: set[_Line] = field(default_factory=set)  # said since the driver was loaded last
+    since_load: set[_Line] = field(default_factory=set)  # logged since the driver was last loaded
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
 
     def add(self, entry: _Line, line: str, at_s: float | None) -> None:
@@ -144,7 +144,7 @@ class _Groups:
             self.groups[entry._replace(past=True)] = self.groups.pop(entry)
 
     def driver_loaded(self) -> None:
-        """The driver was loaded anew, and says so last: a GPU that it has just found off the bus still is."""
+        """Record a reload of the driver. It is logged last, so a GPU that was just found off the bus still is."""
         self.pass_over(("xid", "sxid", "init_failed"))
         for entry in [key for key in self.groups if key.kind == "off_bus" and key not in self.since_load]:
             self.groups[entry._replace(past=True)] = self.groups.pop(entry)
@@ -153,7 +153,7 @@ class _Groups:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """What a log says of this boot: events by their last line, the lines, and when it begins."""
+    """The log of this boot: events by their last line, the lines, and the start time."""
 
     events: tuple[KernelEvent, ...] = ()
     lines: tuple[str, ...] = ()
@@ -185,13 +185,13 @@ def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float =
 
 @dataclass
 class _Begun:
-    """A message of several lines of which the first has come: "NVRM: The NVIDIA GPU 0000:b3:00.0"."""
+    """The first line of a multi-line message: "NVRM: The NVIDIA GPU 0000:b3:00.0"."""
 
     text: str = ""
     left: int = 0  # lines that may still come
 
     def with_its_end(self, line: str) -> str:
-        """The line, or the whole message where this is its last one."""
+        """Return the line, or the complete message if this is its last line."""
         if _OFF_BUS_BEGINS.search(line):
             self.text, self.left = _NEWLINE.sub(" ", line), _MOST_BETWEEN
             self._join("")
@@ -212,7 +212,7 @@ class _Begun:
 
 
 def _logged_at_s(line: str, booted_at: float | None) -> float | None:
-    """Seconds since the boot at which a line was logged, None where it does not say."""
+    """Return the seconds from boot to the time of a line, or None if the line has no time."""
     found = _MONOTONIC.search(line[:120])
     if found:
         return float(found[1])

@@ -5,9 +5,9 @@
     /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 where one may not look
     /proc/5403/fd/3      -> /dev/nvidia0             for one's own processes, or as root
 
-Waiting for a disk, or only for a moment, is state D too. So a process counts only if it waits in a
-function of the driver, as far as that shows, and did not run at all between several looks.
-After a SIGKILL the first thread of a program may be gone (Z) while another is still stuck.
+A process that waits for a disk, or only briefly, is in state D too. So a process counts only if it waits in a function
+of the driver (when visible) and did not run between several samples. After a SIGKILL the first thread of a program may
+be gone (Z) while another is still stuck.
 """
 
 import re
@@ -26,7 +26,7 @@ PATIENCE_S = 1.5
 MOST_THREADS = 64
 #: The driver's functions, and how its modules begin the names of theirs (nvidia-uvm, nv.c, os-interface.c).
 _IN_DRIVER = re.compile(r"nvidia|uvm_|nvkms|nv_|nvswitch|rm_|os_acquire")
-#: Waits that the driver shares with others; "0" and "" where one may not look.
+#: Waits that the driver shares with others; "0" and "" if access is denied.
 _ANYWHERE = ("down", "down_timeout", "msleep", "0", "")
 _STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10}) (?:-?\d+ ){4}(\d{1,12}) ", re.DOTALL)
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d{1,20})$", re.MULTILINE)
@@ -34,7 +34,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
 
 
 class _Task(NamedTuple):
-    """One thread in state D, by its folder in /proc."""
+    """A thread in state D, with its directory in /proc."""
 
     folder: str
     pid: int
@@ -43,7 +43,7 @@ class _Task(NamedTuple):
 
 
 def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
-    """The processes that are stuck in the driver; costs the time between looks only where there are any."""
+    """Return the processes that are stuck in the driver; waits between samples only if there are any."""
     began = ctx.clock()
     tasks = [task for task in _in_state_d(ctx) if _is_in_driver(ctx, task)]
     for _ in range(LOOKS - 1):
@@ -82,7 +82,7 @@ def _task(ctx: Context, folder: str, pid: int) -> _Task | None:
 
 
 def _is_in_driver(ctx: Context, task: _Task) -> bool:
-    """Whether it waits in the driver. A rank that waits for its file system holds a GPU as well."""
+    """Return True if the thread waits in the driver. A rank that waits for its file system also holds a GPU."""
     channel = _wait_channel(ctx, task)
     return bool(_IN_DRIVER.match(channel)) or (channel in _ANYWHERE and _device(ctx, task.pid) is not None)
 
@@ -103,7 +103,7 @@ def _wait_channel(ctx: Context, task: _Task) -> str:
 
 
 def _device(ctx: Context, pid: int) -> str | None:
-    """A device of the driver that the process holds open, as far as one may look."""
+    """Return a device of the driver that the process holds open, if that is visible."""
     folder = f"/proc/{pid}/fd"
     targets = (target_of(ctx, f"{folder}/{number}") or "" for number in _numbers(ctx, folder))
     return next((target for target in targets if target.startswith("/dev/nvidia")), None)

@@ -19,7 +19,7 @@ from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_ev
 
 
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
-    """Reset exactly these GPUs."""
+    """Return the fix that resets exactly these GPUs."""
     return by_operator(
         "Drain the node and reset the GPU, or reboot if it stays missing; replace the hardware if the fault returns",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
@@ -35,19 +35,19 @@ WATCH = by_operator(
 )
 
 
-#: What is known of a GPU since its Xid: it is still out of order, back in order, or neither is known.
+#: The state of a GPU since its Xid: still out of order, working again, or unknown.
 Standing = Literal["out", "back", "unknown"]
 
-#: Xids whose end NVML shows: a lost GPU answers nobody, uncorrected errors count until the reset, a row
-#: that could not be remapped is remembered, and without its system processor a GPU cannot report its memory.
+#: Xids whose end NVML shows: a lost GPU does not answer, uncorrected errors count until the reset, a row that could not
+#: be remapped is recorded, and without its system processor a GPU cannot report its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
 _REMAPPED, _NOT_REMAPPED = 63, 64
 _CONTAINED = 94
 _SILENT = (62, 110, 119, 120, 143)
-#: Errors of NVML as a whole that a GPU in this state causes.
+#: NVML errors that a GPU in this state causes for all of NVML.
 _DEAD = ("timed_out", "gpu_is_lost", "crashed", "unknown")
-#: What goes with other Xids and adds nothing.
+#: Xids that follow others and add no information.
 _FOLLOWS = (43, 45)
 
 
@@ -94,14 +94,14 @@ _DETAILS: dict[Standing, str] = {
 
 
 def _is_reported(view: NodeView, device: str | None) -> bool:
-    """Whether a finding about NVML's answer names this GPU that is out of order, or all of the node."""
+    """Return True if a finding about NVML's answer reports this broken GPU, or all GPUs of the node."""
     fact = view.gpus
     by_nvml = fact is not None and (fact.nvml_error is not None or device in fact.unlisted())
     return by_nvml or view.gpu(device) is not None
 
 
 def meaning(event: KernelEvent) -> Xid:
-    """What the Xid of a line means, or what goes for one: a GPU off the bus, and what the driver asks for."""
+    """Return the meaning of the line's Xid or equivalent: a GPU off the bus, or an action the driver requests."""
     if event.kind == "off_bus":
         return xid(OFF_BUS)
     if event.code != RECOVERY_ACTION:
@@ -111,7 +111,7 @@ def meaning(event: KernelEvent) -> Xid:
     return Xid(f"the driver requests: {wanted}", "reboot" if reboot else "reset", stays=True)
 
 
-#: How grave an Xid is, one of the last day and an older one.
+#: The severity of an Xid of the last day, and of an older one.
 _SEVERITIES: dict[Standing, tuple[Severity, Severity | None]] = {
     "out": (Severity.ERROR, Severity.ERROR),
     "back": (Severity.WARNING, None),
@@ -122,7 +122,7 @@ _Staying = dict[tuple[int, Severity, Standing], list[Hit]]
 
 @once_a_recording
 def _staying_xids(recording: Recording) -> _Staying:
-    """Each GPU under the first of its Xids that stay, and how grave it is."""
+    """Return each GPU under the first of its Xids that persist, with its severity."""
     found: _Staying = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
@@ -140,7 +140,7 @@ def _staying_xids(recording: Recording) -> _Staying:
 
 
 def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
-    """The Xids that are not over, and what goes for one, of GPUs that are or may be the job's, by their first line."""
+    """Return unresolved Xids and equivalents of GPUs that are or may be the job's, by their first line."""
     kinds = ("xid", "off_bus")
     events = [event for event in view.fact.events if event.kind in kinds and not event.past and event.device]
     concerning = [event for event in events if view.concerns(event.device)]
@@ -206,7 +206,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_pending(view: NodeView, event: KernelEvent) -> bool:
-    """Whether NVML still counts what the line reports, so that DD307 or DD313 shows it."""
+    """Return True if NVML still counts the logged event, so that DD307 or DD313 reports it."""
     gpu = view.gpu(event.device)
     if gpu is None:
         return False

@@ -1,8 +1,8 @@
-"""What NCCL would read and load here that no environment shows: nccl.conf and plug-ins.
+"""Settings and libraries that NCCL would load here but the environment does not show: nccl.conf and plug-ins.
 
-/etc/nccl.conf sets NCCL_IB_DISABLE=1 for every job of the node, and no `env` prints it. A network plug-in that
-is missing, or lacks a library, is passed over in silence: NCCL takes plain sockets beside idle EFA devices.
-Nothing is loaded here: the linker's cache, LD_LIBRARY_PATH and ldd tell. Raw input::
+/etc/nccl.conf can set NCCL_IB_DISABLE=1 for every job of the node, and `env` does not print it. NCCL silently skips a
+network plug-in that is missing or lacks a library, and uses plain sockets while EFA devices are idle. This check loads
+nothing: it reads the linker's cache, LD_LIBRARY_PATH and ldd. Raw input::
 
     NCCL_IB_HCA=mlx5                                                                     /etc/nccl.conf, line 3
             libnccl-net.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl-net.so    ldconfig -p
@@ -31,7 +31,7 @@ _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 
 
 def probe(ctx: Context) -> NcclFact:
-    """Read the files, and look where the linker would. Never fails; nothing found is an answer too."""
+    """Read the files and search where the linker would. Never fails; finding nothing is a valid answer."""
     files = nccl_interface.conf_files(ctx)
     in_files, added = set_by_files(files), set_by_files(read_by(files))
     own = {name: ctx.env[name] for name in (*in_files, *_NAMES_OF_LIBRARIES) if name in ctx.env}
@@ -47,7 +47,7 @@ def probe(ctx: Context) -> NcclFact:
 
 
 def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
-    """Every plug-in that is named, and the default one of a kind where it is there."""
+    """Yield every named plug-in, and the default plug-in of each kind if it exists."""
     answer = ctx.run((_LDCONFIG, "-p"))
     cache = software.cached(answer.stdout) if answer.ok else {}
     for kind, (variable, _) in nccl_plugins.SETTINGS.items():
@@ -97,7 +97,7 @@ def _torch_library_folders(ctx: Context) -> Iterator[str]:
 
 
 def _missing_libraries(ctx: Context, path: str) -> tuple[str, ...]:
-    """The libraries it needs and neither the linker nor torch has. ldd runs nothing of a shared library."""
+    """Return the needed libraries that neither the linker nor torch provides. ldd does not run a shared library."""
     answer = ctx.run(("ldd", path))
     ctx.keep(answer.stdout)
     lost = software.missing_libraries(answer.stdout) if answer.ok else ()

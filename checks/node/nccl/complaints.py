@@ -1,4 +1,4 @@
-"""DD237-DD239: shared, locked or NUMA memory that NCCL asked for and did not get, in its own words."""
+"""DD237-DD239: shared, locked or NUMA memory that NCCL requested and did not get, as its log reports."""
 
 from collections.abc import Iterator, Sequence
 

@@ -125,7 +125,7 @@ def _useless(files: tuple[ConfFile, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
-    """What is wrong with a line; None where it does what it says, or where that is not known."""
+    """Describe the fault of a line; None if the line works, or if that is unknown."""
     name, value = line.name, line.value
     if name is None:
         return 'it has no "="'
@@ -154,7 +154,7 @@ def _unread_files(recording: Recording) -> Iterator[tuple[str, FactAt[NcclFact]]
 
 
 def _nodes_with_same_lines(recording: Recording, lines_of: _LinesOf) -> dict[tuple[str, ...], list[FactAt[NcclFact]]]:
-    """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
+    """Return the ``lines_of`` of each node's files, with the nodes for which they are equal."""
     nodes = recording.facts(NcclFact)
     return grouped((lines, node) for node in nodes for lines in lines_of(files_read(recording, node), node.fact))
 
@@ -195,7 +195,7 @@ def _edit(summary: str) -> Remedy:
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
-#: Where the nodes' values differ, the evidence shows at most this many of them.
+#: Maximum number of nodes in the evidence if their values differ.
 _NODES_SHOWN = 8
 
 

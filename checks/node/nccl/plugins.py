@@ -143,7 +143,7 @@ def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plu
 
 
 def in_folder(folder: str) -> Remedy:
-    """Let the linker look into a folder in which a plug-in lies; it stands in a table of this program's own."""
+    """Add a directory with a plug-in to the linker's search path; its name is from a built-in table."""
     return remedy(
         f"Add {folder}, which has a plug-in, to LD_LIBRARY_PATH",
         f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',

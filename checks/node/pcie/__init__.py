@@ -1,9 +1,8 @@
 r"""The PCIe tree above GPUs and RDMA devices: narrow links, access control (ACS), IOMMU.
 
-GPUs without NVLink, and NICs that read GPU memory, copy directly through the switches of the PCIe tree. With
-ACS redirection every such packet goes up to the CPU and down again: slowly, and on some machines it never
-arrives, so that the first all-reduce hangs. A link that came up with half of its lanes halves the pace of
-every step. Raw input::
+GPUs without NVLink, and NICs that read GPU memory, copy directly through the switches of the PCIe tree. With ACS
+redirection every such packet goes up to the CPU and back down. This is slow, and on some machines packets never arrive,
+so the first all-reduce hangs. A link with half of its lanes slows down every step. Raw input::
 
     /sys/bus/pci/devices/0000:17:01.0/config                4096 bytes; the ACS capability is in them
     /sys/bus/pci/devices/0000:1b:00.0/current_link_width    8
@@ -11,8 +10,8 @@ every step. Raw input::
     /sys/kernel/iommu_groups/13/type                        DMA-FQ
     /proc/cmdline                                           … intel_iommu=on iommu=pt
 
-In virtual machines the tree is the hypervisor's invention and is not judged. Idle GPUs lower the speed of
-their link on purpose, never its width.
+In virtual machines the tree is made up by the hypervisor and is not checked. Idle GPUs reduce the speed of their link
+on purpose, but never its width.
 """
 
 from ddp_doctor.checks.node.pcie import pcie_tree, rules
@@ -27,7 +26,7 @@ from ddp_doctor.probing.pci_devices import bridges_above
 
 
 def probe(ctx: Context) -> PcieFact:
-    """Read the tree. Raises Absent where there is neither a GPU nor an RDMA device."""
+    """Read the tree. Raises Absent if there is neither a GPU nor an RDMA device."""
     gpus = host_gpus.pci_gpus(ctx) or ()
     nics = kernel.rdma_pci_devices(ctx)
     if not gpus and not nics:

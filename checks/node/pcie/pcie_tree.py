@@ -1,6 +1,6 @@
-"""Reading the PCIe tree above GPUs and RDMA devices from /sys (facts/node/pcie.py shows the files).
+"""The PCIe tree above GPUs and RDMA devices, read from /sys (facts/node/pcie.py shows the files).
 
-Read through the probe's context; nothing is raised, what cannot be read is None.
+Reads use the probe's context and never raise: a value that cannot be read is None.
 """
 
 import re
@@ -18,14 +18,14 @@ _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 _OPTION = re.compile(r"(?:intel_iommu|amd_iommu|iommu|pci|iommu\.\w{1,20})=\S{1,80}")
 _PCI_OPTIONS_OF_INTEREST = ("noacs", "disable_acs_redir", "config_acs", "pcie_acs_override")
 
-#: Makers and products that say "virtual machine" where the CPU has no flag for it (Arm).
+#: Vendors and products of virtual machines, for CPUs without the flag (Arm).
 _VIRTUAL = re.compile(
     r"QEMU|KVM|VMware|VirtualBox|Xen|Virtual Machine|Google Compute Engine|OpenStack|Alibaba Cloud|Bochs"
 )
 
 
 def read_device(ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, str], name: str = "") -> PcieDevice:
-    """One device with its link; of a bridge its access control, as far as that is shown."""
+    """Return a device with its link; a bridge with its access control if readable."""
     folder = f"{PCI}/{bus_id}"
     ids = (first_line(ctx, f"{folder}/{part}") or "" for part in ("vendor", "device"))
     group = end_of(ctx, f"{folder}/iommu_group")
@@ -46,7 +46,7 @@ def read_device(ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, st
 
 
 def acs_problem(ctx: Context, bridges: Iterable[str]) -> str | None:
-    """Why access control cannot be read, or None where it can."""
+    """Return why access control cannot be read, or None if it can."""
     first = next(iter(bridges), None)
     if first is None or not is_cut_off(_config(ctx, first)):
         return None
@@ -61,7 +61,7 @@ def slots(ctx: Context) -> dict[str, str]:
 
 
 def virtual(ctx: Context) -> str | None:
-    """What says that this is a virtual machine, None where nothing does."""
+    """Return the evidence that this is a virtual machine, or None."""
     for line in (text_of(ctx, "/proc/cpuinfo") or "").splitlines():
         if line.startswith("flags"):
             if " hypervisor" in line:

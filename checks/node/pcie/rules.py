@@ -1,4 +1,4 @@
-"""DD420-DD423: what sends traffic between GPUs and NICs through the CPU, and PCIe links that are too narrow."""
+"""DD420-DD423: settings that send GPU and NIC traffic through the CPU, and PCIe links that are too narrow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def gpu_numbers(recording: Recording, node: int) -> dict[str, int]:
 
 
 def jobs_gpus(recording: Recording, node: int) -> set[str] | None:
-    """The bus ids of the job's GPUs; None where NVML was not asked, or gave no answer."""
+    """Return the bus ids of the job's GPUs; None if NVML was not asked or gave no answer."""
     facts = recording.at(GpusFact, node)
     if not facts or facts[0].nvml_error is not None:
         return None
@@ -34,7 +34,7 @@ def jobs_gpus(recording: Recording, node: int) -> set[str] | None:
 
 
 def device_name(device: PcieDevice, numbers: dict[str, int]) -> str:
-    """One device for a sentence: "GPU 3 (0000:61:00.0)", "mlx5_0 (0000:17:00.0)"."""
+    """Name a device for a sentence: "GPU 3 (0000:61:00.0)", "mlx5_0 (0000:17:00.0)"."""
     if device.kind == "gpu" and device.bus_id in numbers:
         return f"GPU {numbers[device.bus_id]} ({device.bus_id})"
     name = {"gpu": "the GPU at", "nic": device.name or "the NIC at", "bridge": "the PCIe bridge"}[device.kind]
@@ -88,7 +88,7 @@ def _endpoints(recording: Recording, node: FactAt[PcieFact]) -> list[PcieDevice]
 
 
 def _pairs_over_pcie(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
-    """Neighbors that would talk over PCIe, of the job's own GPUs."""
+    """Return the neighboring pairs of the job's own GPUs that would communicate over PCIe."""
     ends = {device.bus_id for device in _endpoints(recording, node)}
     linked = _nvlinked_bus_ids(recording, node.node)
     return [
@@ -168,7 +168,7 @@ _LANES_MAY_SLEEP_GT_PER_S = 64.0
 
 @dataclass(frozen=True)
 class _Link:
-    """The link up from a device: what it runs at and what both of its ends can."""
+    """The link above a device: its current width and speed, and the maximum of both ends."""
 
     device: PcieDevice
     node: int
@@ -179,17 +179,17 @@ class _Link:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Equal for links of one model that stand in the same place: with as many bridges above."""
+        """The key of links of one model at the same depth, which have the same number of bridges above."""
         return self.device.kind, self.device.model, len(self.device.above)
 
     @property
     def is_short(self) -> bool:
-        """Whether it runs below what its ends can. An idle GPU or switch lowers its speed on purpose."""
+        """Return True if it runs below the maximum of its ends. An idle GPU or switch reduces its speed on purpose."""
         lanes = self.width < self.width_can and self.speed_can < _LANES_MAY_SLEEP_GT_PER_S
         return lanes or (self.device.kind == "nic" and self.speed < self.speed_can)
 
     def in_words(self) -> str:
-        """What it runs at, and what it could: "x8 (of x16)"."""
+        """Describe current and maximum values: "x8 of x16"."""
         if self.width < self.width_can:
             return f"x{self.width} of x{self.width_can}"
         return f"{self.speed:g} GT/s of {self.speed_can:g} GT/s"
@@ -254,7 +254,7 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
 
 
 def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
-    """The links up from the job's GPUs and the RDMA devices, and those of the bridges above them."""
+    """Yield the links above the job's GPUs and the RDMA devices, and those above their bridges."""
     if node.fact.virtual:
         return
     ends = _endpoints(recording, node)

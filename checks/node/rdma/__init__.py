@@ -1,9 +1,9 @@
-r"""RDMA: the InfiniBand and RoCE ports of a node, which of them NCCL takes, and whether they are fit.
+r"""RDMA: the InfiniBand and RoCE ports of a node, which of them NCCL chooses, and whether they are usable.
 
-Between nodes NCCL moves gradients over RDMA wherever it finds an active port, and over TCP, many times slower
-and with no more than a line in its log, where it does not. One rail that is down or slow slows all ranks; one
-node without a usable port, or with another kind of address, fails or hangs the whole job. Raw input, all of
-it from the kernel's own files (ddp_doctor/probing/rdma.py has more)::
+Between nodes NCCL uses RDMA if it finds an active port. Otherwise it uses TCP, which is many times slower, and writes
+only a line in its log. One rail that is down or slow slows all ranks down. One node without a usable port, or with
+another kind of address, fails or hangs the entire job. All raw input comes from the kernel's own files
+(ddp_doctor/probing/rdma.py has more)::
 
     /sys/class/infiniband/mlx5_0/ports/1/state            4: ACTIVE
     /sys/class/infiniband/mlx5_0/ports/1/rate             400 Gb/sec (4X NDR)
@@ -31,7 +31,7 @@ _SETTINGS = (HCA, INDEX, *SEARCH_SETTINGS, "NCCL_NET", "NCCL_NET_GDR_LEVEL")
 
 
 def probe(ctx: Context) -> RdmaFact:
-    """Read the devices and what NCCL needs to use them. Raises Absent where there are none."""
+    """Read the devices and what NCCL needs to use them. Raises Absent if there are none."""
     names = rdma.hca_names(ctx)
     if not names:
         raise Absent("no RDMA device found")

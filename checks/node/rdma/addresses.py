@@ -25,7 +25,7 @@ _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
 
 @dataclass(frozen=True)
 class Entry:
-    """What NCCL would take on one RoCE port, by the release that is known there, else by a recent one."""
+    """The GID that NCCL would choose on one RoCE port, by the known NCCL release or otherwise a recent one."""
 
     hit: Hit
     fact: RdmaFact
@@ -44,17 +44,17 @@ class Entry:
 
     @property
     def is_fit(self) -> bool:
-        """Whether the entry leads to other networks by RoCE v2."""
+        """Return True if the entry reaches other networks over RoCE v2."""
         return self.choice.gid is not None and self.choice.gid.is_routable
 
     @property
     def has_fit(self) -> bool:
-        """Whether the table has such an entry at all."""
+        """Return True if the table has such an entry."""
         return any(gid.is_routable and gid.is_ipv4 for gid in self.port.gids)
 
     @property
     def words(self) -> str:
-        """What NCCL would take there, and why."""
+        """Describe the entry that NCCL would choose, and why."""
         index, gid, why = self.choice.index, self.choice.gid, self.choice.why
         if index is None:
             return why
@@ -67,10 +67,10 @@ class Entry:
 
 @once_a_recording
 def entries(recording: Recording) -> list[Entry]:
-    """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
+    """Return the RoCE ports that NCCL uses between nodes, each with the entry of its table.
 
-    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 reports it. Ports of
-    which no entry's type can be read, as on kernels before 4.4, are not judged.
+    A slow Ethernet port next to the fabric, for example for storage, carries no ring, and DD563 reports it. Ports
+    without a readable entry type, as on kernels before 4.4, are skipped.
     """
     found = []
     for node in users(recording):
@@ -134,7 +134,7 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
 
 
 def _ipv6(recording: Recording) -> tuple[Remedy, ...]:
-    """The other family, where every port of every node has an entry of it that NCCL would take."""
+    """Return the other address family, if every port of every node has an entry that NCCL would choose."""
     everywhere = entries(recording)
     env = {roce_gids.FAMILY: "AF_INET6"}
     choices = [roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, env) for entry in everywhere]
@@ -174,7 +174,7 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
         *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
         cost="breaks the connection if the fabric needs that entry",
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
-        conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # beside these no setting about RDMA does anything
+        conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # with these set, RDMA settings have no effect
     )
     remedies = [*_index_to_set(recording), UPGRADE_NCCL] if old else [search]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
@@ -184,7 +184,7 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_chosen_by_setting(entry: Entry) -> bool:
-    """Whether a setting made the choice: without any, NCCL would take another entry, or is too old to."""
+    """Return True if a setting made the choice: otherwise NCCL would choose another entry, or is too old to."""
     if roce_gids.configured_index(entry.fact.settings) is not None:
         return True
     free = roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, {})
@@ -217,7 +217,7 @@ def gid_index_needed(recording: Recording) -> Iterator[Draft]:
 
 
 def _index_to_set(recording: Recording) -> tuple[Remedy, ...]:
-    """The index to set: of all ports of all nodes where there is one, else of each node."""
+    """Return the index to set: one for all ports of all nodes if possible, otherwise one per node."""
     tables = grouped((entry.node, entry.port) for entry in entries(recording))
     everywhere = roce_gids.common_index([port.gids for ports in tables.values() for port in ports])
     indices = {

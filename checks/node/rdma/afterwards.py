@@ -1,8 +1,8 @@
-r"""RDMA ports once the ranks have ended: did a link go down, were packets lost, did bits flip?
+r"""RDMA ports after the ranks have exited: links that went down, lost packets, bit errors.
 
-Counters say little by themselves: they count since the driver was loaded, and every reboot of a switch leaves its mark.
-What they grew by while ranks talked over the ports is another matter. Raw input, held against what the
-check rdma read before the ranks started::
+Absolute counters mean little: they count since the driver was loaded, and every reboot of a switch changes them. Their
+growth while ranks used the ports is meaningful. Raw input, compared with what the check rdma read before the ranks
+started::
 
     /sys/class/infiniband/mlx5_0/ports/1/state                             4: ACTIVE
     /sys/class/infiniband/mlx5_0/ports/1/counters/link_downed              1
@@ -222,7 +222,7 @@ def _is_on_the_path(change: Change, group: Sequence[RankComplaint], pair: tuple[
 
 
 def _pair_of_nodes(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:
-    """The two nodes, where all complaints are about one pair; the addresses are those of the roll call."""
+    """Return the two nodes if all complaints are about one pair; node check-in provides the addresses."""
     world = recording.world
     if world is None or world.nnodes < 2:
         return None
@@ -245,7 +245,7 @@ def _pair_of_nodes(recording: Recording, group: Sequence[RankComplaint]) -> tupl
 
 
 def _first_ranks_of(group: Sequence[RankComplaint], pair: tuple[int, int]) -> tuple[int, int]:
-    """A rank of each node that took part in the trial, those that spoke before the others."""
+    """Return a rank of each node that took part in the trial, preferring ranks that logged a complaint."""
     spoke = [complaint.rank for complaint in group]
 
     def end(node: int) -> int:
@@ -287,7 +287,7 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
 
 
 def probe(ctx: Context) -> RdmaAfterFact:
-    """Read states and counters again. Raises Absent where there are no devices."""
+    """Read states and counters again. Raises Absent if there are no devices."""
     names = rdma.hca_names(ctx)
     if not names:
         raise Absent("no RDMA device found")

@@ -1,4 +1,4 @@
-"""DD563, DD571, DD577, DD578: the ports that NCCL takes, by itself or by NCCL_IB_HCA, and those that it should take."""
+"""DD563, DD571, DD577, DD578: the ports that NCCL uses by default or by NCCL_IB_HCA, and the ports it should use."""
 
 from collections.abc import Iterator, Sequence
 
@@ -71,7 +71,7 @@ def _kind_and_rate(port: Port) -> str:
 def _is_well_chosen(
     recording: Recording, node: FactAt[RdmaFact], best: Sequence[tuple[Hca, Port]], slower: Sequence[tuple[Hca, Port]]
 ) -> bool:
-    """Whether NCCL will leave the others alone: they are of one kind with the best, and farther from all GPUs."""
+    """Return True if NCCL will ignore the slower ports: same link layer as the best, and farther from all GPUs."""
     if {port.link_layer for _, port in best} != {port.link_layer for _, port in slower}:
         return False
     fact = next(iter(recording.at(TopologyFact, node.node)), None)
@@ -107,7 +107,7 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
         )
         best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
-        unneeded = not any(slow for _, slow in best.values())  # NCCL takes these and no others by itself
+        unneeded = not any(slow for _, slow in best.values())  # NCCL uses only these by default
         yield proved(
             (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
             title,
@@ -177,7 +177,7 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
     if nccl_hca.is_exclusion(value) or nccl_hca.is_exact(value) or not words:
         return [], []
     names = {hca.name for hca in fact.hcas}
-    whole = words & names  # a word that is nobody's name is meant as a prefix
+    whole = words & names  # a word that matches no full name is a prefix
     chosen = fact.chosen()
     extra = [
         (hca, port)

@@ -1,4 +1,4 @@
-"""The nodes as the rules see them: who uses RDMA, with which NCCL, comparable ports, and how far counters grew."""
+"""The nodes for the RDMA rules: which use RDMA, their NCCL, comparable ports, and the growth of counters."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.software import of_the_job
 
-#: The link is there, and the port waits for a subnet manager.
+#: The link is up, and the port waits for a subnet manager.
 UNCONFIGURED = ("INIT", "ARMED")
 
 
 def is_between_nodes(recording: Recording) -> bool:
-    """Whether NCCL ranks of several nodes are to talk to each other; within a node they need no RDMA."""
+    """Return True if NCCL ranks of several nodes communicate; they do not need RDMA within a node."""
     world = recording.world
     return world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
 
 
 def users(recording: Recording) -> list[FactAt[RdmaFact]]:
-    """The nodes on which NCCL would use RDMA, settings that turn it off aside."""
+    """Return the nodes without a setting that keeps NCCL from using RDMA."""
     if not is_between_nodes(recording):
         return []
     return [node for node in recording.facts(RdmaFact) if node.fact.unused_by is None]
 
 
 def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
-    """What is wrong with a port matters to jobs of several nodes; to a run of one it is worth knowing.
+    """Return the severity of a port's fault, which is only info in a single-node run.
 
-    A prolog does not know what job follows, and so keeps the severity.
+    A prolog keeps the severity, because it does not know which job follows.
     """
     prolog = recording.command.is_of_root
     return severity if prolog or is_between_nodes(recording) else Severity.INFO
@@ -43,7 +43,7 @@ def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
 
 @once_a_recording
 def nccl_versions(recording: Recording) -> dict[int, Version]:
-    """The NCCL that the job would load on each node, as far as that is known."""
+    """Return the NCCL version that the job would load on each node, if known."""
     found = {
         node.node: release(node.fact.nccl_loaded or node.fact.nccl_required_by_torch or "")
         for node in of_the_job(recording)
@@ -62,13 +62,13 @@ def hits_of(recording: Recording, keep: Callable[[Hca, Port], bool]) -> list[Hit
 
 
 def is_of_a_card(hca: Hca) -> bool:
-    """Whether its ports lead out of the machine by a plug of their own: neither virtual, nor software, nor EFA."""
+    """Return True if its ports have their own plug: not virtual, not software, not EFA."""
     return hca.bus_id is not None and not hca.is_virtual_function and not hca.is_efa
 
 
 @dataclass(frozen=True)
 class Odd:
-    """A port that is worse than those that it should be like: how many these are, and what they have."""
+    """A port that is worse than its peers, with their number and usual value."""
 
     hit: Hit
     peers: int
@@ -76,10 +76,10 @@ class Odd:
 
 
 def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[Odd]:
-    """The few ports with less of something than their peers; a value of None is not compared.
+    """Return the few ports with a lower value than their peers; a value of None is not compared.
 
-    Comparable are the ports of one model on one node, in the same place of their cards, and the ports of one
-    name and model on all nodes. Ports that are left unused by design are so on all of them, or on many.
+    Peers are ports of one model on one node with the same number, or ports of one name and model on all nodes. Ports
+    that are unused by design are unused on all or many of them.
     """
     found: dict[tuple[int, str, int], Odd] = {}
     groups: dict[Hashable, list[Hit]] = {}
@@ -99,7 +99,7 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
 
 
 def _ports_of_dark_nodes(recording: Recording) -> list[Odd]:
-    """The ports of nodes on which all of a model are down, while those of the same names are up elsewhere."""
+    """Return the ports of nodes where all of a model are down, but the same names are up on other nodes."""
     hits = hits_of(recording, _may_be_down)
     models: dict[tuple[int, Hashable], list[Hit]] = {}
     up: dict[tuple[str, Hashable], set[int]] = {}
@@ -120,7 +120,7 @@ def _ports_of_dark_nodes(recording: Recording) -> list[Odd]:
 
 @once_a_recording
 def cut_off(recording: Recording) -> set[int]:
-    """The nodes on which no port is left of a kind that other nodes would use."""
+    """Return the nodes without any port of a kind that other nodes would use."""
     layers = {
         node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]} for node in users(recording)
     }
@@ -136,7 +136,7 @@ def _is_up(port_at: Hit) -> float | None:
 
 @once_a_recording
 def odd_by_state(recording: Recording) -> list[Odd]:
-    """The few ports that are not up while those that are like them are."""
+    """Return the few ports that are down while their peers are up."""
     few = odd_ones(hits_of(recording, _may_be_down), _is_up)
     named = {identity(odd.hit) for odd in few}
     return [*few, *(odd for odd in _ports_of_dark_nodes(recording) if identity(odd.hit) not in named)]
@@ -144,17 +144,17 @@ def odd_by_state(recording: Recording) -> list[Odd]:
 
 @once_a_recording
 def odd_by_rate(recording: Recording) -> list[Odd]:
-    """The few ports that are slower than those that are like them."""
+    """Return the few ports that are slower than their peers."""
     return odd_ones(hits_of(recording, carries), lambda port_at: port_at[2].rate_gbit_per_s)
 
 
 def _may_be_down(hca: Hca, port: Port) -> bool:
-    """Whether a port is one to compare by being up; one that waits for a subnet manager is another finding."""
+    """Return True if the state of a port is comparable; waiting for a subnet manager has its own finding."""
     return is_of_a_card(hca) and port.state not in UNCONFIGURED
 
 
 def carries(hca: Hca, port: Port) -> bool:
-    """Whether a port is one to compare by its rate."""
+    """Return True if the rate of a port is comparable."""
     return is_of_a_card(hca) and port.is_active
 
 
@@ -170,7 +170,7 @@ def usual(values: Iterable[float]) -> float:
 
 
 def named_by_setting(fact: RdmaFact, hca: Hca, port: Port) -> bool:
-    """Whether NCCL_IB_HCA asks for this very port, or for what is all down where it is one of these."""
+    """Return True if NCCL_IB_HCA names exactly this port, or matches it and all its ports are down."""
     value = fact.settings.get(nccl_hca.HCA, "")
     asked = nccl_hca.names_port(value, hca.name, port.number)
     return asked and (nccl_hca.names_in_full(value, hca.name) or not fact.chosen())
@@ -188,7 +188,7 @@ def fast_and_others(ports: Sequence[tuple[Hca, Port]]) -> tuple[list[tuple[Hca, 
 
 
 def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
-    """How far the nearest of these devices is from a GPU; far beyond all codes where the matrix has none."""
+    """Return the distance from a GPU to the nearest of these devices; 99 if none is in the matrix."""
     links = fact.links[gpu]
     codes = (links[nic] for nic, name in fact.hcas().items() if name in names and nic in links)
     return min((link_code(code).distance for code in codes), default=99)
@@ -196,7 +196,7 @@ def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """One port that was up before the ranks, and what became of it."""
+    """A port that was up before the ranks started, and its later state."""
 
     hit: Hit
     seconds: float  # between the two looks
@@ -206,18 +206,18 @@ class Change:
     is_used: bool  # by NCCL, between nodes
 
     def growth(self, names: Sequence[str]) -> int:
-        """What these counters grew by together."""
+        """Return the total growth of these counters."""
         return sum(self.grown.get(name, 0) for name in names)
 
     def in_words(self, names: Sequence[str]) -> str:
-        """Some counters and by how much they grew."""
+        """Describe the growth of some counters."""
         grown = [f"{name} +{self.grown[name]}" for name in names if self.grown.get(name)]
         return f"{', '.join(grown)} in {self.seconds:.0f} s"
 
 
 @once_a_recording
 def changes(recording: Recording) -> list[Change]:
-    """The ports that were up before the ranks; a counter that is smaller afterwards was cleared, and left out."""
+    """Return the ports that were up before the ranks; a counter that decreased was cleared and is ignored."""
     used = {identity((node.node, hca, port)) for node in users(recording) for hca, port in node.fact.chosen()}
     before = {node.node: node for node in recording.facts(RdmaFact)}
     return [

@@ -415,7 +415,7 @@ def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, str]]:
 
 
 def _times_down(fact: RdmaFact, port: Port) -> float | None:
-    """How often the link went down, by its own counter or that of its interface, which counts both ways."""
+    """Count how often the link went down, by its own counter or by its interface's, which counts up and down."""
     counted = port.counters.get("link_downed")
     netdev = fact.netdev(port) if port.is_roce else None
     if netdev is None or netdev.carrier_changes is None or netdev.slaves:

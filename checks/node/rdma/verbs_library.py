@@ -1,12 +1,12 @@
-"""Where the loader would find libibverbs, and for which devices it has drivers.
+"""The libibverbs that the loader would find, and the devices that it has drivers for.
 
-NCCL opens libibverbs.so.1 when it starts, and goes on over TCP where it is missing (src/misc/ibvsymbols.cc).
-The library in turn reads which drivers it has from one file each::
+NCCL opens libibverbs.so.1 when it starts, and uses TCP if it is missing (src/misc/ibvsymbols.cc). The library reads the
+names of its drivers from one file each::
 
     /usr/lib/x86_64-linux-gnu/libibverbs.so.1
     /etc/libibverbs.d/mlx5.driver                driver mlx5
 
-An image with the package libibverbs1 and without ibverbs-providers opens the library and finds no device.
+An image with the package libibverbs1 but without ibverbs-providers opens the library and finds no device.
 """
 
 import errno
@@ -45,7 +45,7 @@ def verbs_library(ctx: Context) -> str | None:
 
 
 def verbs_providers(ctx: Context, library: str | None) -> tuple[str, ...] | None:
-    """The drivers of a library that the system's packages installed; None of any other."""
+    """Return the drivers of a library installed by system packages; None for any other library."""
     if library is None or not library.startswith(_SYSTEM) or library.startswith("/usr/local"):
         return None
     files = [name for name in names_in(ctx, PROVIDERS) if name.endswith(".driver")]
@@ -61,7 +61,7 @@ def _folders(ctx: Context) -> Iterator[str]:
 
 
 def _exists(ctx: Context, path: str) -> bool:
-    """Whether there is such a file; packages install a link, others the file itself (EINVAL)."""
+    """Return True if the file exists; packages install a link or the file itself (EINVAL)."""
     try:
         ctx.readlink(path)
     except OSError as error:

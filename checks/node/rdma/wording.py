@@ -1,11 +1,11 @@
-"""How findings speak of RDMA ports, and their remedies.
+"""The texts of findings about RDMA ports, and their remedies.
 
 Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
 RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.
 
-NCCL's RDMA waits for an acknowledgment, before it gives up with status 12, for
-4.096 µs x 2^NCCL_IB_TIMEOUT for each try, and NCCL_IB_RETRY_CNT tries (libibverbs, ibv_modify_qp(3): timeout and
-retry_cnt, of 5 and 3 bits; NCCL src/transport/net_ib: 18 and 7, since 2.23 20 and 7).
+Before it fails with status 12, NCCL's RDMA waits for an acknowledgment for 4.096 µs x 2^NCCL_IB_TIMEOUT per try, with
+NCCL_IB_RETRY_CNT tries (libibverbs, ibv_modify_qp(3): timeout and retry_cnt, of 5 and 3 bits; NCCL
+src/transport/net_ib: 18 and 7, since 2.23 20 and 7).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_
 
 TIMEOUT, RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 DEFAULT_TIMEOUT, DEFAULT_RETRIES = 20, 7
-#: Four times the default; two minutes in all, which outlasts a fabric that learns new routes.
+#: Four times the default, two minutes in total: enough for a fabric that learns new routes.
 LONGER_TIMEOUT = 22
 _TICK_S = 4.096e-6
 
 
 def wait_s(timeout: int) -> float:
-    """Seconds until a send that nobody acknowledges fails."""
+    """Return the seconds until an unacknowledged send fails."""
     return _TICK_S * float(2**timeout) * DEFAULT_RETRIES
 
 
 def lowered(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that give up sooner than NCCL would by itself."""
+    """Return the settings that fail sooner than NCCL's defaults."""
     limits = {TIMEOUT: DEFAULT_TIMEOUT, RETRIES: DEFAULT_RETRIES}
     found = {}
     for name, default in limits.items():
@@ -85,7 +85,7 @@ def port_draft(
 
 
 def port_name(hca: Hca, port: Port) -> str:
-    """The device, and its port where it has several."""
+    """Name the device, and its port if it has several."""
     return hca.name if len(hca.ports) == 1 else f"{hca.name} port {port.number}"
 
 
@@ -117,7 +117,7 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
 def use_ports(
     recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str, former: str = ""
 ) -> tuple[Remedy, ...]:
-    """NCCL_IB_HCA with these ports of each node; nothing where a name cannot be written in it."""
+    """Return NCCL_IB_HCA with these ports of each node; nothing if a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
     undo = f"export {shown(nccl_hca.HCA, former)}" if former else ""
     return per_node(recording, nccl_hca.HCA, values, why, "idle RDMA ports", undo)
@@ -126,7 +126,7 @@ def use_ports(
 def per_node(
     recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str, undo: str = ""
 ) -> tuple[Remedy, ...]:
-    """A setting, one for all nodes where one fits all; nothing where some node has none that fits."""
+    """Return one setting for all nodes if one fits all, otherwise per node; nothing if a node has none."""
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
         return ()

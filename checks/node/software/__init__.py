@@ -1,9 +1,9 @@
-"""The software a job stands on: torch, CUDA, the NVIDIA driver, NCCL and Python.
+"""The software that a job needs: torch, CUDA, the NVIDIA driver, NCCL and Python.
 
-A CPU build of torch beside idle GPUs, a driver too old for torch's CUDA, or a libnccl that is not the one
-torch was built with decide whether a DDP job starts at all. Importing torch takes a second, so the helper
-script ``software`` reads the installed files instead; the dynamic linker (ldd) tells which libnccl torch
-would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL and gloo work. Raw input::
+A CPU build of torch next to idle GPUs, a driver too old for torch's CUDA, or a libnccl other than the one torch was
+built with can keep a DDP job from starting. Importing torch takes a second, so the helper script ``software`` reads
+the installed files instead. The dynamic linker (ldd) shows which libnccl torch would load, and the helper ``nccl``
+asks that file for its version. The ranks show whether NCCL and gloo work. Raw input::
 
     {"python": "3.11.7", "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_requires":
      ["nvidia-nccl-cu12==2.26.2; platform_system == 'Linux'"], "torch_cuda_library": "/v/libtorch_cuda.so"}
@@ -31,7 +31,7 @@ from ddp_doctor.probing.kernel_files import names_in
 
 
 def probe(ctx: Context) -> Software:
-    """Read what is installed. Raises Failed where the helper script gives no answer."""
+    """Read the installed software. Raises Failed if the helper script gives no answer."""
     installed = _installed_software(ctx)
     folder = installed.torch_folder
     return installed.model_copy(
@@ -76,7 +76,7 @@ def _nccl_copies_of_settings(ctx: Context, installed: Software) -> dict[str, obj
 
 def _nccl_of_torch(ctx: Context, installed: Software) -> dict[str, str | None]:
     if installed.torch_cuda_library is None:
-        return {}  # a torch without CUDA loads none
+        return {}  # a torch without CUDA does not load NCCL
     found = _nccl_file(ctx, installed.torch_cuda_library, installed.nccl_files)
     library = found.get("nccl_library")
     if library is None:
@@ -88,7 +88,7 @@ def _nccl_of_torch(ctx: Context, installed: Software) -> dict[str, str | None]:
 
 
 def _nccl_file(ctx: Context, torch_library: str, copies: tuple[str, ...]) -> dict[str, str | None]:
-    """The linker's own choice; without ldd, or where torch itself preloads the wheel's, the first copy."""
+    """Return the linker's choice; without ldd, or if torch itself preloads the wheel's, the first copy."""
     answer = ctx.run(("ldd", torch_library))
     ctx.keep(answer.stdout)
     linked = software.linked_library(answer.stdout, "libnccl.so.2") if answer.ok else "not found"
@@ -114,7 +114,7 @@ def _driver(ctx: Context) -> dict[str, str | None]:
 
 
 def _forward_compatibility(ctx: Context) -> str | None:
-    """A folder with CUDA's forward-compatibility libcuda, with which older data-centre drivers do."""
+    """Return the directory of CUDA's forward-compatibility libcuda, for older data center drivers, or None."""
     folders = [folder for folder in ctx.env.get("LD_LIBRARY_PATH", "").split(":") if "compat" in folder]
     for folder in (*folders, "/usr/local/cuda/compat", "/usr/local/cuda/compat/lib"):
         if any(name.startswith("libcuda.so") for name in names_in(ctx, folder)):

@@ -1,8 +1,8 @@
-"""DD201-DD204, DD210-DD212: a torch that is not whole, does not go with GPUs and driver, or is hidden by other files.
+"""DD201-DD204, DD210-DD212: a torch that is incomplete, does not match GPUs and driver, or is hidden by other files.
 
-Of files that stand in the place of torch, or of modules of Python's library, the names tell; none is imported or read.
-A job started with ``-m``, or whose script lies in the working directory, searches that first; all that get this
-environment search PYTHONPATH before Python's library::
+Files that hide torch or modules of Python's library are found by name, without importing or reading them. Python
+searches the working directory first if the job starts with ``-m`` or its script is there. Every Python with this
+environment searches PYTHONPATH before the standard library::
 
     PYTHONPATH=/home/ann/lib:      an empty entry is the working directory
     /home/ann/lib/torch.py
@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import by_cause, name_list, node_culprit, node_nam
 
 
 def reinstall(summary: str, *packages: str) -> Remedy:
-    """Install these packages into the job's environment; without packages the words alone."""
+    """Install these packages into the job's environment; without packages, return only the text."""
     command = " ".join(("python -m pip install --force-reinstall", *packages))
     return by_installation(
         summary,
@@ -54,14 +54,14 @@ def driver_upgrade(summary: str) -> Remedy:
 
 
 def nccl_package(torch_cuda: str | None, version: str | None) -> Remedy:
-    """The NCCL package for torch's CUDA, in the version that torch pins where it pins one."""
+    """Return the NCCL package for torch's CUDA, in the version that torch pins, if any."""
     major = (release(torch_cuda or "") or (12,))[0]
     package = f"nvidia-nccl-cu{major}" + (f"=={version}" if version else "")
     return reinstall(f"Reinstall {package}, and keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD", package)
 
 
 def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
-    """How to avoid a fault of NCCL: the setting where there is one, and the upgrade."""
+    """Yield the workarounds for a fault of NCCL: a setting if there is one, and the upgrade."""
     if issue.setting:
         name, value = issue.setting
         yield Remedy(
@@ -223,7 +223,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
 
 
 def hidden_modules(ctx: Context) -> tuple[HiddenModule, ...]:
-    """Each hidden module once; what stands on PYTHONPATH hides it from more jobs than what stands in the folder."""
+    """Return each hidden module once; an entry of PYTHONPATH hides it from more jobs than one in the directory."""
     found: dict[str, HiddenModule] = {}
     here = target_of(ctx, "/proc/self/cwd")
     entries = ctx.env.get("PYTHONPATH", "")

@@ -1,4 +1,4 @@
-r"""How GPUs and NICs are wired, which NCCL's choice of paths can be checked against.
+r"""The wiring of GPUs and NICs, which the rules compare with NCCL's choice of paths.
 
             GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      SYS     SYS     SYS     NODE    0-31,64-95      0               N/A
@@ -8,12 +8,12 @@ r"""How GPUs and NICs are wired, which NCCL's choice of paths can be checked aga
 
       NIC0: mlx5_2
 
-That is ``nvidia-smi topo -m``. Live, the same comes from NVML (sources/child_nvml_topology.py, a process of
-its own) and /sys (probing/pci_devices.py), and nvidia-smi is asked only where NVML cannot be.
+That is ``nvidia-smi topo -m``. A live run reads the same from NVML (sources/child_nvml_topology.py, a separate process)
+and /sys (probing/pci_devices.py). It asks nvidia-smi only if NVML is not available.
 
-DDP's gradients cross these paths at every step. Where NCCL copies directly between two GPUs (P2P) over
-a path that the machine announces but does not carry, the first all-reduce spins for ever at 100 %
-utilization and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
+DDP's gradients cross these paths at every step. If NCCL copies directly between two GPUs (P2P) over a path that the
+machine announces but does not carry, the first all-reduce spins forever at 100% utilization without a log message. If
+an NVLink is down, every step waits for the slowest pair.
 """
 
 from ddp_doctor.checks.node.topology import complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear
@@ -32,7 +32,7 @@ _SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA", "NCCL_IGNORE_D
 
 
 def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
-    """Ask NVML and /sys, or nvidia-smi where NVML cannot be asked. Starts nothing where there is no GPU."""
+    """Ask NVML and /sys, or nvidia-smi if NVML is not available. Starts no process without a GPU."""
     gpus = host_gpus.pci_gpus(ctx)
     if not host_gpus.may_have_gpus(ctx):
         bus = "GPUs for virtual machines only (vfio-pci)" if gpus else "no NVIDIA PCI device (vendor 10de)"

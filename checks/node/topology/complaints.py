@@ -1,4 +1,4 @@
-"""DD444-DD446: what NCCL could not set up between the GPUs of a node, in its own words."""
+"""DD444-DD446: connections that NCCL could not set up between the GPUs of a node, as its log reports."""
 
 from collections.abc import Iterator
 

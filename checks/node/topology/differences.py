@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
 
 @dataclass(frozen=True)
 class Difference:
-    """One pair of GPUs between which NCCL uses something else than it should, and what explains it."""
+    """A pair of GPUs between which NCCL uses another way than expected, and the explanation."""
 
     place: Place
     expected: Expected
@@ -38,7 +38,7 @@ class Difference:
     remedy: Remedy
 
     def instead(self) -> float | None:
-        """How fast NCCL holds the way to be that it takes."""
+        """The rate that NCCL assigns to the way it uses."""
         return self.place.rate(self.expected.gpus, self.expected.code, "SHM" if self.kind == "SHM" else "NET")
 
 
@@ -95,7 +95,7 @@ def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
     See: NCCL user guide, environment variable NCCL_P2P_LEVEL
     """
     found: dict[str, list[tuple[Place, Used, str]]] = {}
-    trial = first_trial(recording)  # where it came to its end, its transports carry data
+    trial = first_trial(recording)  # after a finished trial, its transports are known to carry data
     for place in places(recording) if trial is not None and trial.outcome == "finished" else ():
         settings = {name: value for name, value in place.node.settings.items() if name != "NCCL_P2P_LEVEL"}
         if len(settings) == len(place.node.settings):
@@ -146,10 +146,10 @@ def _differences(recording: Recording) -> list[Difference]:
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
-    """What the log says against the expected way, and what fixes it.
+    """Return the log's reason against the expected way, and the fix.
 
-    /dev/shm is no reason within a node: all its ranks are children of one agent, in one container (DD438
-    tells of nodes that are containers of one machine).
+    /dev/shm is not a possible reason within a node: all its ranks are children of one agent in one container. DD438
+    reports nodes that are containers of one machine.
     """
     log = log_of(recording, place.seen.node)
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)

@@ -1,8 +1,8 @@
-"""This host asked for its topology: NVML and /sys put together as a matrix, else nvidia-smi.
+"""The topology of this host: NVML and /sys combined into a matrix, or nvidia-smi's matrix.
 
-The matrix is what ``nvidia-smi topo -m`` would print, but for two things. Its NICs are RDMA devices of Mellanox alone,
-in an order of its own; here all RDMA devices stand, by name. And where the driver does not know the way
-between two GPUs, /sys says it.
+The matrix equals the output of ``nvidia-smi topo -m`` with two differences. nvidia-smi lists only Mellanox RDMA
+devices, in its own order; here all RDMA devices are listed by name. If the driver does not know the path between two
+GPUs, it is taken from /sys.
 
 NVML's answer comes from sources/child_nvml_topology.py::
 
@@ -40,15 +40,15 @@ from ddp_doctor.probing.kernel_files import text_of
 
 #: INTERNAL is two GPUs on one board, as on a Tesla K80, which nvidia-smi prints as PIX.
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-#: Of the chipset, the GPU and the topology not supported, disabled by a registry key, not supported.
+#: Not supported by the chipset, the GPU or the topology; disabled by a registry key; not supported.
 STATUSES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS"}
 UNKNOWN_STATUS = "U"
 
 
 class WiredGpu(Gpu):
-    """One GPU's place and links; None where NVML does not say."""
+    """The location and links of one GPU; a field is None if NVML does not report it."""
 
-    cpu_affinity: str | None = None  # "" where none of its CPUs is ours
+    cpu_affinity: str | None = None  # "" if the process may use none of its CPUs
     numa_affinity: str | None = None
     gpu_numa_id: int | None = None
     nvlinks: tuple[Nvlink, ...] = ()
@@ -61,7 +61,7 @@ class WiredGpu(Gpu):
     @field_validator("nvlinks")
     @classmethod
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
-        """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
+        """Return bus ids in the spelling of /sys; NVML fills unknown ids with zeros or ones."""
         plain = [sysfs_bus_id(link.remote_bus_id or "") for link in links]
         known = [bus_id if bus_id.strip("0f:.") else None for bus_id in plain]
         return tuple(
@@ -70,7 +70,7 @@ class WiredGpu(Gpu):
 
 
 class NvmlTopology(Frozen):
-    """All that the child found out."""
+    """The child's complete answer."""
 
     gpus: tuple[WiredGpu, ...] = ()
     ancestors: tuple[tuple[int, int, int], ...] = ()
@@ -82,7 +82,7 @@ class NvmlTopology(Frozen):
     text: str = ""
 
     def ours(self) -> tuple[WiredGpu, ...]:
-        """The GPUs that answer: not those of others, nor lost ones."""
+        """Return the GPUs that answer, without inaccessible and lost GPUs."""
         return tuple(gpu for gpu in self.gpus if gpu.error is None)
 
     def nvlinks(self) -> tuple[GpuNvlinks, ...]:
@@ -90,7 +90,7 @@ class NvmlTopology(Frozen):
         return tuple(GpuNvlinks(gpu=gpu.column, name=gpu.name, links=gpu.nvlinks) for gpu in self.ours() if gpu.nvlinks)
 
     def pci_codes(self) -> Pairs:
-        """The way between two GPUs over PCI alone, as ``nvidia-smi topo -mp`` has it."""
+        """Return the PCI-only paths between two GPUs, as ``nvidia-smi topo -mp`` prints them."""
         codes: Pairs = {}
         for gpu, peer, level in self.ancestors:
             if level in LEVELS:
@@ -99,7 +99,7 @@ class NvmlTopology(Frozen):
         return codes
 
     def p2p_words(self) -> dict[str, Pairs]:
-        """Whether one GPU may read, write, … another, in the words of ``nvidia-smi topo -p2p``."""
+        """Return whether a GPU may read, write, … another, with the words of ``nvidia-smi topo -p2p``."""
         words: dict[str, Pairs] = {}
         for capability, statuses in self.p2p.items():
             for gpu, peer, status in statuses:
@@ -114,10 +114,10 @@ def parse_nvml_topology(text: str) -> NvmlTopology:
 
 
 def bonded(gpus: Sequence[WiredGpu], p2p: Mapping[str, Pairs]) -> Iterator[tuple[str, str, int]]:
-    """Pairs of GPUs and how many NVLinks join them, as nvidia-smi counts.
+    """Yield pairs of GPUs and the number of NVLinks between them, as nvidia-smi counts.
 
-    Links that lead straight to the other GPU, else those that both have to an NVSwitch. Where NVML does not
-    say what a link leads to, two GPUs that it calls NVLink peers are taken for joined by all they have.
+    Links that lead directly to the other GPU count, otherwise the links that both have to an NVSwitch. If NVML does not
+    report where a link leads, two GPUs that it calls NVLink peers count as connected by all their links.
     """
     peers = p2p.get("nvlink", {})
     for gpu, peer in combinations(gpus, 2):
@@ -143,14 +143,14 @@ _NONE = "N/A"
 
 @dataclass(frozen=True)
 class Bus:
-    """What /sys shows: GPUs by column, RDMA devices by name."""
+    """The devices in /sys: GPUs by column, RDMA devices by name."""
 
     gpus: Mapping[str, PciDevice]
     nics: Mapping[str, PciDevice]
 
 
 def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
-    """The matrix of the GPUs that answer. Raises LookupError where a way between two is not known at all."""
+    """Return the matrix of the GPUs that answer. Raises LookupError if a path between two is unknown."""
     gpus = {gpu.column: gpu for gpu in answer.ours()}
     hidden = [gpu for gpu in gpus if gpu not in bus.gpus]
     nics = {} if hidden else {device.name: device for device in bus.nics.values()}
@@ -185,7 +185,7 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
 
 
 def _affinity(text: str | None) -> str | None:
-    """As nvidia-smi prints it: N/A where there is none, blank where none of it is ours."""
+    """Return the affinity as nvidia-smi prints it: N/A if unknown, blank if no CPU of it is usable."""
     return _NONE if text is None else text or None
 
 
@@ -193,11 +193,11 @@ _COMMAND = "nvidia-smi topo -m"
 
 
 class CannotAsk(Exception):
-    """NVML cannot be asked here, or tells of no GPU; the message says why."""
+    """NVML is not available or reports no GPU; the message explains why."""
 
 
 def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
-    """What NVML and /sys report. Raises CannotAsk."""
+    """Return the topology that NVML and /sys report. Raises CannotAsk."""
     left_s = ctx.deadline - ctx.clock() - 1.0
     result = ctx.child("nvml_topology", f"{max(min(limit_s, left_s), 0.1):.1f}")
     try:
@@ -240,7 +240,7 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
 
 
 def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyFact | TopologyHangFact:
-    """The matrix that nvidia-smi prints. Raises where it prints none."""
+    """Return the matrix that nvidia-smi prints. Raises if it prints none."""
     started = ctx.clock()
     result = ctx.run(_COMMAND.split(), limit_s)
     if result.status == "missing":

@@ -123,7 +123,7 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
 
 
 def _level_to_try(recording: Recording, place: Place) -> str | None:
-    """The level that may be worth a trial on this node; None where NCCL's own is right, or is unknown."""
+    """Return the level that may be worth a trial on this node; None if NCCL's default is right or unknown."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
         return None
@@ -137,7 +137,7 @@ def _level_to_try(recording: Recording, place: Place) -> str | None:
 
 
 def _gpus_gained(recording: Recording, place: Place, level: str) -> Iterator[ToNetwork]:
-    """The GPUs of the job that GPUDirect RDMA reaches with this level alone."""
+    """Yield the GPUs of the job that GPUDirect RDMA reaches only with this level."""
     wider = replace(place.node, settings={**place.node.settings, GDR_LEVEL: level})
     after = {way.gpu: way for way in to_network(recording, replace(place, node=wider))}
     job = place.fact.job_gpus if place.fact.job_gpus is not None else place.fact.gpus

@@ -1,20 +1,20 @@
 """DD403, DD406, DD407: NVLinks that are missing, down, or lose data.
 
-A GPU has fewer NVLinks than it should by the measure of its peers in the same matrix. A table of link
-counts would be wrong as often as right: 12 on an H100 NVL, 6 on each of four H100
-on one board, and 8 on an A800 are all in order. So GPUs are compared only where they are wired the same way:
+A GPU has too few NVLinks if its peers in the same matrix have more. A fixed table of link counts would often be wrong:
+12 on an H100 NVL, 6 on each of four H100 on one board, and 8 on an A800 are all correct. So GPUs are compared only if
+they are wired the same way:
 
 * behind NVSwitch, where every GPU reaches every other over as many links as the poorer of both has;
 * bridged in pairs, where each pair has one bridge of the same kind.
 
-The rules skip a mesh without switches (eight V100 or P100), which mixes NV1 and NV2 by design, and
-small groups, in which nobody can say who is the odd one out.
+The rules skip a mesh without switches (eight V100 or P100), which mixes NV1 and NV2 by design, and groups that are too
+small to show which GPU differs.
 
-When errors of an NVLink matter: NVIDIA's own monitor, DCGM (modules/health/DcgmHealthWatch.cpp,
-dcgmlib/src/dcgm_gpu_hardware_limits.h), looks at how counters grow within a minute: one replay or recovery is a failure
-(DCGM_LIMIT_MAX_NVLINK_ERROR), CRC errors are one from 100 a second (DCGM_LIMIT_MAX_NVLINK_CRC_ERROR) and
-a warning below. Errors from before the first look say little: the counters run since the driver was
-loaded, maybe months ago.
+Thresholds for NVLink errors: NVIDIA's own monitor, DCGM (modules/health/DcgmHealthWatch.cpp,
+dcgmlib/src/dcgm_gpu_hardware_limits.h), checks the growth of counters within a minute. One replay or recovery is a
+failure (DCGM_LIMIT_MAX_NVLINK_ERROR). CRC errors are a failure at 100 or more per second
+(DCGM_LIMIT_MAX_NVLINK_CRC_ERROR) and a warning below that. Errors before the first sample mean little: the counters
+started when the driver was loaded, possibly months ago.
 """
 
 from collections import Counter
@@ -52,10 +52,9 @@ class Shortfall:
 
 
 def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall]:
-    """Who is short; ``pairs`` holds the number of NVLinks of every pair of ``gpus``, 0 for none.
+    """Return the GPUs with too few NVLinks; ``pairs`` holds the number of NVLinks of every pair of ``gpus``, or 0.
 
-    Nobody where a pair is left out because its rows disagree: with MIG on one GPU, nvidia-smi does not
-    show its NVLinks.
+    Empty if a pair is missing because its rows disagree: with MIG on one GPU, nvidia-smi does not show its NVLinks.
     """
     if len(pairs) < len(gpus) * (len(gpus) - 1) // 2:
         return []
@@ -106,7 +105,7 @@ _SURE_WITNESSES = 3
 
 @dataclass(frozen=True)
 class Down:
-    """A GPU some of whose links are down, and how many of its peers have all of ``expected``."""
+    """A GPU with some links down, and the number of its peers with all ``expected`` links."""
 
     gpu: str
     active: int
@@ -116,7 +115,7 @@ class Down:
 
     @property
     def sure(self) -> bool:
-        """Whether there are peers enough to say who is the odd one out."""
+        """Return True if there are enough peers to identify the GPU that differs."""
         return self.witnesses >= _SURE_WITNESSES
 
 
@@ -231,9 +230,9 @@ def _lossy(fact: TopologyFact, *, growing: bool) -> tuple[_Link, ...] | None:
 
 
 def _is_lossy(link: Nvlink, *, growing: bool) -> bool:
-    """Whether its errors grow as fast as DCGM calls a failure, or it lost data since the driver was loaded.
+    """Return True if its errors grow at DCGM's failure rate, or if it lost data since the driver was loaded.
 
-    CRC errors that do not grow so fast are in order.
+    CRC errors that grow more slowly are acceptable.
     """
     lost = any(link.errors_per_s.get(name, 0) > 0 for name in GRAVE)
     grows = lost or link.errors_per_s.get("crc", 0) >= CRC_ERRORS_PER_S

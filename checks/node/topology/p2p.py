@@ -83,7 +83,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
 
 
 def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
-    """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
+    """Return NCCL's current default limit if P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
     limit = _default_p2p_limit(fact)
     if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         return []
@@ -112,7 +112,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
 
 
 def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Remedy]:
-    """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
+    """Return the candidate for NCCL_IB_HCA, if the matrix has one: bonded, otherwise nearest to each GPU."""
     fact = node.fact
     devices = fact.candidate_hcas()
     others = tuple(name for name in fact.hcas().values() if name not in devices)
@@ -150,7 +150,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: What makes two nodes one finding: the pairs, what allows P2P between them, and the advice.
+#: The key by which nodes share a finding: the pairs, what allows P2P between them, and the advice.
 _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 
@@ -185,10 +185,10 @@ def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
 
 
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:
-    """Whether the index has to be set for these devices; None where that is unknown.
+    """Describe whether the index must be set for these devices; None if unknown.
 
-    NCCL's own choice is predicted only where its release is known, since that decides, and where it is an
-    entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.
+    NCCL's own choice is predicted only if its release is known, because the choice depends on it, and if other nodes
+    reach the entry. Otherwise the rules about RDMA (DD567 to DD569) report more.
     """
     rdma = rdma_of(recording).get(node)
     nccl = next((place.node.version for place in places(recording) if place.seen.node == node), ())
@@ -209,24 +209,24 @@ def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]
 
 @once_a_recording
 def cluster(recording: Recording, node: int) -> Cluster:
-    """The kind of one node, unknown where nothing was recorded that tells."""
+    """Return the kind of cluster of one node, unknown if nothing recorded identifies it."""
     host = next(iter(recording.at(Host, node)), None)
     rdma = rdma_of(recording).get(node)
     maker = Maker(host.vendor, host.product, host.asset_tag, host.network_drivers) if host is not None else Maker()
     has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
     ports = rdma.ports() if rdma is not None else ()
-    # Software devices and Azure's accelerated Ethernet are no fabric.
+    # Software devices and Azure's accelerated Ethernet are not a fabric.
     layers = {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}
     return cluster_of(maker, layers, has_efa=has_efa)
 
 
 def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
-    """One line that says so, where it is known."""
+    """Return one line of evidence with the kind of cluster, if known."""
     found = cluster(recording, node)
     return () if found.kind == "unknown" else (Evidence(check="host", text=f"this is {found.in_words}"),)
 
 
-#: Who ships a topology file of NCCL for its machines, and where.
+#: Providers that ship an NCCL topology file for their machines, and its location.
 _TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
     "AWS with EFA": (
         "AWS ships one for p4d and later kinds with aws-ofi-nccl, which points NCCL at it by itself",
@@ -291,7 +291,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
 
 
 def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
-    """The pairs over which NCCL may use P2P without NVLink, by code from near to far."""
+    """Return the pairs between which NCCL may use P2P without NVLink, by code from near to far."""
     fact = node.fact
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
         return ()
@@ -368,7 +368,7 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
 
 
 def tree_hidden(fact: TopologyFact) -> bool:
-    """Whether all GPUs are below one host bridge, as virtual machines show them."""
+    """Return True if all GPUs are below one host bridge, as virtual machines show them."""
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
@@ -378,7 +378,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
 
 
 def _hidden_behind(fact: TopologyFact) -> str | None:
-    """The NUMA nodes that all GPUs share, "" where none are known; None where the tree is not hidden."""
+    """Return the NUMA node that all GPUs share, "" if unknown; None if the tree is not hidden."""
     if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
         return None
     shared = set(fact.numa_affinity.values())

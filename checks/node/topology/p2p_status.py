@@ -1,4 +1,4 @@
-"""DD410, DD411: GPUs between which the driver allows no P2P.
+"""DD410, DD411: pairs of GPUs for which the driver does not allow P2P.
 
 Sources: NVIDIA/nccl src/graph/paths.cc (ncclTopoCheckP2p, NCCL_IGNORE_DISABLED_P2P), src/transport/shm.cc;
 NVIDIA fabric manager user guide (a GPU whose NVLinks the fabric manager has not set up reports no P2P).
@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import name_list
 
 Pair = tuple[str, str]
 
-#: What NVML's answers are called that NCCL asks for.
+#: The names of the NVML capabilities that NCCL queries.
 _NAMES_ASKED_BY_NCCL = ("read", "write")
 
 
@@ -42,15 +42,15 @@ class Refused:
 
     @property
     def has_nvlink(self) -> bool:
-        """Whether NVLink joins it."""
+        """Return True if the pair is connected by NVLink."""
         return link_codes.nvlinks(self.code or "") > 0
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the driver says of each pair of one host's GPUs, and how they are joined, as far as known.
+    """The driver's answers for each pair of one host's GPUs, and how the pairs are connected, if known.
 
-    ``asked`` is False where the text does not say which capability its table is about.
+    ``asked`` is False if the text does not name the capability of its table.
     """
 
     seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
@@ -65,12 +65,12 @@ class Host:
         return tuple(Refused(pair, words[0], self.codes.get(pair)) for pair, words in bad.items() if words)
 
 
-#: One answer of the driver, from NVML or pasted: where it was read, ``asked`` as in ``Host``, and its pairs with words.
+#: One answer of the driver, from NVML or pasted: its source, ``asked`` as in ``Host``, and its pairs with words.
 _Table = tuple[FactAt[TopologyFact] | FactAt[P2pStatusFact], bool, list[tuple[str, str, tuple[str, ...]]]]
 
 
 def _tables(recording: Recording) -> Iterator[_Table]:
-    """The answers about reads and writes, and those of which nobody knows what they are about."""
+    """Yield the answers about reads and writes, and the answers about an unknown capability."""
     for live in recording.facts(TopologyFact):
         for name in _NAMES_ASKED_BY_NCCL:
             answers = live.fact.p2p.get(name)
@@ -197,7 +197,7 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Lack:
-    """Pairs without P2P and NVLink; ``by_setting`` and ``uneven`` say why they are worth a warning."""
+    """Pairs without P2P and NVLink; ``by_setting`` and ``uneven`` are the reasons for a warning."""
 
     shown: tuple[Refused, ...]
     asked: bool
@@ -206,7 +206,7 @@ class _Lack:
 
     @property
     def matters(self) -> bool:
-        """Whether NCCL would use P2P here, and something keeps it from that."""
+        """Return True if NCCL would use P2P here, but something prevents it."""
         return self.by_setting or self.uneven
 
 
@@ -224,7 +224,7 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
 
 
 def _within_reach(code: str) -> bool:
-    """Whether NCCL would use P2P here by itself: PCIe bridges and no more."""
+    """Return True if NCCL would use P2P here by default: only PCIe bridges in between."""
     return not link_codes.nvlinks(code) and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
 
 

@@ -1,7 +1,7 @@
-"""A pasted or saved output as readings: other doors to the facts that the probe collects live.
+"""A pasted or saved output as readings: another source of the facts that the probe collects live.
 
-One text may hold several outputs, of several kinds and of several hosts, with anything in between. Each
-kind has its reader; all of them read the whole text, and what they found is put in the order of the text.
+One text may contain several outputs, of several kinds and hosts, with anything in between. Each kind has its own
+reader. All readers read the entire text, and their results are put in the order of the text.
 """
 
 import re
@@ -21,7 +21,7 @@ from ddp_doctor.parse.text import plain_lines
 
 #: A paste may be a whole log; only its beginning goes into the recording.
 _KEPT_CHARACTERS = 200_000
-#: Of a kind in one text: more hosts than this are no paste, and their findings would drown everything.
+#: Maximum number of outputs of a kind in one text; more hosts than this are not a paste.
 _MOST_OUTPUTS = 1024
 #: A GPU's model in ``nvidia-smi -L`` and torch's collect_env.
 _MODEL = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): ((?:NVIDIA|Tesla) [ -'*-~]{1,79}?) *(?:\(UUID: ?[^)\n]{1,60}\)|$)")
@@ -33,10 +33,10 @@ _NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing 
 
 @dataclass(frozen=True)
 class Found:
-    """One output in a text: the indices of its lines, what it tells, and what makes it one of a kind.
+    """One output in a text: the indices of its lines, its fact, and its kind.
 
-    A host has one of each ``kind``; two of them are of two hosts. ``gpus`` is empty where the output may
-    tell of some of the host's GPUs only. ``unsure`` says why nothing is concluded from it.
+    A host has one output of each ``kind``; two of them are of two hosts. ``gpus`` is empty if the output may cover only
+    some of the host's GPUs. ``unsure`` is the reason why nothing is concluded from it.
     """
 
     lines: range
@@ -58,9 +58,9 @@ def _found(lines: range, fact: Fact | TopologyMatrix) -> Found:
     return Found(lines, fact, fact.KIND)
 
 
-#: Finds outputs of a kind, and why others are refused; raises TopologyError as well, where it cannot go on.
+#: Finds outputs of a kind, and why others are refused; raises TopologyError if it cannot continue.
 Reader = Callable[[Sequence[str]], Iterable[tuple[range, Fact | TopologyMatrix] | TopologyError]]
-#: A reader does not see the lines that one before it took: the tables of -p2p look much like a matrix.
+#: A reader does not see the lines that an earlier reader took: the tables of -p2p look much like a matrix.
 READERS: tuple[Reader, ...] = (find_nccl_topologies, find_p2p_tables, find_nvlinks, find_rocm_topologies, find_matrices)
 
 
@@ -132,7 +132,7 @@ def _taken_and_first_refused(reader: Reader, lines: Sequence[str]) -> tuple[list
 
 
 def _hosts(found: Iterable[Found]) -> Iterable[int]:
-    """The number of the host that each output is of: a new one where a kind, or other GPUs, come again."""
+    """Yield the host number of each output: a new host starts if a kind is repeated or the GPUs differ."""
     host, kinds, gpus = 0, set[str](), frozenset[str]()
     for table in found:
         if table.kind in kinds or (table.gpus and gpus and table.gpus != gpus):
@@ -143,7 +143,7 @@ def _hosts(found: Iterable[Found]) -> Iterable[int]:
 
 
 def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Fact:
-    """What a table tells; a matrix with what the host's other tables say of its GPUs, as NVML reports it live."""
+    """Return a table's fact; a matrix includes the host's other tables of its GPUs, as NVML reports them live."""
     if not isinstance(table.fact, TopologyFact):
         return table.fact
     beside = [beside_it.fact for beside_it, its in zip(found, hosts, strict=True) if its == host]

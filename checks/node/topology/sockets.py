@@ -1,4 +1,4 @@
-"""DD435, DD436, DD440, DD447: TCP between nodes that have InfiniBand, one connection alone, and a slow all-reduce."""
+"""DD435, DD436, DD440, DD447: TCP between nodes with InfiniBand, a single connection, and a slow all-reduce."""
 
 import re
 from collections.abc import Container, Iterator, Sequence
@@ -76,7 +76,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
 
 
 def _slowest_link(recording: Recording, place: Place) -> Expected | None:
-    """The slowest pair that the log joins; None where one is not joined by P2P, or its rate is not known."""
+    """Return the slowest pair in the log; None if a pair does not use P2P or its rate is unknown."""
     expected = {expected.gpus: expected for expected in place.expected()}
     ways = []
     for used in used_within(recording, place):
@@ -200,7 +200,7 @@ def _file_origins(recording: Recording, name: str, nodes: Container[int]) -> Ite
 
 
 def _price(recording: Recording, node: FactAt[RdmaFact]) -> str:
-    """What one port carries beside what the interface does that NCCL then takes."""
+    """Compare the rate of one port with the rate of the interface that NCCL uses instead."""
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in node.fact.candidates()), default=0.0)
     return wording.price(fast / 8 or None, network(interface_mbps(recording, node.node)))
 
@@ -260,7 +260,7 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
 
 
 def _interface_rate(recording: Recording, node: int) -> float | None:
-    """GB/s of the interface under NCCL's one connection; None where it is slow, not known, or there are several."""
+    """Return GB/s of the interface of NCCL's single connection; None if slow, unknown or several connections."""
     log, rdma = log_of(recording, node), rdma_of(recording).get(node)
     settings = next((place.node.settings for place in places(recording) if place.seen.node == node), log.settings)
     several = log.sockets is not None or {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & set(settings)

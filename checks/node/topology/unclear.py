@@ -55,7 +55,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     See: nvidia-smi topo --help
     """
     if recording.command is not Command.TOPOLOGY:
-        return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
+        return  # a live nvidia-smi that fails gives a reading without a fact, which the report shows
     for reading in recording.of_check("topology"):
         if reading.status is Status.FAILED and reading.fact is None:
             yield proved(

@@ -1,4 +1,4 @@
-"""How the rules about paths name hosts, GPUs and rates, and the remedies for a path that is not taken."""
+"""Names of hosts, GPUs and rates in findings about paths, and the remedies for a path that is not used."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from ddp_doctor.wording.ranks import rank_at
 
 
 def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
-    """The hosts for a sentence; of a pasted text only their order is known."""
+    """Name the hosts for a sentence; for a pasted text only their order is known."""
     if recording.world:
         return node_names(recording, nodes)
     several = len({reading.node for reading in recording.readings}) > 1
@@ -21,7 +21,7 @@ def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
 
 
 def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequence[int] = ()) -> Culprit:
-    """One GPU, or a pair of GPUs of one node and, where known, their ranks."""
+    """Return the culprit for a GPU, or for a pair of GPUs of one node with their ranks if known."""
     host = recording.world.hostname(node) if recording.world else None
     number = int(gpus[0].removeprefix("GPU"))
     if len(gpus) == 1:
@@ -35,9 +35,9 @@ def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequenc
 
 #: NCCL's own words for its transports, for a sentence.
 NAMES = {"P2P": "direct copies (P2P)", "SHM": "shared memory (SHM)", "NET": "the network (NET)"}
-#: A finding shows no more pairs of GPUs.
+#: Maximum number of GPU pairs in a finding.
 MOST_PAIRS = 6
-#: A title names the first pairs.
+#: Maximum number of pairs in a title.
 _PAIRS_IN_A_TITLE = 3
 
 
@@ -47,7 +47,7 @@ def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def crossings_seen(recording: Recording, crossings: Sequence[Crossing]) -> Iterator[Evidence]:
-    """What NCCL's log says of the first of them."""
+    """Yield what NCCL's log reports about the first crossings."""
     ways = dict.fromkeys((min(crossing.ranks), max(crossing.ranks), crossing.transport.via) for crossing in crossings)
     for first, second, via in list(ways)[:MOST_PAIRS]:
         yield Evidence(text=f"NCCL's log: {rank_at(recording, first)} and {rank_at(recording, second)} via {via}")
@@ -59,7 +59,7 @@ def rate(gb_per_s: float | None) -> str:
 
 
 def price(fast: float | None, slow: float | None) -> str:
-    """What a detour costs, in a sentence, as far as both rates are known and differ."""
+    """Describe the cost of a detour in a sentence; "" unless both rates are known and differ."""
     if fast is None or slow is None or slow >= fast:
         return ""
     return f" NCCL's own figures: {slow:.3g} GB/s instead of {fast:.3g} GB/s in each direction."
@@ -145,10 +145,10 @@ REPAIR_FABRIC = by_administrator(
 
 
 def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None) -> Remedy:
-    """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
+    """Point NCCL at these RDMA devices; the GID index is only mentioned, never guessed.
 
-    ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
-    Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
+    ``gid_index`` describes what is known about it; if empty, the text gives the commands that show it. Names in
+    NCCL_IB_HCA are prefixes unless = precedes them, so = is added if ``others`` would match.
     """
     exact = any(device.startswith(name) for name in devices for device in others)
     value = ("=" if exact else "") + ",".join(devices)
@@ -168,7 +168,7 @@ def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_ind
 
 
 def name_hca(candidate: Remedy) -> Remedy:
-    """The same as a line to paste, where it fixes another thing than the finding's own fault: not to be tried."""
+    """Return the same as a line to paste, not to be tested, if it does not fix the finding's own fault."""
     lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
     return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 

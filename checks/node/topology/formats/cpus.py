@@ -19,7 +19,7 @@ _LONGEST = 20_000
 
 
 def cpu_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
-    """The first and last CPU of each part; None where the text is no such list."""
+    """Return the first and last CPU of each part; None if the text is not a CPU list."""
     if len(text) > _LONGEST or not _LIST.fullmatch(text):
         return None
     parts = [part.partition("-") for part in text.split(",")]
@@ -27,7 +27,7 @@ def cpu_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
 
 
 def share_a_cpu(cpus: str, others: str) -> bool | None:
-    """Whether a CPU stands in both lists; None where one of them is no list."""
+    """Return True if the lists have a CPU in common; None if one of them is not a CPU list."""
     here, there = cpu_ranges(cpus), cpu_ranges(others)
     if here is None or there is None:
         return None
@@ -36,15 +36,15 @@ def share_a_cpu(cpus: str, others: str) -> bool | None:
         (first, last), (others_first, others_last) = ours[0], theirs[0]
         if first <= others_last and others_first <= last:
             return True
-        (ours if last < others_last else theirs).popleft()  # the one that ends first meets nothing more
+        (ours if last < others_last else theirs).popleft()  # the range that ends first overlaps no later range
     return False
 
 
 def cpu_kind(ctx: Context) -> dict[str, str | int | None]:
-    """Vendor, family and model as the kernel prints them, by the fields of the fact; None where one is not known.
+    """Return vendor, family and model as the kernel prints them, by the fact's fields; None if unknown.
 
-    The vendor is "ARM" for 64-bit Arm, which prints its implementer in place of one. The model is a number within
-    family 6, which is that of Intel's; None for other families.
+    The vendor is "ARM" for 64-bit Arm, which prints its implementer instead. The model is a number within Intel's
+    family 6; None for other families.
     """
     lines = (text_of(ctx, "/proc/cpuinfo") or "").splitlines()
     # All processors in one: they are of one kind.

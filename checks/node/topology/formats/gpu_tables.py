@@ -4,11 +4,10 @@
      GPU0   X       OK
      GPU1   OK      X
 
-The grammar is that of a matrix of ``nvidia-smi topo -m``: rows go by their label, cells by their count,
-each column has one row, and the text before a label looks alike on all lines. Whatever else stands
-there is refused.
+The grammar is that of a matrix of ``nvidia-smi topo -m``: rows are identified by label and cells by count, each column
+has one row, and the text before a label has the same shape on all lines. Everything else within the table is refused.
 
-``nvidia-smi topo -p2p r|w|n|a|p`` says which GPUs may reach each other's memory, by word of the driver.
+``nvidia-smi topo -p2p r|w|n|a|p`` shows which GPUs may access each other's memory according to the driver.
 
     $ nvidia-smi topo -p2p r
             GPU0    GPU1    GPU2
@@ -22,9 +21,9 @@ there is refused.
       OK   = Status Ok
       CNS  = Chipset not supported
 
-The table does not say what was asked, so that is known only where the command stands above it.
+The table does not name the requested capability, so it is known only if the command is above the table.
 
-``rocm-smi --showtopo`` and its parts (--showtopoweight, -hops, -type, -access, -numa) speak of AMD GPUs.
+``rocm-smi --showtopo`` and its parts (--showtopoweight, -hops, -type, -access, -numa) describe AMD GPUs.
 
     ============================ ROCm System Management Interface ============================
     ================================ Weight between two GPUs =================================
@@ -41,7 +40,7 @@ The table does not say what was asked, so that is known only where the command s
     GPU[0]          : (Topology) Numa Affinity: 0
     ================================== End of ROCm SMI Log ===================================
 
-Nothing is concluded from it yet: RCCL chooses its paths by rules of its own.
+Nothing is concluded from it yet, because RCCL chooses its paths by its own rules.
 """
 
 import re
@@ -52,13 +51,13 @@ from ddp_doctor.checks.node.topology.formats import topo_rows
 from ddp_doctor.checks.node.topology.formats.topo_rows import GPU, Header, TopologyError, bare, label_of
 from ddp_doctor.facts.node.topology import P2pStatusFact, RocmTopologyFact
 
-#: Takes a cell apart where separators were lost; empty where it holds something else.
+#: Splits a cell whose separators were lost; empty if it contains anything else.
 Split = Callable[[str], list[str]]
 
 
 @dataclass
 class Table:
-    """One table; ``line`` is its header's, from 1, and ``end`` the index of the first line behind it."""
+    """One table; ``line`` is its header's, from 1, and ``end`` the index of the first line after it."""
 
     line: int
     gpus: tuple[str, ...]
@@ -68,7 +67,7 @@ class Table:
 
 
 def gpu_header(lines: Sequence[str], index: int) -> Header | None:
-    """The header in this line, if it names GPUs and nothing else."""
+    """Return the header in this line if it names only GPUs."""
     if not lines[index]:
         return None
     line = bare(lines[index])
@@ -139,7 +138,7 @@ def find_p2p_tables(lines: Sequence[str]) -> Iterator[tuple[range, P2pStatusFact
 
 
 def _is_p2p(lines: Sequence[str], header: Header) -> bool:
-    """Whether the row below holds such words; where there is one GPU, whether such a legend follows."""
+    """Return True if the row below has such words; with a single GPU, if such a legend follows."""
     for line in lines[header.line : header.line + 2]:
         label, start = label_of(bare(line), header)
         if label is None:

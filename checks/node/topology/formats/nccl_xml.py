@@ -1,4 +1,4 @@
-"""Reads NCCL's topology file: what NCCL_TOPO_DUMP_FILE writes, and providers ship for NCCL_TOPO_FILE.
+"""Reads NCCL's topology file, which NCCL_TOPO_DUMP_FILE writes and providers ship for NCCL_TOPO_FILE.
 
     <system version="1">
       <cpu numaid="0" affinity="00000000,ffffffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
@@ -15,13 +15,13 @@
       </cpu>
     </system>
 
-Version 1 is NVIDIA's (src/graph/xml.cc), version 2 that of AMD's RCCL, which has xgmi for nvlink. A pci
-that holds others is a whole switch. Host bridges are not in the file: what would be NODE to nvidia-smi is
-PHB here, as it is to NCCL. GPUs are numbered by ``dev``, without it by bus id, as NVML counts them. A
-network device with a guid of zero is no RDMA device but an interface that NCCL's sockets use.
+Version 1 is NVIDIA's (src/graph/xml.cc), version 2 is AMD's (RCCL) with xgmi instead of nvlink. A pci that contains
+others is an entire switch. Host bridges are not in the file: a path that nvidia-smi calls NODE is PHB here, as in NCCL.
+GPUs are numbered by ``dev``, or by bus id without it, as NVML counts them. A network device with a guid of zero is an
+interface for NCCL's sockets, not an RDMA device.
 
-Whatever could make a small file large is refused: a document type may define entities that grow without bound, and
-read files of this machine, so a text that holds one is not even given to the parser of XML.
+Document types are refused: they may define entities that grow without bound or read local files. A text with a document
+type is not even passed to the XML parser.
 """
 
 import re
@@ -48,7 +48,7 @@ _FORBIDDEN = re.compile(r"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
 
 @dataclass
 class Tag:
-    """One element."""
+    """An XML element."""
 
     name: str
     attributes: dict[str, str]
@@ -60,7 +60,7 @@ class Tag:
         return (child for child in self.children if child.name in names)
 
     def get(self, name: str) -> str:
-        """An attribute, "" where it is missing."""
+        """Return an attribute, or "" if it is missing."""
         return self.attributes.get(name, "").strip()
 
 
@@ -92,7 +92,7 @@ class _Builder:
         self._open: list[Tag] = []
         self._count = 0
         self._root: Tag | None = None
-        self.parser = expat.ParserCreate("utf-8")  # whatever the text itself says of its encoding
+        self.parser = expat.ParserCreate("utf-8")  # overrides the encoding that the text declares
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
 
@@ -173,11 +173,11 @@ class _Gpu:
 
 @dataclass
 class _Host:
-    """What is gathered of one host."""
+    """The data collected about one host."""
 
     cpus: Sequence[Tag]
     gpus: list[_Gpu] = field(default_factory=list)
-    nics: list[tuple[PciDevice, str]] = field(default_factory=list)  # "" where no name is known
+    nics: list[tuple[PciDevice, str]] = field(default_factory=list)  # "" if the name is unknown
     nets: list[PciDevice] = field(default_factory=list)
     unknown: list[Tag] = field(default_factory=list)
     places: dict[str, Tag] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class _Host:
             raise TopologyError(f"PCI address {bus_id} appears twice in the file", pci.line)
         below = list(pci.named("pci"))
         for child in below:
-            # The port of the switch has no entry of its own in the file.
+            # The file has no separate entry for the port of the switch.
             self._add(child, cpu, (*above, bus_id, f"{bus_id}>{child.get('busid').lower()}"))
         kind = pci.get("class").lower()
         gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
@@ -275,7 +275,7 @@ class _Host:
 
 
 def _of_amd(gpus: Sequence[_Gpu]) -> RocmTopologyFact:
-    """What rocm-smi tells of such GPUs."""
+    """Return the fact that rocm-smi would give for these GPUs."""
     devices = [gpu.device for gpu in gpus]
     return RocmTopologyFact(
         gpus=tuple(device.name for device in devices),

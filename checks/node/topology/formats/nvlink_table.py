@@ -1,4 +1,4 @@
-"""The NVLinks of each GPU, one by one: what ``nvidia-smi nvlink -s`` prints and NVML tells.
+"""The NVLinks of each GPU: the output of ``nvidia-smi nvlink -s``, also available from NVML.
 
     GPU 0: NVIDIA H100 NVL (UUID: GPU-8932f937-…)
              Link 0: 26.562 GB/s
@@ -8,8 +8,8 @@
     GPU 2: NVIDIA RTX A4000 (UUID: GPU-c70cc88f-…)
     Device does not have or support Nvlink
 
-A GPU of the second and third kind has no links to tell of. A GPU leaves out a link whose state it could
-not ask for. People take the UUIDs out, and put ``...`` for lines.
+A GPU of the second and third kind has no links to report. nvidia-smi omits a link whose state it could not read. Users
+remove the UUIDs and replace lines with ``...``.
 """
 
 import re
@@ -21,16 +21,16 @@ from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, NvlinksFact
 
 _GPU = re.compile(r"(?<!\S)GPU ([0-9]{1,4}): (?!Link )([!-'*-~][ -'*-~]{0,79}?) *(\(UUID: ?[^)\n]{1,60}\)|$)")
 _LINK = re.compile(r"(?<!\S)Link ([0-9]{1,3}): (?:([0-9]{1,5}(?:\.[0-9]{1,6})?) GB/s|(<inactive>))\s*")
-#: ``nvlink -e`` has counters there ("Replay Errors: 0") and ``-R`` addresses, which are none of it.
+#: Counters of ``nvlink -e`` ("Replay Errors: 0") and addresses of ``-R`` are not link states.
 _LINK_LIKE = re.compile(r"(?<!\S)Link [0-9]{1,3}: *(?:[0-9<]|[^:]*$)")
-#: What people put for the lines that they leave out.
+#: Marks that users put in place of omitted lines.
 _LEFT_OUT = re.compile(r"[\s>]*(?:\.{2,}|…|\[(?:\.{3}|…)\])\s*")
 _NONE = re.compile(r"Unable to retrieve NVLink information|does not have or support NVLink", re.IGNORECASE)
 
 
 @dataclass
 class _Section:
-    """One GPU's part of the text."""
+    """The part of the text about one GPU."""
 
     line: int
     number: int
@@ -67,7 +67,7 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
         text = line[:500]
         title = _GPU.search(text)
         if title and has_uuids and not title[3]:
-            title = None  # beside titles with UUIDs one without is another program's line
+            title = None  # a title without UUID among titles with UUIDs is another program's line
         goes_on = current is not None and not title and (_take(current, text, index) or not text.strip())
         if current is not None and not goes_on:
             if current.links or current.has_none:
@@ -84,7 +84,7 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
 
 
 def _take(section: _Section, text: str, index: int) -> bool:
-    """Whether the line belongs to this GPU; it is taken over then."""
+    """Return True and record the line if it belongs to this GPU."""
     found = _LINK.search(text)
     if section.links and _LEFT_OUT.fullmatch(text):
         section.is_shortened = True

@@ -1,16 +1,15 @@
-r"""The affinity cells at the end of a row of ``nvidia-smi topo -m``: which cell belongs to which column.
+r"""The affinity cells at the end of a row of ``nvidia-smi topo -m``, assigned to their columns.
 
-nvidia-smi prints the CPU list, one tab, the NUMA list, two tabs, the GPU's own NUMA node; a NUMA
-list of N/A has two tabs in front. It does not align them with their titles, and any may be blank:
+nvidia-smi prints the CPU list, one tab, the NUMA list, two tabs, the GPU's own NUMA node. A NUMA list of N/A is
+preceded by two tabs. The cells are not aligned with their titles, and any may be blank:
 
     GPU0\t X \t0-63,128-191\t0\t\tN/A      all three
     GPU0\t X \t\t0\t\tN/A                  no CPU of this socket in the job's cpuset
     GPU0\t X \t\t\t\tN/A                   WSL2
 
-So a row with fewer cells than columns is read by its tabs (or by the 8-column stops they became),
-never by the titles above it. Copying a wide matrix out of a terminal may also lose one separator
-(``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense. Else the
-affinity of that row is not known; its links are another matter.
+So a row with fewer cells than columns is read by its tabs (or the 8-column stops they became), never by the titles
+above it. Copying a wide matrix out of a terminal may also lose one separator (``0-47,96-1430 N/A``). Such cells are
+split if exactly one way makes sense. Otherwise the affinity of that row is unknown, but its links may still be known.
 """
 
 import re
@@ -42,7 +41,7 @@ class Unclear:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the link cells of one GPU's row; ``fields`` is None where the layout is lost."""
+    """The cells after the link cells of one GPU's row; ``fields`` is None if the layout is lost."""
 
     label: str
     line: int
@@ -51,7 +50,7 @@ class Tail:
 
 
 def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
-    """The cells of every row by column title, blank ones left out; none of a row that is unclear."""
+    """Return the cells of every row by column title without blank cells; none for an unclear row."""
     tails = [_with_none_apart(tail) for tail in tails]
     placed = {tail.label: _placed(tail, titles) for tail in tails}
     read = [cells for cells in placed.values() if cells]
@@ -64,7 +63,7 @@ def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, 
         if cells is None:
             cells_shown = in_ascii("  ".join(tail.cells)[:80])
             unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {cells_shown}"))
-    if any(rows.values()):  # then the last is there too: nvidia-smi always prints it
+    if any(rows.values()):  # then the last column exists too: nvidia-smi always prints it
         unclear_labels = {row.label for row in unclear}
         cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in unclear_labels]
         unclear += [Unclear(tail.label, tail.line, f"are cut off before {titles[-1]}") for tail in cut]
@@ -76,12 +75,12 @@ _CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(32), 127)}
 
 
 def in_ascii(text: str) -> str:
-    """What is in a foreign text, to be shown: all but plain ASCII is escaped."""
+    """Return a foreign text for display, with everything but plain ASCII escaped."""
     return text.encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
 
 
 def _with_none_apart(tail: Tail) -> Tail:
-    """Cuts the N/A off a cell that it was glued to: no number is followed by it otherwise."""
+    """Split N/A off a cell that it was glued to: no number is followed by it otherwise."""
     cells: list[str] = []
     for cell in tail.cells:
         cells += [cell.removesuffix(_NONE), _NONE] if cell.endswith(_NONE) and cell != _NONE else [cell]
@@ -100,7 +99,7 @@ def _placed(tail: Tail, titles: Sequence[str]) -> dict[str, str] | None:
 
 
 def _by_field(tail: Tail) -> dict[str, str] | None:
-    """The cells by the column that nvidia-smi prints there; None where they do not stand as it prints them."""
+    """Return the cells by nvidia-smi's columns; None if they are not in the positions it prints them in."""
     found: dict[str, str] = {}
     for text, field in zip(tail.cells, tail.fields or (), strict=False):
         title = (_FIELDS_OF_NONE if text == _NONE else _FIELDS).get(field)
@@ -124,10 +123,10 @@ def _valid(title: str, text: str) -> bool:
 
 
 def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """Puts back a separator that was lost, where that can be done in one way only; else None.
+    """Restore a lost separator if exactly one way is possible; return None otherwise.
 
-    ``read`` are the rows that are whole. A NUMA list that one of them prints is not blank here either,
-    and the CPUs here are those of one of them or none of theirs: sockets do not overlap.
+    ``read`` are the complete rows. If one of them has a NUMA list, it is not blank here either. The CPUs equal those of
+    one of these rows or overlap with none, because sockets do not overlap.
     """
     ways: list[dict[str, str]] = []
     numa_printed = any(NUMA in cells for cells in read)

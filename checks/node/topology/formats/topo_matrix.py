@@ -1,4 +1,4 @@
-"""Reads the output of ``nvidia-smi topo -m``, of every driver generation, or refuses it with a reason.
+"""Reads the output of ``nvidia-smi topo -m`` from every driver generation, or refuses it with a reason.
 
             GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      SYS     PIX     0-31,64-95      0               N/A
@@ -11,18 +11,16 @@
 
       NIC0: mlx5_0
 
-Met in the wild and read: SOC for SYS and no NUMA columns (2015-17), device names in the header
-instead of a NIC legend (up to driver 520), tabs or the spaces they became, underlined headers, CRLF,
-log prefixes, quoted and numbered lines, Markdown tables, prompts before and other output after,
-several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
-count, never by their position; the diagonal must be X. Whatever else is there is refused, never
-guessed. What is cut or cannot be told apart is left out with a warning, where the links that are read
-are certain all the same.
+Known variants: SOC for SYS and no NUMA columns (2015-17), device names in the header instead of a NIC legend (up to
+driver 520), tabs or the spaces they became, underlined headers, CRLF, log prefixes, quoted and numbered lines,
+Markdown tables, prompts before and other output after, several hosts in one text, and a separator lost in copying.
+Rows are identified by label and cells by count, never by position; the diagonal must be X. Everything else is refused,
+never guessed. Cut or ambiguous parts are skipped with a warning if the links that are read are still certain.
 
 The parser recognizes what nvidia-smi prints instead of a topology by its error messages and the headings of other
-commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
-NICs and more (``NIC1: MA ID``), and a pasted text may hold anything. A name ends up in a suggested NCCL_IB_HCA,
-so the parser takes only what looks like a device name; it reports the rest and does not use it.
+commands, which users paste by mistake. nvidia-smi itself garbles the NIC legend with 40 or more NICs
+(``NIC1: MA ID``), and a pasted text may contain anything. A name ends up in a suggested NCCL_IB_HCA, so the parser
+accepts only plausible device names; it reports the rest and does not use it.
 """
 
 import re
@@ -45,7 +43,7 @@ _PORT = re.compile(
 )
 _STATE = re.compile(r"\bstate:?\s+(?:[0-9]: |PORT_)?([A-Za-z]+)|\((Up|Down)\)\s*$", re.IGNORECASE)
 _UP = ("ACTIVE", "UP", "LINKUP", "LINK_UP")
-#: Pieces of text that are no topology matrix, and what they mean: the first that occurs explains the input.
+#: Pieces of text that are not a topology matrix, and their meaning; the first that occurs explains the input.
 INSTEAD_OF_A_MATRIX: dict[str, str] = {
     "couldn't communicate with the NVIDIA driver": "nvidia-smi could not reach the NVIDIA driver on that host:"
     " its kernel module is not loaded",
@@ -99,7 +97,7 @@ def read_legend(lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """The device of each NIC column, or the column itself where none is known; what was wrong."""
+    """Return the device of each NIC column, or the column itself if unknown; and the problems found."""
     names = {column: column for column in columns}
     texts_by_column: dict[str, set[str]] = {}
     for column, name in legend:
@@ -161,7 +159,7 @@ def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix]
 
 
 def parse_matrices(text: str) -> tuple[TopologyMatrix, ...]:
-    """All matrices of a text, in order, at least one. Raises TopologyError where one of them is refused."""
+    """Return all matrices of a text in order, at least one. Raises TopologyError if one of them is refused."""
     refuse_binary(text)
     matrices = []
     for found in find_matrices(plain_lines(text)):
@@ -199,7 +197,7 @@ def _ports_down(lines: Iterable[str]) -> list[str]:
 
 
 def why_none(text: str) -> str:
-    """Why there is nothing to read in a text."""
+    """Return the reason why a text has no matrix."""
     if not text.strip("\ufeff \t\r\n"):
         return "the input is empty"
     for words, meaning in INSTEAD_OF_A_MATRIX.items():
@@ -242,7 +240,7 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
 
 
 def _affinities(block: Block, gpus: Sequence[str]) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
-    """The affinity cells of each GPU, none of rows that are cut, and the rows that are unclear."""
+    """Return the affinity cells of each GPU without cut rows, and the rows that are unclear."""
     titles = block.header.titles
     tails = [block.tails[gpu] for gpu in gpus if gpu in block.tails and gpu not in block.cut]
     affinity: dict[str, dict[str, str]] = {}
@@ -256,7 +254,7 @@ def _affinities(block: Block, gpus: Sequence[str]) -> tuple[dict[str, dict[str, 
 
 
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Pairs whose two rows disagree, as nvidia-smi prints them where one GPU has MIG enabled."""
+    """Describe the pairs whose two rows disagree, as nvidia-smi prints them if one GPU has MIG enabled."""
     odd = [
         f"{row}-{column} reads {links[row][column]} in the row of {row} and {links[column][row]} in the row of {column}"
         for index, row in enumerate(columns)
@@ -268,7 +266,7 @@ def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) 
 
 
 def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """CPU lists that cannot be whole: the lists of two sockets do not overlap, and those of one are equal."""
+    """Yield implausible CPU lists: lists of two sockets never overlap, and those of one socket are equal."""
     lists: dict[str, str] = {}
     for gpu, row in cells.items():
         if row.get(CPU, "N/A") != "N/A":
@@ -287,9 +285,9 @@ def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 
 def fill_gaps(block: Block, unclear: Collection[str]) -> None:
-    """Completes rows from the others; ``unclear`` are those whose affinity is, so that a link may run into it.
+    """Complete rows from the others; a link in a row of ``unclear`` affinity may run into the affinity.
 
-    Raises TopologyError where a link may be another than the one that is read.
+    Raises TopologyError if a link may differ from the one that is read.
     """
     columns = block.header.columns
     for label in unclear:

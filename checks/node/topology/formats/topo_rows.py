@@ -1,9 +1,9 @@
-"""The lines of pasted text that make up matrices of ``nvidia-smi topo -m``, checked cell by cell.
+"""Finds the lines of pasted text that form matrices of ``nvidia-smi topo -m``, checked cell by cell.
 
-A header names the columns; each column has one row, found by its label; each row has exactly one
-link code a column, and X under its own label alone. Anything else between the first and the last
-row is refused. What may stand before a label (a line number, a time stamp, a quote sign) must look
-alike on all lines. Rows that are cut or missing are no fault yet: topo_matrix.py fills them from the others.
+A header names the columns. Each column has one row, found by its label. Each row has exactly one link code per column,
+and X only under its own label. Everything else between the first and the last row is refused. The text before a label
+(a line number, a timestamp, a quote sign) must have the same shape on all lines. Cut or missing rows are not a fault
+yet: topo_matrix.py fills them from the others.
 """
 
 import re
@@ -16,20 +16,20 @@ from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
 _LONGEST_LINE = 20_000
 _MOST_COLUMNS = 512
-#: Rows that must be there before the one that is missing is taken from them; else the matrix is cut off.
+#: Rows required before a missing row is reconstructed from them; with fewer the matrix is cut off.
 _LEAST_WITNESSES = 2
 
-#: ASCII digits alone: Python's \d also takes those of other scripts, and every output would carry them on.
+#: Only ASCII digits: Python's \d also matches those of other scripts, which would end up in every output.
 _NUMBER = "(?:0|[1-9][0-9]{0,3})"
 
-#: "NV1824-47" may be NV18 and 24-47, or NV1 and 824-47: it is no code.
+#: "NV1824-47" may be NV18 and 24-47, or NV1 and 824-47, so it is not a code.
 CODE = re.compile(r"NV[1-9][0-9]?(?![0-9])|SYS|NODE|PHB|PXB|PIX|SOC|X")
 #: The cells of ``nvidia-smi topo -p2p``, whose matrix looks much the same.
 _P2P_CELL = re.compile(r"(?<!\S)(?:OK|CNS|GNS|TNS|NS|DR|U)(?!\S)")
 GPU = re.compile(f"GPU{_NUMBER}")
 _NUMBERED_GLUED = re.compile(f"((?:{NUMBERED.pattern})+)(.*)")
-#: What RDMA devices are called (mlx5_bond_0, rocep177s0f0, ibp0): safe to put into a setting. A GPU by its
-#: UUID is none.
+#: Names of RDMA devices (mlx5_bond_0, rocep177s0f0, ibp0), safe to put into a setting. The UUID of a GPU does not
+#: match.
 DEVICE = re.compile(r"(?!GPU|MIG)(?=[^0-9]*[0-9])[A-Za-z][A-Za-z0-9_.-]{0,62}[A-Za-z0-9]")
 FIRST_GPU = re.compile(r"(?<![\w.-])GPU[0-9]")
 _CPU_TITLE = re.compile(r"CPU\s*Affinity")
@@ -46,9 +46,9 @@ NOTHING = re.compile(r"[\s:|+\-=>{}]*")
 
 
 class TopologyError(Exception):
-    """The text is not understood; ``line`` counts from 1 and is None where no line is to blame.
+    """The text is not understood; ``line`` counts from 1 and is None if no single line is at fault.
 
-    The reason may show what is in the text; what is not plain ASCII there is escaped.
+    The reason may quote the text, with everything but plain ASCII escaped.
     """
 
     def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
@@ -70,10 +70,10 @@ class Header:
 
 @dataclass
 class Block:
-    """One matrix as it is in the text; ``end`` is the index of the first line behind its rows.
+    """One matrix in the text; ``end`` is the index of the first line after its rows.
 
-    ``rests`` are the texts with which links end that may be read in several ways, by row: of rows that are cut
-    (``cut``) and of those whose last link runs into what follows it. ``links`` holds what stands before them.
+    ``rests`` are, by row, the texts after the links that can be read in several ways. They belong to rows that are cut
+    (``cut``) and to rows whose last link runs into the following text. ``links`` holds the links before them.
     """
 
     header: Header
@@ -140,7 +140,7 @@ def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
 
 
 def columns_of(text: str) -> tuple[str, ...] | None:
-    """The names in the header, glued ones split; None where this is no header."""
+    """Return the names in the header, with glued names split; None if this is not a header."""
     names: list[str] = []
     for token in text.split():
         glued = _NUMBERED_GLUED.fullmatch(token)
@@ -196,7 +196,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
 
 
 def label_of(line: str, header: Header) -> tuple[str | None, int]:
-    """The row's label and where it starts; None where this line is no row."""
+    """Return the row's label and where it starts; None if this line is not a row."""
     for found in re.finditer(r"\S+", line):
         # "12:" of ``grep -n``, "[1,0]<stdout>:" of mpirun and ">" of a quotation stand right before a label.
         name = found[0][max(found[0].rfind(":"), found[0].rfind(">")) + 1 :]
@@ -211,7 +211,7 @@ def label_of(line: str, header: Header) -> tuple[str | None, int]:
 
 
 def line_behind(lines: Sequence[str], end: int) -> int:
-    """The number of the line at index ``end``; of the last with text where the lines end before it."""
+    """Return the number of the line at index ``end``, or of the last line with text if the lines end before it."""
     if end < len(lines):
         return end + 1
     return max(index for index, line in enumerate(lines, start=1) if line.strip())
@@ -253,10 +253,10 @@ def split_codes(token: str) -> tuple[list[str], str]:
 
 
 def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], str | None, Tail]:
-    """The link cells of a row and the cells behind them.
+    """Return the link cells of a row and the cells after them.
 
-    There are ``count`` link cells, or fewer and the rest, where the line ends before or in the next one, or where
-    the last one has run into what follows.
+    There are ``count`` link cells, or fewer with the rest, if the line ends before or in the next cell or the last cell
+    runs into the following text.
     """
     cells: list[str] = []
     starts: list[int] = []
@@ -295,7 +295,7 @@ def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
 
 
 def _fields(text: str, starts: Sequence[int], end: int, behind: Sequence[re.Match[str]]) -> tuple[int, ...] | None:
-    """How many tabs each cell behind the links stands right of the first affinity field."""
+    """Return how many tabs each cell after the links is to the right of the first affinity field."""
     ends = [end, *(field.end() for field in behind)]
     gaps = [(end, field.start()) for end, field in zip(ends, behind, strict=False)]
     if "\t" in text[end:].rstrip():
@@ -309,5 +309,5 @@ def _fields(text: str, starts: Sequence[int], end: int, behind: Sequence[re.Matc
 
 
 def _on_tab_stops(text: str, starts: Sequence[int]) -> bool:
-    """Whether the link cells stand where tabs would have put them; nvidia-smi prints X as " X "."""
+    """Return True if the link cells are at the positions of tab stops; nvidia-smi prints X as " X "."""
     return all(start - (text[start] == "X") == 8 * (index + 1) for index, start in enumerate(starts))
