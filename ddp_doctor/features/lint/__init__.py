@@ -1,8 +1,8 @@
 """``ddp-doctor lint``: rules over a training script's syntax tree. The script is read, never imported or run.
 
-linting.py applies the rules to a file, report.py makes the report, render/ writes it. A rule is a function from a
-Script to Spots (rule.py, rules/). What a Script knows: calls in the order in which they run (trace.py), where values
-come from (values.py), ranks (ranks.py), and libraries that work instead of the script (script.py).
+linting.py applies the rules to a file, report.py builds the report, render/ writes it. A rule is a function from a
+Script to Spots (rule.py, rules/). A Script has the calls in execution order (trace.py), the origins of values
+(values.py), ranks (ranks.py), and the libraries that do the script's work (script.py).
 """
 
 from ddp_doctor.features import Feature

@@ -1,4 +1,4 @@
-"""What may differ from step to step, and from rank to rank, though the script gives all ranks the same data.
+"""Values that may differ between steps or ranks even though the script gives all ranks the same data.
 
 random.random() < 0.5, rng.integers(2)      drawn: another number on each rank, unless all have one seed
 step % 2 == 0, epoch > 5                    counted: the same on all ranks, another from step to step
@@ -98,7 +98,7 @@ def _is_drawn_choice(script: Script, value: Value, depth: int) -> bool:
 
 
 def is_drawn(value: Value) -> bool:
-    """Whether a call gives another number each time: ``random.random()``, ``rng.integers(2)``."""
+    """Return True if a call gives another number each time: ``random.random()``, ``rng.integers(2)``."""
     if not isinstance(value, Call):
         return False
     if _generator_of(value):
@@ -115,12 +115,12 @@ def _generator_of(value: Call) -> Call | None:
     return next((made for made in value.receiver.makers() if made.name in _GENERATORS), None)
 
 
-#: What a test of one rank alone depends on, as titles say it.
+#: The cause of a test's differences between ranks, as titles name it.
 Reason = Literal["its own batch", "chance", "its own clock"]
 
 
 def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
-    """Why a test may have another result on each rank though no data are compared, and what in it is to blame."""
+    """Return why a test may differ between ranks without comparing data, and its part that differs; or None."""
     for part in operands(test):
         if reads_clock(part):
             return "its own clock", part
@@ -132,7 +132,7 @@ def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
 
 
 def operands(value: Value, depth: int = 8) -> Iterator[Value]:
-    """What decides a test: operands, also of ``int()`` and ``.item()``, but not what a tensor's shape comes from."""
+    """Yield the values that decide a test: operands, including inside ``int()``, but not the origins of a shape."""
     for option in value.alternatives() if depth else ():
         yield option
         parts: tuple[Value, ...] = option.parts if option.kind == "other" else ()
@@ -161,7 +161,7 @@ def _asks_for_a_batch(value: Value) -> bool:
 
 
 def _is_batch(value: Value) -> bool:
-    """Whether a loop, or ``next``, takes a value from a loader, or from something of which nothing is known."""
+    """Return True if a loop, or ``next``, takes the value from a loader or from something unknown."""
     source, part = training.looped_over(value), value
     while part.kind == "element":
         part = part.owner

@@ -1,4 +1,4 @@
-"""Calls in which all ranks must take part: if one does not, the others wait for ever.
+"""Calls that require all ranks: if one rank does not take part, the others wait forever.
 
 dist.all_reduce(x)              yes: of the default group
 dist.all_reduce(x, group=g)     not known: of a group that may be of these very ranks
@@ -21,7 +21,7 @@ from ddp_doctor.features.lint.wrapped import forwards as wrapped_forwards
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
 #: The position of the argument ``group``; it is the third in all others. Source: the signatures in
-#: torch/distributed/distributed_c10d.py, which torch 2.13 and 2.15 have in common.
+#: torch/distributed/distributed_c10d.py, which are the same in torch 2.13 and 2.15.
 _GROUP_AT = {
     **dict.fromkeys(("barrier", "monitored_barrier"), 0),
     **dict.fromkeys(("reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"), 3),
@@ -29,7 +29,7 @@ _GROUP_AT = {
     **dict.fromkeys(("scatter", "scatter_object_list", "_reduce_scatter_base"), 3),
     "all_to_all_single": 4,
 }
-#: The same of torch.distributed.nn.functional, where it is another one.
+#: The same for torch.distributed.nn.functional, if it differs.
 _GROUP_AT_WITH_GRADIENT = {**_GROUP_AT, "all_gather": 1, "gather": 2, "scatter": 2}
 _NAMES = frozenset(
     (
@@ -38,8 +38,8 @@ _NAMES = frozenset(
         *(f"torch.distributed.checkpoint.{name}" for name in ("save", "load", "async_save")),
     )
 )
-#: What gathers the parts of all ranks: of a model under FSDP, and functions of FSDP that are given one. Source:
-#: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, in which all but LOCAL_STATE_DICT unshards.
+#: Methods of a model under FSDP, and functions of FSDP, that gather the parts of all ranks. Source:
+#: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, where all but LOCAL_STATE_DICT unshard.
 _OF_FSDP = ("state_dict", "clip_grad_norm_")
 _FSDP_GATHERS = tuple(
     f"{names.FSDP[0]}.{name}"

@@ -1,4 +1,4 @@
-"""Why a condition may hold on one rank and not on another: by its own data, by chance, by its clock, or by one rank.
+"""Finds why a condition may hold on some ranks only: its own data, chance, its clock, or one rank.
 
 if loss > 3:                       by the rank's own data: the output of its forward pass
     bad += 1
@@ -28,14 +28,14 @@ _LOCAL = ("torch.nn", "torch.utils.data", "torch.mean", "numpy.", "statistics.",
 #: Maximum number of assignments of a name to check, and of conditions around each.
 _MOST_PLACES = 20
 _MOST_CONDITIONS = 5
-#: What all ranks know of a batch, and functions whose result is the number that they are given.
+#: Attributes of a batch that all ranks know, and functions whose result is their numeric argument.
 _SHAPES = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "batch_size", "num_graphs"))
 _SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
 #: Methods whose result depends on a tensor's values.
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
 
-#: Collectives that change none of their arguments.
+#: Collectives that do not change their arguments.
 _CHANGE_NOTHING = ("barrier", "monitored_barrier", "new_group")
 
 
@@ -208,7 +208,7 @@ def _why(script: Script, test: Value) -> str | None:
     )
     is_of_data |= _is_numeric(test) and _asks_a_batch(test)
     is_of_data |= test.kind == "attribute" and not told.isdisjoint(test.owner.objects())
-    # a DistributedSampler of the batch makes no losses equal, but what is made of the output of a forward pass does
+    # a DistributedSampler of the batch does not make losses equal, but equalizing a value from a forward pass does
     is_equal = any(_is_forward(script, source) for call in equal for source in call.sources())
     return "its own data" if is_of_data and not is_equal else None
 

@@ -1,4 +1,4 @@
-"""What a script says about GPUs: which GPU, and how it is chosen.
+"""GPUs in a script: which GPU is used, and how it is chosen.
 
 torch.device("cuda:0"), "cuda:0", 0          one GPU for every rank
 "cuda", .cuda()                              the GPU of torch.cuda.set_device, else GPU 0
@@ -26,14 +26,14 @@ _MOST_KEPT = 50
 
 
 def moves_to_device(call: Call) -> bool:
-    """Whether ``.cuda()`` or ``.to()`` moves to a GPU or an unknown device, and does not only change the type."""
+    """Return True if ``.cuda()`` or ``.to()`` moves to a GPU or an unknown device, not only to another type."""
     if call.method not in _MOVES:
         return False
     target = target_of(call)
     if not target:
         return call.method == "cuda"
     if target.reference.startswith("torch.") and target.reference != "torch.device":
-        return False  # torch.bfloat16 and the like
+        return False  # torch.bfloat16 and similar
     return device_text(target) != "cpu"
 
 
@@ -43,7 +43,7 @@ def target_of(move: Call) -> Value:
 
 
 def goes_to_gpu(move: Call) -> bool:
-    """Whether a move surely goes to a GPU: by its name, or by a rank's number."""
+    """Return True if a move certainly goes to a GPU: by its name, or by a rank's number."""
     target = target_of(move)
     if not target or (device_text(target) or "").startswith("cuda"):
         return True
@@ -54,9 +54,9 @@ def goes_to_gpu(move: Call) -> bool:
 
 
 def device_text(value: Value) -> str | None:
-    """``cuda:0``, ``cuda`` or ``cpu`` where a value is surely that; None where it is chosen at run time.
+    """Return ``cuda:0``, ``cuda`` or ``cpu`` if a value is certainly that; None if it is chosen at run time.
 
-    Of several alternatives those on the CPU do not count: ``"cuda:0" if torch.cuda.is_available() else "cpu"``.
+    If there are several alternatives, the CPU does not count: ``"cuda:0" if torch.cuda.is_available() else "cpu"``.
     """
     texts = {_text(option) for option in value.alternatives()}
     if len(texts) > 1:
@@ -89,7 +89,7 @@ def fixed_gpu(value: Value) -> str | None:
 
 
 def index_in(value: Value) -> Value:
-    """What chooses the GPU: ``rank`` in ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank``."""
+    """Return the value that chooses the GPU: ``rank`` in ``f"cuda:{rank}"`` and ``torch.device("cuda", rank)``."""
     for option in value.alternatives():
         if isinstance(option, Call) and option.name == "torch.device":
             return option.argument(1, "index") or (index_in(option.args[0]) if option.args else NOTHING)
@@ -102,7 +102,7 @@ def index_in(value: Value) -> Value:
 
 
 def device_ids(wrap: Call) -> tuple[Value, ...]:
-    """The devices in ``device_ids=[...]``; empty where it is not written so."""
+    """Return the devices in ``device_ids=[...]``; empty if it is written differently."""
     lists = (option.parts for option in wrap.argument(1, "device_ids").alternatives() if option.kind == "tuple")
     return next(lists, ())
 
@@ -134,7 +134,7 @@ def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
 
 
 def moved(script: Script, value: Value, before: Call | None = None) -> Iterator[Call]:
-    """The moves of a module on the way to this value, and in other statements, of those that precede a call."""
+    """Yield the moves of a module on the way to this value, and moves in other statements that precede ``before``."""
     found = list(moves_of(value))
     yield from found
     objects = {id(option) for option in value.objects()}
@@ -151,15 +151,15 @@ def _moves(script: Script) -> tuple[Call, ...]:
 
 
 def is_device_count(value: Value) -> bool:
-    """Whether a value is the number of GPUs that a process sees."""
+    """Return True if a value is the number of GPUs that a process sees."""
     options = list(value.alternatives())
     return bool(options) and all(isinstance(option, Call) and option.name in _DEVICE_COUNTS for option in options)
 
 
 def starts_nccl(script: Script, group: Call) -> bool:
-    """Whether a process group surely has NCCL for its GPUs, which is also the default.
+    """Return True if a process group certainly uses NCCL for its GPUs, which is also the default.
 
-    Not where the script asks for the class of torch 2.13, which waits for the first collective and takes its GPU.
+    False if the script requests the class of torch 2.13, which takes its GPU from the first collective.
     """
     backend = group.argument(0, "backend")
     if script.uses("TORCH_DIST_USE_NCCL2") or group.has_stars:
@@ -188,7 +188,7 @@ def _is_gloo(script: Script, backend: Value) -> bool:
 
 
 def chooses_visible_gpus(script: Script) -> bool:
-    """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all.
+    """Return True if each process gets its own GPU by CUDA_VISIBLE_DEVICES, so that GPU 0 is right for all.
 
     Ray sets it for each worker that asks for a GPU.
     """
@@ -196,7 +196,7 @@ def chooses_visible_gpus(script: Script) -> bool:
 
 
 def has_one_rank(script: Script) -> bool:
-    """Whether the job has one rank, or one on each node, as the script says: GPU 0 is right for it."""
+    """Return True if the script fixes one rank in total or per node, so that GPU 0 is right."""
     sizes = [group.argument(3, "world_size") for group in script.named(names.INIT)]
     started = [spawn.argument(2, "nprocs") for spawn in script.named(names.SPAWN)]
     return any(bool(given) and all(number.constant == 1 for number in given) for given in (sizes, started))

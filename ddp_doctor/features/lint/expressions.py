@@ -26,7 +26,7 @@ _MAY_BE_LOCAL = ("other", "choice")
 
 @dataclass(eq=False, slots=True)
 class Assignment:
-    """A name, attribute or element that got a value; ``name`` as it is written last (``x`` of ``self.x``)."""
+    """A binding of a name, attribute or element; ``name`` is its last part (``x`` of ``self.x``)."""
 
     node: ast.AST
     target: ast.expr
@@ -57,7 +57,7 @@ class Expressions:
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
     ) -> Value:
-        """Follow a local function where it is called. Returns what it returns."""
+        """Follow a call of a local function and return its result."""
         raise NotImplementedError
 
     # --- expressions ------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Expressions:
     # --- bindings ---------------------------------------------------------------------------------
 
     def narrow(self, test: Value, node: ast.expr, *, holds: bool) -> Mapping[Key, Value]:
-        """Bind names to what they are where a test holds, or does not. Return their values before."""
+        """Bind names to their values while a test holds or does not hold; return the values before."""
         found: dict[Key, Value] = {}
         for claim in claims(test, holds=holds):
             old, new = claim.subject, claim.narrowed()
@@ -352,7 +352,7 @@ class Expressions:
         self.assignments.append(Assignment(node, target, name, owner, value, self.place, self._order, self.root))
 
     def bind(self, name: str, value: Value) -> None:
-        """Bind a name where the script would."""
+        """Bind a name in the scope that the script would use."""
         scope = self._scope.module if name in self._scope.outer_names else self._scope
         self._store.bind(scope, name, value)
 
@@ -390,14 +390,14 @@ def _entries_of(value: Value) -> dict[str, Value] | None:
 
 
 def is_launch(call: Call) -> bool:
-    """Whether it runs a function on all ranks, or in a process of its own: ``mp.spawn(train, ...)``."""
+    """Return True if it runs a function on all ranks or in its own process: ``mp.spawn(train, ...)``."""
     if call.method == "launch":
         return any(made.name.endswith(".Fabric") for made in call.receiver.makers())
     return call.name.rpartition(".")[2] in _LAUNCHERS
 
 
 def _object(value: Value) -> Value:
-    """The object whose attributes are meant; a choice has those of its first alternative."""
+    """Return the object that owns the attributes; for a choice, its first alternative."""
     if value.kind == "choice" or (isinstance(value, Call) and not value.is_itself):
         return next(iter(value.objects()), value)
     return value

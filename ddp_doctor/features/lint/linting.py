@@ -1,6 +1,6 @@
-"""From the text of one file to its findings.
+"""Finds the faults in the text of one file.
 
-Comments that suppress findings, as in ruff and flake8; the same words in a string do nothing.
+Comments suppress findings as in ruff and flake8; the same text in a string does not.
 
 loader = DataLoader(data)        # noqa: DDL120        this code on this statement
 loader = DataLoader(data)        # noqa                all codes on this statement
@@ -38,7 +38,7 @@ _FILE = re.compile(rf"^\s*#\s*ddp-doctor\s*:\s*noqa\b{_CODES}", re.IGNORECASE)
 
 
 class Suppressions:
-    """What the comments of one file suppress."""
+    """The findings that the comments of one file suppress."""
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
         self._tree = tree
@@ -46,7 +46,7 @@ class Suppressions:
         self._of_file = [_codes(found) for text in self._noqa_comments.values() if (found := _FILE.match(text))]
 
     def suppresses(self, code: str, line: int) -> bool:
-        """Whether a comment of the file, or on any line of the statement at ``line``, suppresses ``code``."""
+        """Return True if a comment of the file, or on any line of the statement at ``line``, suppresses ``code``."""
         if not self._noqa_comments:
             return False
         if any(not codes or code in codes for codes in self._of_file):
@@ -99,7 +99,7 @@ def _codes(found: re.Match[str]) -> frozenset[str]:
 
 #: People do not write longer scripts, and Python's parser needs a hundred times the size of the text.
 MOST_BYTES = 1024 * 1024
-#: No rule applies to a file that lacks a word of either list: all that rules look for has such words in its full name.
+#: No rule applies to a file unless it has a word of each list: full names that rules search for have both.
 _OF_RAY = ("ray.train", "from ray")
 _WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning", "transformers", "trl", *_OF_RAY)
 _SUBJECTS = (
@@ -112,7 +112,7 @@ _DEEPEST = 6000
 
 
 class NotPython(Exception):
-    """The text is no Python of this release; the message says why, ``line`` where."""
+    """The text is not Python of this release; the message has the reason, ``line`` the place."""
 
     def __init__(self, reason: str, line: int = 1) -> None:
         super().__init__(reason)
@@ -120,7 +120,7 @@ class NotPython(Exception):
 
 
 def lint_bytes(path: str, data: bytes, rules: Sequence[LintRule] = RULES) -> Linted:
-    """The findings in a file as it lies on disk."""
+    """Return the findings in a file, from its bytes on disk."""
     try:
         return lint_text(path, decoded(data), rules)
     except NotPython as why:
@@ -142,7 +142,7 @@ def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted
 
 @contextmanager
 def _deep_nesting() -> Iterator[None]:
-    """Raise the recursion limit: of two hundred ``elif`` each is nested in the one before it."""
+    """Raise the recursion limit: each of two hundred ``elif`` is nested in the previous one."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
     try:
@@ -152,7 +152,7 @@ def _deep_nesting() -> Iterator[None]:
 
 
 def decoded(data: bytes) -> str:
-    """The text of a file, by its byte-order mark or coding line, else UTF-8. Raises NotPython."""
+    """Decode a file by its byte-order mark or coding line, otherwise as UTF-8. Raises NotPython."""
     if len(data) > MOST_BYTES:
         raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, the size limit for a script")
     try:
@@ -169,7 +169,7 @@ def parsed(text: str) -> ast.Module:
     """The syntax tree. Raises NotPython."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings, which are no business of ours
+            warnings.simplefilter("ignore")  # about escapes in strings, which no rule reports
             return ast.parse(text)
     except SyntaxError as error:
         raise NotPython(f"does not parse: {error.msg}", error.lineno or 1) from error
@@ -200,7 +200,7 @@ def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
     return Linted(tuple(_once(findings)), suppressed, failures=tuple(failures))
 
 
-#: Rules on ranks that miss a collective: what one of them reports, the next ones do not report again.
+#: Rules on ranks that miss a collective: a rule does not report what an earlier one has reported.
 _OF_MISSED = ("DDL133", "DDL134", "DDL135")
 
 
@@ -252,6 +252,6 @@ def _column(lines: Sequence[str], line: int, offset: int) -> int:
 
 
 def chosen(rules: Iterable[AnyRule], select: Sequence[str], ignore: Sequence[str]) -> list[AnyRule]:
-    """The rules whose codes begin with one of ``select`` (all where it is empty) and with none of ``ignore``."""
+    """Return the rules whose codes begin with one of ``select`` (all if empty) and with none of ``ignore``."""
     kept = [rule for rule in rules if not select or rule.code.startswith(tuple(select))]
     return [rule for rule in kept if not (ignore and rule.code.startswith(tuple(ignore)))]

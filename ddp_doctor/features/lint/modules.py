@@ -27,7 +27,7 @@ LAYERS = re.compile(
 )
 _LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
 _PICKS = re.compile(r"\b(choice|choices|sample)$")
-#: Attributes that move a tensor, or ask where it is.
+#: Attributes that move a tensor or return its device.
 _PLACES = ("to", "cuda", "type_as", "device")
 #: Code that reads submodules without naming them.
 _INDIRECT = re.compile(
@@ -37,7 +37,7 @@ _INDIRECT = re.compile(
 
 @dataclass
 class Module:
-    """One class of the script that is a torch.nn.Module and nothing else."""
+    """A class of the script that is a torch.nn.Module and nothing else."""
 
     definition: ast.ClassDef
     forward: ast.FunctionDef
@@ -49,7 +49,7 @@ class Module:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its submodules are torch's own layers, or classes of the script."""
+        """Return True if all its submodules are torch's own layers or classes of the script."""
         known = ("super", "range", "len", "int")
         return all(
             call.name.startswith("torch.") or call.local is not None or call.method or call.name in known
@@ -72,7 +72,7 @@ class Module:
 
 
 def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
-    """The classes that a wrapped model is made of, if the script defines all of them; else nothing."""
+    """Return the classes in a wrapped model, if the script defines all of them; otherwise an empty list."""
     objects = list(wrap.argument(0, "module").objects())
     found: dict[int, Module] = {}
     waiting = [made.local for made in objects if isinstance(made, Call) and isinstance(made.local, ast.ClassDef)]
@@ -96,7 +96,7 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
     if cls is None or forward is None or not cls.parts or any(base.name != "torch.nn.Module" for base in cls.parts):
         return None
     if any(cls in base.parts for base in script.classes):
-        return None  # another class goes on where this one ends
+        return None  # another class extends this one
     made = tuple(call for call in script.calls if _is_built_by(definition, call.place))
     module = Module(definition, forward, made)
     for assignment in script.assignments:
@@ -123,12 +123,12 @@ def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
 
 
 def _is_built_by(definition: ast.ClassDef, place: Place) -> bool:
-    """Whether something happens in the constructor of a class."""
+    """Return True for a place in the constructor of a class."""
     return place.cls is definition and getattr(place.function, "name", "") == "__init__"
 
 
 def _is_layer(value: Value) -> bool:
-    """Whether it has parameters: a layer of torch.nn, or a Sequential that names one."""
+    """Return True if the value has parameters: a layer of torch.nn, or a Sequential that contains one."""
     if not isinstance(value, Call):
         return False
     return bool(LAYERS.match(value.name)) or (
@@ -142,7 +142,7 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 class Use(NamedTuple):
-    """One place where a class reads or binds an attribute of its own."""
+    """One place where a class reads or binds one of its attributes."""
 
     is_in_init: bool
     is_operand: bool  # of an operator, or an argument of a method or function of a module
@@ -170,13 +170,13 @@ def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
 
 
 def reads_indirectly(script: Script, module: Module) -> bool:
-    """Whether submodules may be used or frozen without being named."""
+    """Return True if submodules may be used or frozen without being named."""
     definition = module.definition
     return bool(_INDIRECT.search(words(ast.walk(definition)))) or script.uses("requires_grad")
 
 
 def has_branches(module: Module) -> bool:
-    """Whether any method decides anything, apart from how the model is built."""
+    """Return True if any method except the constructor branches."""
     methods = [method for method in _methods(module.definition) if method.name != "__init__"]
     decisions = (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp)
     return any(isinstance(node, decisions) for method in methods for node in ast.walk(method))
@@ -229,9 +229,9 @@ def _is_chance(module: Module, node: ast.AST) -> bool:
 
 
 def _picked(module: Module) -> set[str]:
-    """Submodules one of which the forward picks by chance: ``random.choice(self.layers)``, ``self.layers[random...]``.
+    """Return submodules that the forward picks at random: ``random.choice(self.layers)``, ``self.layers[random...]``.
 
-    Or that it skips by chance: ``for layer in self.layers: if random.random() < 0.1: continue``.
+    Includes those skipped at random: ``for layer in self.layers: if random.random() < 0.1: continue``.
     """
     found = set[str]()
     for node in ast.walk(module.forward) if module.chances or module.flags else ():
@@ -262,7 +262,7 @@ def _decides_on_layer(test: ast.If, layer: str) -> bool:
 
 
 def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
-    """Attributes that every path through the statements uses; how the model was built does not matter here."""
+    """Return the attributes that every path through the statements uses, however the model was built."""
     used = set[str]()
     for number, statement in enumerate(statements):
         if not isinstance(statement, ast.If) or not _is_on_the_input(module, statement.test):
@@ -277,7 +277,7 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
 
 
 def _used_in(module: Module, node: ast.AST) -> set[str]:
-    """Attributes that an expression or statement always uses: of two branches, those that both use."""
+    """Return the attributes that an expression or statement always uses; of two branches, those used by both."""
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
     used = {node.attr} if is_own_attribute(node) else set[str]()

@@ -34,8 +34,8 @@ _SAME = {
 }
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
-#: How many of its first parameters stand in the same place in all releases: module to broadcast_buffers. Behind them
-#: torch 2.13 and 2.15 (torch/nn/parallel/distributed.py) have init_sync, older ones process_group.
+#: Number of its first parameters with the same position in all releases: module to broadcast_buffers. The next one is
+#: init_sync in torch 2.13 and 2.15 (torch/nn/parallel/distributed.py), process_group in older ones.
 SHARED_BY_DDP = 5
 DATA_PARALLEL = "torch.nn.DataParallel"
 INIT = "torch.distributed.init_process_group"
@@ -47,7 +47,7 @@ SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 SPAWN = "torch.multiprocessing.spawn"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 
-#: Calls of torch.distributed in which all ranks of a group take part.
+#: Calls of torch.distributed that require all ranks of a group.
 COLLECTIVES = (
     *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_single"),
     *("all_gather_object", "all_gather_coalesced", "broadcast", "broadcast_object_list", "reduce"),
@@ -78,7 +78,7 @@ _WORDS_OF_DDP = """
 """
 OF_DDP = frozenset(_WORDS_OF_DDP.split())
 
-#: What ``from MODULE import *`` brings, as far as rules ask for it.
+#: The names that ``from MODULE import *`` binds, if rules ask for them.
 STARS = {
     "torch.distributed": (
         *("init_process_group", "destroy_process_group", "get_rank", "get_world_size", "is_initialized"),

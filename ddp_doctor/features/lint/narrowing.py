@@ -1,4 +1,4 @@
-"""What a test says about a value where it holds, and where it does not.
+"""The value of a variable if a test holds, and if it does not.
 
 if isinstance(model, DDP):               a wrapper here
     state = model.module.state_dict()
@@ -29,7 +29,7 @@ class Claim(NamedTuple):
     holds: bool
 
     def narrowed(self) -> Value:
-        """The subject without the alternatives that the claim rules out; a value of unknown origin if none is left."""
+        """Return the subject without the alternatives that the claim excludes; of unknown origin if none is left."""
         options = list(self.subject.alternatives())
         kept = [option for option in options if bool(self._is_one(option)) is self.holds]
         kept = kept or [option for option in options if self._is_one(option) is None]

@@ -1,4 +1,4 @@
-"""Which expressions are ranks, and which conditions hold on some ranks only.
+"""Expressions that are ranks, and conditions that hold on some ranks only.
 
 rank == 0, dist.get_rank() == 0, is_main_process(), local_rank in [-1, 0], args.rank % n == 0, not args.local_rank
 """
@@ -59,7 +59,7 @@ _OPERATORS: Mapping[type[ast.operator | ast.cmpop], Callable[[float, float], flo
 # fmt: on
 #: Names and conditions that are remembered: several rules ask about the same ones.
 _MOST_KEPT = 500
-#: The rank in the whole job, as torchrun, SLURM and MPI say it.
+#: The rank in the entire job, as torchrun, SLURM and MPI set it.
 GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 #: Calls around a rank that do not change the number.
 _OF_ENVIRONMENT = ("os.environ.get", "os.getenv")
@@ -102,7 +102,7 @@ class RankTest:
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
-    """Which kind of rank a value is, if any; an expression that computes with a rank is not one."""
+    """Return the kind of rank that a value is, or None; an expression that computes with a rank is not one."""
     kinds = (_rank_kind(option, depth) for option in value.alternatives())
     return next(filter(None, kinds), None)
 
@@ -130,7 +130,7 @@ def _of_call(call: Call, depth: int) -> RankKind | None:
 
 
 def _last_name(node: ast.AST) -> str:
-    """The last name of ``rank`` or ``args.rank``: it tells what a value is that nothing else is known of."""
+    """Return the last name of ``rank`` or ``args.rank``, which classifies a value of unknown origin."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -142,7 +142,7 @@ def _by_name(name: str) -> RankKind | None:
 
 
 def is_surely_global(value: Value, depth: int = 6) -> bool:
-    """Whether a value comes from get_rank() or is a launcher's rank in the job; a name alone proves nothing."""
+    """Return True if a value comes from get_rank() or is a launcher's rank in the job; a name is not enough."""
     found = [_is_global(option, depth) for option in value.alternatives() if option.kind != "constant"]
     return bool(found) and all(found)
 
@@ -172,7 +172,7 @@ def environment(value: Value) -> frozenset[str]:
 
 
 def rank_test(value: Value) -> RankTest | None:
-    """The ranks on which a condition holds; None if, as far as can be seen, it has the same result on all of them."""
+    """Return the ranks with a true condition; None if it appears to have the same result on all of them."""
     test = _tested(value)
     return test if test and test.differs else None
 
@@ -398,5 +398,5 @@ def ranks_under(conditions: Iterable[Condition]) -> RankTest | None:
 
 
 def chosen_ranks(conditions: tuple[Condition, ...]) -> RankTest | None:
-    """The innermost condition of these that differs by rank; None where all ranks get there."""
+    """Return the innermost of these conditions that differs by rank; None if all ranks get there."""
     return next(filter(None, map(rank_condition, reversed(conditions))), None)

@@ -17,27 +17,27 @@ from ddp_doctor.wording.nodes import name_list
 class LintFinding(Finding):
     """A finding in a script. Lines and columns count from one; the end is the first column behind it."""
 
-    path: str  # of the script, as it was given
-    line: int  # where it begins
-    column: int  # where it begins
-    end_line: int  # where it ends
-    end_column: int  # where it ends
+    path: str  # the script, as it was given
+    line: int  # its first line
+    column: int  # its first column
+    end_line: int  # its last line
+    end_column: int  # the first column after it
 
     def _identity(self) -> list[list[str]]:
-        """The file and the line's text: what is written above it moves the line."""
+        """Return the file and the line's text: edits above it change the line number."""
         return [[self.path, *(item.text for item in self.evidence)]]
 
 
 class Unread(Frozen):
-    """A file that could not be looked at, and why."""
+    """A file that could not be linted, and the reason."""
 
     path: str  # as it was given
-    line: int  # where reading it failed; 1 where that is not known
+    line: int  # where reading failed; 1 if unknown
     reason: str  # why it could not be read
 
 
 class LintReport(Report):
-    """The envelope, with what was looked at."""
+    """The envelope, with the findings and the files."""
 
     findings: tuple[LintFinding, ...] = ()  # by file and line
     files: int = 0  # that were read and parsed
@@ -47,7 +47,7 @@ class LintReport(Report):
 
 @dataclass(frozen=True)
 class Linted:
-    """What became of one file: findings by position, or why it could not be looked at."""
+    """The result of one file: findings by position, or the reason why it could not be linted."""
 
     findings: tuple[LintFinding, ...] = ()
     suppressed: int = 0
@@ -56,7 +56,7 @@ class Linted:
 
 
 def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime) -> LintReport:
-    """The report on these files."""
+    """Return the report on these files."""
     findings = tuple(_once_per_folder(finding for file in linted for finding in file.findings))
     unread = tuple(file.unread for file in linted if file.unread is not None)
     failed = sorted({code for file in linted for code, _ in file.failures})

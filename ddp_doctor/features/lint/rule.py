@@ -1,4 +1,4 @@
-"""Lint rules: functions from a script, and the names beside it, to spots in it, identified by a stable code."""
+"""Lint rules: functions from a script to faulty places in it, identified by a stable code."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ddp_doctor.model.rule import Described
 
 @dataclass(frozen=True)
 class Spot:
-    """One place in a script and what is wrong there; the rule's code, name and severity complete it."""
+    """A place in a script and its fault; the rule's code, name and severity complete it."""
 
     at: Value | ast.AST
-    title: str  # one line: what is wrong here, with the script's own names
+    title: str  # one line: the fault, with the script's own names
     detail: str = ""
-    remedy: str = ""  # one line: what to write instead
+    remedy: str = ""  # one line: the fix
     write: tuple[str, ...] = ()  # lines of Python that could be pasted
     cost: str = ""
-    severity: Severity | None = None  # only where it differs from the rule's own
+    severity: Severity | None = None  # only if it differs from the rule's own
     confidence: Confidence = Confidence.LIKELY
 
     @property
     def node(self) -> ast.AST:
-        """The node where it is."""
+        """The node of the place."""
         return self.at.node if isinstance(self.at, Value) else self.at
 
 
@@ -36,7 +36,7 @@ LintFunction = Callable[[Script], Iterable[Spot]]
 
 
 def hand_written(script: Script) -> bool:
-    """A script of a distributed job in which no library prepares models and data."""
+    """Return True for a script of a distributed job that prepares models and data without a library."""
     return script.is_distributed and not script.libraries
 
 
@@ -47,7 +47,7 @@ def always(_script: Script) -> bool:
 
 @dataclass(frozen=True)
 class LintRule(Described):
-    """One opinion on scripts, of those for which ``concerns`` is true."""
+    """A rule that applies to the scripts for which ``concerns`` is true."""
 
     function: LintFunction
     concerns: Callable[[Script], bool] = hand_written

@@ -1,4 +1,4 @@
-"""What names are bound to while a script is followed, also where it branches."""
+"""The bindings of names while a script is followed, including through branches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scope:
 
 @dataclass(eq=False, slots=True)
 class Function(Value):
-    """A function of the script, and where its free names are looked up."""
+    """A function of the script, and the scope of its free names."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef
     scope: Scope = field(default_factory=Scope)
@@ -52,14 +52,14 @@ class Class(Value):
 
 
 class Store:
-    """What names and attributes were last bound to. The bindings of a branch can be undone and merged."""
+    """The last bindings of names and attributes. The bindings of a branch can be undone and merged."""
 
     def __init__(self) -> None:
         self._values: dict[Key, Value] = {}
         self._before: list[dict[Key, Value | None]] = []
 
     def find(self, scope: Scope | None, name: str) -> Value | None:
-        """What the name is bound to in a scope or in those around it."""
+        """Return the value of the name in a scope or its enclosing scopes."""
         values = self._values
         while scope is not None:
             found = values.get((scope, name))
@@ -69,7 +69,7 @@ class Store:
         return None
 
     def get(self, owner: object, name: str) -> Value | None:
-        """What the name is bound to."""
+        """Return the value of the name."""
         return self._values.get((owner, name))
 
     def bind(self, owner: object, name: str, value: Value) -> None:
@@ -79,7 +79,7 @@ class Store:
         self._values[owner, name] = value
 
     def keep(self, owner: object, name: str, value: Value) -> None:
-        """Keep an attribute that nothing bound, so that it is the same value when it is read again."""
+        """Keep an unbound attribute, so that reading it again gives the same value."""
         self._values[owner, name] = value
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class Store:
         return bound
 
     def join(self, branches: Sequence[Mapping[Key, Value]]) -> None:
-        """Continue after branches one of which was taken; a branch that bound nothing is an empty mapping."""
+        """Continue after alternative branches; a branch without bindings is an empty mapping."""
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
             known = list({id(option): option for option in options if option is not None}.values())

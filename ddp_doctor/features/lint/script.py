@@ -1,4 +1,4 @@
-"""A script as rules see it: its calls in the order in which they run, their receivers, and its kind."""
+"""A script for the rules: its calls in execution order, their receivers, and its kind."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _names_in(folder: Path, _changed_ns: int) -> frozenset[str]:
 
 
 def words(nodes: Iterable[ast.AST]) -> str:
-    """The names among these nodes, and the strings without a space, one a line."""
+    """Return the names among these nodes, and the strings without a space, one per line."""
     found = {getattr(node, _NAMED[type(node)]) for node in nodes if type(node) in _NAMED}
     return "\n".join(text for text in found if isinstance(text, str) and " " not in text and "\n" not in text)
 
 
-#: Where the name of a node is. Imports are no use of what they import.
+#: The attribute with the name of a node. An import does not use the imported names.
 _NAMED: dict[type[ast.AST], str] = {
     ast.Name: "id",
     ast.Attribute: "attr",
@@ -82,7 +82,7 @@ _MOST_WRAPS = 50
 
 
 class Script:
-    """One parsed file. Rules ask it, and do not walk the tree for what it already knows."""
+    """One parsed file. Rules query it instead of walking the tree again."""
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class Script:
         self._ddp: dict[Value, bool] = {}  # what is_ddp found
 
     def names_beside(self, folder: str = "") -> frozenset[str]:
-        """The names in the script's folder, or in one below it; none where it is no folder, or cannot be read."""
+        """Return the names in the script's directory or one below it; empty if it cannot be read."""
         beside = Path(self.path).parent / folder
         try:
             return _names_in(beside, beside.stat().st_mtime_ns)
@@ -118,7 +118,7 @@ class Script:
     def nodes(self) -> Sequence[ast.AST]:
         """The statements, expressions and parameters of the tree, outer ones first, in a third of ast.walk's time."""
         found: list[ast.AST] = [self.tree]
-        for node in found:  # grows meanwhile
+        for node in found:  # grows during the loop
             has = vars(node).get  # takes two thirds of getattr's time
             for name in FIELDS[type(node)]:
                 child = has(name)
@@ -130,7 +130,7 @@ class Script:
 
     @cached_property
     def texts(self) -> frozenset[str]:
-        """The strings in it, without those that stand alone: they document."""
+        """The strings in it, except for docstrings and other standalone strings."""
         documents, found = set[int](), set[str]()
         for node in self.nodes:
             if isinstance(node, ast.Expr):
@@ -140,14 +140,14 @@ class Script:
         return frozenset(found)
 
     def uses(self, *parts: str) -> bool:
-        """Whether one of these is part of a name that it uses, or of a string without a space.
+        """Return True if one of these is part of a name that it uses, or of a string without a space.
 
-        Comments, imports and sentences are no use. What the text lacks need not be looked for among the words.
+        Comments, imports and sentences do not count. Checking the source first avoids a search of the words.
         """
         return any(part in self.source and part in self._words for part in parts)
 
     def uses_in_any_case(self, *parts: str) -> bool:
-        """The same, whether its letters are small or capital; those of the parts are small."""
+        """Do the same for lowercase parts, ignoring the case of the script."""
         return any(part in self._lowered and part in self._words.lower() for part in parts)
 
     @cached_property
@@ -160,7 +160,7 @@ class Script:
 
     @cached_property
     def assigned_in(self) -> dict[int, ast.Assign]:
-        """The assignment in a line; of several, the first that ran."""
+        """The assignment on each line; the first that ran if there are several."""
         found: dict[int, ast.Assign] = {}
         nodes = dict.fromkeys(assignment.node for assignment in self.assignments)
         for node in nodes:
@@ -194,7 +194,7 @@ class Script:
             yield from self._by_name.get(name, ())
 
     def calls_any(self, *full_names: str) -> bool:
-        """Whether it calls one of these."""
+        """Return True if it calls one of these."""
         return any(name in self._by_name for name in full_names)
 
     def methods(self, *method_names: str) -> Iterator[Call]:
@@ -209,11 +209,11 @@ class Script:
 
     @cached_property
     def is_distributed(self) -> bool:
-        """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
+        """Return True if the script belongs to a distributed job: it wraps a model or starts a process group."""
         return self.calls_any(names.DDP, names.INIT, *names.FSDP)
 
     def is_ddp(self, value: Value) -> bool:
-        """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
+        """Return True if a value is, or may be, a model wrapped in DistributedDataParallel."""
         if value.kind not in ("choice", "call"):
             return False
         if value not in self._ddp:

@@ -1,9 +1,9 @@
 """Follows a script once, from its first line, as Python would run it. Records calls and bindings in that order.
 
-Local functions are followed where they are called, so that ``setup()`` before ``model.to(device)`` counts as before
-it; a function that several places call is followed a few times. A loop's body runs once. Both branches run, each under
-its Condition, and what they bind becomes a choice. Functions that nothing calls are followed at the end, each as a root
-of its own: it is not known whether it runs before another one.
+Local functions are followed where they are called, so ``setup()`` before ``model.to(device)`` precedes it. A function
+with several callers is followed a few times. A loop's body runs once. Both branches run, each under its Condition, and
+their bindings become a choice. Functions without callers are followed at the end, each as a separate root: their order
+is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddp_doctor.features.lint.values import NOTHING, Call, Condition, Guard, Lea
 
 #: From how many places a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
-#: Calls within calls; deeper functions are followed as roots of their own.
+#: Calls within calls; deeper functions are followed as separate roots.
 _DEEPEST = 12
 #: Conditions that are kept of a long list of ``if ...: return``, the innermost.
 _MOST_CONDITIONS = 50
@@ -35,7 +35,7 @@ class Trace(Expressions):
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__()
-        self.modules: set[str] = set()  # all that is imported, by full name
+        self.modules: set[str] = set()  # all imports, by full name
         self.has_unknown_star = False
         self.functions: list[Function] = []
         self.classes: list[Class] = []
@@ -47,10 +47,10 @@ class Trace(Expressions):
         self._entered = 0  # conditions around the call of the function that is followed
         self._lasting: list[Condition] = []
         self.block(tree.body)
-        for function in self.functions:  # grows meanwhile, by what is defined within
+        for function in self.functions:  # grows during the loop, by nested definitions
             if function.cls is None:
                 self._walk_alone(function)
-        for function in self.functions:  # methods last: what makes and uses an object comes before them
+        for function in self.functions:  # methods last, after the code that creates and uses objects
             self._walk_alone(function)
 
     def _walk_alone(self, function: Function) -> None:
@@ -75,7 +75,7 @@ class Trace(Expressions):
     def follow(
         self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
     ) -> Value:
-        """Follow a local function where it is called. Returns what it returns, or NOTHING if that is not known."""
+        """Follow a call of a local function. Returns its result, or NOTHING if unknown."""
         visits = self._visits.get(id(function.node), 0)
         arguments = (*given, *named.values(), bound)
         asked = (function.node, *named, *(each.constant if each.kind == "constant" else each for each in arguments))
@@ -125,7 +125,7 @@ class Trace(Expressions):
             if self._statement(statement):
                 self.place = before
                 return True
-            if self._lasting:  # the other way has left: what follows runs under the condition
+            if self._lasting:  # the other branch has left, so the following statements run under the condition
                 kept = self.place.conditions[-_MOST_CONDITIONS:]
                 self.place = self.place._replace(conditions=(*kept, *self._lasting))
                 self._lasting = []
@@ -144,7 +144,7 @@ class Trace(Expressions):
         return False
 
     def _inner(self, statements: Sequence[ast.stmt]) -> bool:
-        """A block whose early exits say nothing about what follows it."""
+        """Follow a block whose early exits do not affect the statements after it."""
         ends = self.block(statements)
         self._lasting = []
         return ends
@@ -192,7 +192,7 @@ class Trace(Expressions):
         test = self.value(node.test)
         match node.test:
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
-                self.block(node.body)  # a script that is linted is one that is run
+                self.block(node.body)  # a script that is linted is run directly
                 return False
         held = in_a_job(test)
         if held is not None and _starts_the_group(node):

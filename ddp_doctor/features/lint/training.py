@@ -1,4 +1,4 @@
-"""What a training script does, for several rules: forward and backward passes, steps, loaders, sizes.
+"""The steps of a training script, for several rules: forward and backward passes, steps, loaders, sizes.
 
 loss = criterion(ddp_model(images), target)      a forward of the wrapped model; loss is made of it
 scaler.scale(loss).backward()                    a backward, whose loss is what scale() was given
@@ -21,10 +21,10 @@ SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
 #: Functions that pass the batches of a loader on.
 _PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter", "next")
-#: Functions that reduce something, and those that by their names reduce gradients.
+#: Functions that reduce something, and functions that reduce gradients according to their names.
 _REDUCED = re.compile(r"^(all_reduce|reduce$|reduce_scatter|all_gather)")
 _GRADIENTS_REDUCED = re.compile(r"(reduce|average|sync)\w*_grad|sync_grad")
-#: What is made of a loss for the log, or to count.
+#: Derivations of a loss for logging or counting.
 _READ = frozenset(("detach", "item", "clone", "mean", "sum"))
 _MADE = frozenset(f"torch.{name}" for name in ("tensor", "zeros", "ones", "as_tensor", "stack"))
 #: Methods of a module that compute nothing that is trained.
@@ -35,7 +35,7 @@ _NO_FORWARD = frozenset(
         *("requires_grad_", "no_sync"),
     )
 )
-#: What gives the parts of a module, and what goes through them in some order.
+#: Functions that return the parts of a module, and functions that iterate over them in some order.
 _PARTS_OF = ("children", "named_children", "modules", "named_modules", "values", "items", "get_submodule")
 _GOES_THROUGH = ("enumerate", "reversed", "list", "tuple")
 _DEEPEST = 8
@@ -51,7 +51,7 @@ _NOT_AN_OPTIMIZER = re.compile(r"sched|profil|prof$|scaler|^env|sampler|meter$|t
 
 
 def surely_ddp(value: Value) -> bool:
-    """Whether a value is a model wrapped in DistributedDataParallel on every path through the script."""
+    """Return True if a value is a model wrapped in DistributedDataParallel on every path through the script."""
     return is_result(value, lambda call: call.name == names.DDP)
 
 
@@ -62,7 +62,7 @@ def keeps_batch_statistics(call: Call) -> bool:
 
 
 def is_forward(script: Script, call: Value) -> bool:
-    """Whether a call is a forward of the wrapped model."""
+    """Return True if a call is a forward of the wrapped model."""
     return isinstance(call, Call) and not call.method and script.is_ddp(call.callee)
 
 
@@ -75,7 +75,7 @@ def forwards_in(script: Script, value: Value) -> list[Call]:
 
 @lru_cache(maxsize=1)  # several rules ask
 def passes(script: Script) -> tuple[Call, ...]:
-    """The backward passes of the wrapped model, also those that go around the wrapper or through unknown functions."""
+    """Return the wrapped model's backward passes, even if they bypass the wrapper or use unknown functions."""
     return tuple(
         call
         for call in (script.methods("backward") if script.wraps else ())
@@ -101,7 +101,7 @@ def goes_around(script: Script, call: Call) -> bool:
 
 
 def reduces_gradients(call: Call) -> bool:
-    """Whether a call may reduce gradients by hand. An all-reduce of the loss, for the log, does not."""
+    """Return True if a call may reduce gradients manually; an all-reduce of the loss for logging does not."""
     name = call.name.rpartition(".")[2] or call.method
     if not call.name.startswith("torch.") and _GRADIENTS_REDUCED.search(name):
         return True
@@ -131,12 +131,12 @@ def optimizer_steps(script: Script) -> Iterator[Call]:
 
 
 def is_scaler_of(value: Value) -> bool:
-    """Whether a value is torch's GradScaler."""
+    """Return True if a value is torch's GradScaler."""
     return any(call.name in SCALERS for call in value.makers())
 
 
 def uses_gpu(script: Script) -> bool:
-    """Whether the script trains on GPUs; one that starts gloo and nothing else does not."""
+    """Return True if the script trains on GPUs; False if it starts only gloo."""
     backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
     if backends and all(backend.constant == "gloo" for backend in backends):
         return False
@@ -144,7 +144,7 @@ def uses_gpu(script: Script) -> bool:
 
 
 def no_gradients(call: Call) -> bool:
-    """Whether it runs where no gradient is recorded."""
+    """Return True if no gradient is recorded during the call."""
     marks = [context.text for context in call.place.withs]
     function = call.place.function
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -158,7 +158,7 @@ def loaders(script: Script) -> Iterator[Call]:
 
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
-    """Whether names around a loader or sampler indicate validation or tests."""
+    """Return True if names around a loader or sampler indicate validation or tests."""
     words = [written_to(script, call), call.argument(0, "dataset").text]
     name = getattr(call.place.function, "name", "")
     words.append("" if "train" in name.lower() else name)  # train_and_validate does both
@@ -166,7 +166,7 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
 
 
 def is_from_a_loader(value: Value) -> bool:
-    """Whether a value is a batch of a DataLoader, or a part of one, and not the number that ``enumerate`` adds."""
+    """Return True if a value is a batch of a DataLoader or part of one, but not the counter of ``enumerate``."""
     if value.kind == "element" and value.attribute == "0" and value.owner.kind == "loop":
         over = value.owner.owner
         while isinstance(over, Call) and over.name in _PASSES_ON and over.args:
@@ -178,14 +178,14 @@ def is_from_a_loader(value: Value) -> bool:
 
 
 def looped_over(value: Value) -> Value:
-    """What the loop of an element iterates over, without ``enumerate`` and progress bars; else the value itself."""
+    """Return the iterable of an element's loop, without ``enumerate`` and progress bars; otherwise the value itself."""
     while value.kind in ("element", "loop"):
         value = value.owner
     return passed_on(value)
 
 
 def passed_on(value: Value) -> Value:
-    """What ``enumerate``, progress bars and the like hand on."""
+    """Return the value inside ``enumerate``, progress bars and similar calls."""
     while isinstance(value, Call) and value.name in _PASSES_ON and value.args:
         value = value.args[0]
     return value
@@ -193,7 +193,7 @@ def passed_on(value: Value) -> Value:
 
 @lru_cache(maxsize=1)  # for each loader
 def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
-    """What loops and ``iter`` go through, and the loops around that."""
+    """Return the iterables of loops and ``iter``, with the loops around them."""
     around = dict.fromkeys(assignment.place.loops for assignment in script.assignments)
     by_loop = ((loops[-1].over, loops[:-1]) for loops in around if loops)
     by_call = ((call.args[0], call.loops) for call in script.named("iter") if call.args)
@@ -202,7 +202,7 @@ def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
 
 
 def written_to(script: Script, value: Value) -> str:
-    """The target of the assignment that contains a value, as the script writes it; empty if there is none."""
+    """Return the target of the assignment that contains a value, as the script writes it; empty if there is none."""
     node = script.assigned_in.get(getattr(value.node, "lineno", 0))
     if node is None:
         return ""
@@ -215,7 +215,7 @@ def written_to(script: Script, value: Value) -> str:
 
 
 def operation(value: Value) -> tuple[ast.operator | None, Value, Value]:
-    """The operator of ``a / b`` and ``a /= b``, and its two sides; None of what is no such operation."""
+    """Return operator and operands of ``a / b`` and ``a /= b``; None and NOTHING for other values."""
     node = value.node
     if value.kind == "other" and isinstance(node, ast.BinOp | ast.AugAssign) and len(value.parts) == 2:
         return node.op, value.parts[0], value.parts[1]
@@ -243,7 +243,7 @@ def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
 
 
 def exclude_each_other(call: Call, other: Call) -> bool:
-    """Whether two calls stand in two branches of one condition, so that a turn of the loop runs one of them."""
+    """Return True if two calls are in opposite branches of one condition, so that each loop iteration runs only one."""
     return any(
         mine.test is its.test and mine.holds != its.holds for mine in call.conditions for its in other.conditions
     )

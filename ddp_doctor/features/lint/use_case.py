@@ -1,8 +1,8 @@
-"""``ddp-doctor lint``: files in, report out. Files are taken as they are, folders walked, ``-`` is what comes on stdin.
+"""``ddp-doctor lint``: lints files, walks directories, and reads stdin for ``-``.
 
-Job scripts and manifests that are named are read as ``env --from`` does; of a folder only ``*.py``.
+Job scripts and manifests given by name are read as ``env --from`` does; directories only for ``*.py``.
 
-It does not import launchers and checks, which takes longer than linting a hundred files.
+It does not import launchers and checks, because that takes longer than linting a hundred files.
 """
 
 import os
@@ -32,9 +32,9 @@ from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
 from ddp_doctor.sources.given import CannotRead, is_folder, path_beside, read_beside, read_given
 
-#: Folders that hold no code of the user's.
+#: Directories without the user's code.
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
-#: What ``python -m venv`` and virtualenv leave in a folder.
+#: The file that ``python -m venv`` and virtualenv create.
 _ENVIRONMENT = "pyvenv.cfg"
 _NOTHING = "does not start ranks or set any known variable"
 _IN_LINE = re.compile(r"(?:(?<!\S)(\S+) )?\bline (\d+)")
@@ -130,7 +130,7 @@ def _lint_file(path: str, rules: Sequence[LintRule], read: Callable[[str], bytes
 
 
 def _launch_text(path: str, read: Callable[[str], bytes]) -> str | None:
-    """The text of a job script, a manifest or a launcher's configuration; None of any other file."""
+    """Return the text of a job script, a manifest or a launcher's configuration; None for any other file."""
     if path.endswith(".py"):
         return None
     try:
@@ -187,7 +187,7 @@ def _reader() -> Callable[[str], bytes]:
 
 
 def _read(path: str) -> bytes:
-    """The bytes of a file; of one that is too large one byte more than is taken, which shows it."""
+    """Return the bytes of a file; for a file that is too large, one byte more than the limit."""
     if Path(path).is_file() and Path(path).stat().st_size > MOST_BYTES:
         with Path(path).open("rb") as file:
             return file.read(MOST_BYTES + 1)
@@ -195,7 +195,7 @@ def _read(path: str) -> bytes:
 
 
 def _script_paths(given: Sequence[str]) -> Iterator[str]:
-    """Each path once, in the order given; of a folder all ``*.py`` below it, by name."""
+    """Yield each path once, in the given order; for a directory, all ``*.py`` below it, by name."""
     seen = set[str]()
     for name in given:
         path = name if name == "-" else str(Path(name))  # ./train.py is train.py
@@ -212,7 +212,7 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
         status = Path(folder).stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
-        yield folder  # reading it will say why
+        yield folder  # reading it will report the error
         return
     here = (status.st_dev, status.st_ino)
     if here in above or (above and any(entry.name == _ENVIRONMENT for entry in entries)):
@@ -221,10 +221,10 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
         if entry.is_dir():
             if not entry.name.startswith(".") and entry.name not in _NOT_WALKED:
                 yield from _walk(entry.path, above | {here})
-        elif entry.name.endswith(".py") and entry.is_file():  # an editor's lock is a link that leads nowhere
+        elif entry.name.endswith(".py") and entry.is_file():  # skips an editor's lock, which is a broken link
             yield entry.path
 
 
 def _shown_path(path: str) -> str:
-    """A path as reports have it: stdin by its name, and nothing that JSON cannot hold."""
+    """Return a path as reports show it: stdin by name, without characters that JSON cannot represent."""
     return "<stdin>" if path == "-" else as_utf8(path)

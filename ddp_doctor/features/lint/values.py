@@ -1,9 +1,9 @@
-"""What an expression means when the script runs: a small graph of values, without types and without numbers.
+"""The meaning of expressions when the script runs: a small graph of values, without types and numbers.
 
-``model = DDP(net.to(device))`` becomes a Call of torch's DistributedDataParallel whose first argument is a Call of
-the method ``to`` whose receiver is whatever ``net`` was bound to. A name, an attribute and an element lead to the
-value that was last bound to them, also through local functions, so that rules see where a value comes from.
-Where branches bind different values, the value is a choice, and ``alternatives`` are all of them.
+``model = DDP(net.to(device))`` becomes a Call of torch's DistributedDataParallel whose first argument is a Call of the
+method ``to`` whose receiver is the value of ``net``. A name, an attribute and an element lead to the value last bound
+to them, including through local functions, so that rules see the origin of a value. If branches bind different values,
+the value is a choice, and ``alternatives`` are all of them.
 """
 
 from __future__ import annotations
@@ -31,47 +31,46 @@ _MOST_KEPT = 500
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. ``name`` is the dotted name of what was imported or is built in; of kind ``free`` are names
-    that nothing here defines."""
+    """One value. ``name`` is the dotted name of an import or builtin; the kind ``free`` is an undefined name."""
 
     node: ast.AST
     kind: Kind = "other"
     name: str = ""
-    parts: tuple[Value, ...] = ()  # what it is made of; of a choice the alternatives, the newest first
+    parts: tuple[Value, ...] = ()  # the values it consists of; for a choice its alternatives, the newest first
     attribute: str = ""  # of an attribute or of an element with a constant index
 
     def __bool__(self) -> bool:
-        """Whether there is a value; only NOTHING is none."""
+        """Return True unless it is NOTHING."""
         return self.kind != "none"
 
     @property
     def constant(self) -> object:
-        """The constant, or None where it is no constant (or is None itself)."""
+        """The constant, or None if it is not a constant (or is None itself)."""
         return self.node.value if isinstance(self.node, ast.Constant) and self.kind == "constant" else None
 
     @property
     def is_none(self) -> bool:
-        """Whether it is the constant None."""
+        """Return True if it is the constant None."""
         return self.kind == "constant" and self.constant is None
 
     @property
     def owner(self) -> Value:
-        """What it is an attribute, an element or a loop variable of."""
+        """The owner of this attribute, element or loop variable."""
         return self.parts[0] if self.parts and self.kind in ("attribute", "element", "loop") else NOTHING
 
     @property
     def wrapper(self) -> Value:
-        """What wraps it: ``ddp`` of ``ddp.module``, else itself."""
+        """Its wrapper: ``ddp`` of ``ddp.module``, otherwise itself."""
         return self.owner if self.kind == "attribute" and self.attribute == "module" else self
 
     @property
     def text(self) -> str:
-        """How the script writes it."""
+        """Its text in the script."""
         return written(self.node) if self else ""
 
     @property
     def reference(self) -> str:
-        """The dotted name of what was imported, also where that is one of several alternatives; else empty."""
+        """The dotted name of an import, even as one of several alternatives; otherwise empty."""
         if self.kind != "choice":
             return self.name if self.kind == "name" else ""
         return next((option.name for option in self.alternatives() if option.kind == "name"), "")
@@ -107,16 +106,16 @@ class Value:
         return (option for option in self.objects() if isinstance(option, Call))
 
     def sources(self) -> Iterator[Value]:
-        """This value and all that it is made of, however far back: receivers, arguments, alternatives, results."""
+        """Yield this value and everything it depends on: receivers, arguments, alternatives, results."""
         return _reached(self, attrgetter("parts")) if self else iter(())
 
     def calls(self) -> Iterator[Call]:
-        """The calls among all that it is made of."""
+        """Yield the calls among its sources."""
         return (source for source in self.sources() if isinstance(source, Call))
 
 
 def _reached(first: Value, onwards: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
-    """A value and all that leads on from it, each once; of the values behind one the last comes first."""
+    """Yield a value and everything that it leads to, each once; the last of a value's successors comes first."""
     waiting = [first]
     seen: set[int] = set()  # set[int]() takes ten times as long
     while waiting and len(seen) < _MOST_STEPS:
@@ -127,14 +126,14 @@ def _reached(first: Value, onwards: Callable[[Value], Iterable[Value]]) -> Itera
             waiting += onwards(value)
 
 
-#: What is not written: an argument that is not given, the receiver of a function, the result of ``return``.
+#: An absent value: an argument that is not given, the receiver of a function, the result of ``return``.
 NOTHING = Value(ast.Pass(), "none")
 
 
 class Condition(NamedTuple):
-    """What held when something ran: ``test`` was ``holds``; ``early`` if the other branch left the block before.
+    """A condition at the time of a statement: ``test`` was ``holds``; ``early`` if the other branch left the block.
 
-    ``always``: it holds in every job, as ``world_size > 1`` does.
+    ``always``: it holds in every job, for example ``world_size > 1``.
     """
 
     test: Value
@@ -161,7 +160,7 @@ class Guard(NamedTuple):
 
 
 class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
-    """The place of a call or statement: all that surrounds it, through the local functions that led there."""
+    """The context of a call or statement, including the local functions that led to it."""
 
     function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
     cls: ast.ClassDef | None = None
@@ -170,10 +169,10 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     withs: tuple[Value, ...] = ()  # the context managers
     in_handler: bool = False  # inside of except
     depth: int = 0
-    guards: tuple[Guard, ...] = ()  # the try around it, the outermost first; not those whose handler it is in
+    guards: tuple[Guard, ...] = ()  # enclosing try statements, the outermost first; not if in their handler
 
     def under(self, *conditions: Condition) -> Place:
-        """The same place, where these hold as well."""
+        """Return the same place with additional conditions."""
         function, cls, before, loops, withs, in_handler, depth, guards = self
         return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards)
 
@@ -210,7 +209,7 @@ class Call(Value):
 
     node: ast.Call
     callee: Value = NOTHING
-    method: str = ""  # where it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
+    method: str = ""  # if it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
     receiver: Value = NOTHING  # the value whose method it is
     args: tuple[Value, ...] = ()  # positional, without those behind a star
     keywords: dict[str, Value] = field(default_factory=dict)
@@ -223,7 +222,7 @@ class Call(Value):
 
     @property
     def is_itself(self) -> bool:
-        """Whether nothing more is known of its result than that this call made it."""
+        """Return True if its result is unknown except that this call made it."""
         return not self.returned and self.method not in SAME_OBJECT
 
     def objects(self) -> Iterable[Value]:
@@ -232,17 +231,17 @@ class Call(Value):
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What held, from the outermost condition to the innermost, but for what holds in every job."""
+        """The conditions from the outermost to the innermost, except those that hold in every job."""
         found = self.place.conditions
         return tuple([each for each in found if not each.always]) if any(each.always for each in found) else found
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """The loops around it, the outermost first; also those around the calls that led here."""
+        """The loops around it, the outermost first, including those around the calls that led to it."""
         return self.place.loops
 
     def argument(self, position: int | None, *names: str) -> Value:
-        """An argument by keyword or else by position; NOTHING where it is not written."""
+        """Return an argument by keyword, otherwise by position; NOTHING if absent."""
         for name in names:
             if name in self.keywords:
                 return self.keywords[name]
@@ -250,22 +249,22 @@ class Call(Value):
 
     @property
     def arguments(self) -> tuple[Value, ...]:
-        """All arguments that are written, but for those behind a star."""
+        """All written arguments, except those after a star."""
         return (*self.args, *self.keywords.values())
 
     def given(self, position: int | None, *names: str) -> Value:
-        """An argument that is not the constant None; NOTHING where it is, or is not written."""
+        """Return an argument that is not the constant None; NOTHING if it is or is absent."""
         found = self.argument(position, *names)
         return NOTHING if found.is_none else found
 
     @property
     def is_enabled(self) -> bool:
-        """Whether its argument ``enabled`` is True, or is not written."""
+        """Return True if its argument ``enabled`` is True or absent."""
         enabled = self.argument(None, "enabled")
         return not enabled or enabled.constant is True
 
     def lacks(self, position: int | None, *names: str) -> bool:
-        """Whether an argument is surely not given."""
+        """Return True if an argument is certainly absent."""
         return not (self.has_stars or self.argument(position, *names))
 
     def comes_after(self, made: Call) -> bool:
@@ -278,7 +277,7 @@ class Call(Value):
 
 
 def is_result(value: Value, of: Callable[[Call], bool]) -> bool:
-    """Whether a value is the result of calls ``of`` this kind on every path through the script."""
+    """Return True if a value is the result of calls ``of`` this kind on every path through the script."""
     objects = list(value.objects())
     return bool(objects) and all(isinstance(option, Call) and of(option) for option in objects)
 
@@ -293,7 +292,7 @@ def written(node: ast.AST) -> str:
     return ast.unparse(node)
 
 
-#: Fields of nodes that hold no statement, expression or parameter: half of all fields.
+#: Fields of nodes without statements, expressions and parameters: half of all fields.
 _NO_NODES = frozenset(("ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"))
 
 

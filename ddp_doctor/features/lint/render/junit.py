@@ -9,7 +9,7 @@ from ddp_doctor.render.junit import Case, document
 
 
 def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
-    """One suite; ``paths`` are all files that were given, also those without a finding."""
+    """Render one suite; ``paths`` are all given files, including those without a finding."""
     unread = {file.path: f"line {file.line}: {file.reason}" for file in report.unread}
     by_path: dict[str, list[Finding]] = {path: [] for path in paths}
     for finding in report.findings:

@@ -19,7 +19,7 @@ _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: 
 
 
 def render(report: LintReport, rules: Sequence[Described]) -> str:
-    """One log with one run; ``rules`` are those that were applied."""
+    """Render one log with one run; ``rules`` are the applied rules."""
     index = {rule.code: number for number, rule in enumerate(rules)}
     driver: Json = {
         "name": report.tool.name,
@@ -49,7 +49,7 @@ def _rule(rule: Described) -> Json:
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
         "shortDescription": {"text": first},
         "fullDescription": {"text": first},  # shown in lists, and cut at 1024 characters by GitHub
-        "help": {"text": words},  # shown beside a result
+        "help": {"text": words},  # shown next to a result
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }
 
@@ -85,7 +85,7 @@ def _location(path: str, region: dict[str, Any]) -> Json:
 
 
 def _uri(path: str) -> str:
-    """A path as a reference: relative ones stay relative, to where the command ran."""
+    """Return a path as a reference: relative paths stay relative to the working directory."""
     text = quote(PurePath(path).as_posix(), errors="replace")
     return f"file://{text}" if text.startswith("/") else text
 

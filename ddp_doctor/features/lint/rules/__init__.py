@@ -1,7 +1,7 @@
-"""All lint rules in the order of their codes. A new rule is a function in a module of this folder, and its samples.
+"""All lint rules in the order of their codes. A new rule is a function in a module of this package, with samples.
 
-Each has its samples in tests/features/lint/samples/CODE.md: scripts with the comment ``# expect: CODE`` on every line
-that it reports, and others in which nothing is reported.
+Each rule has samples in tests/features/lint/samples/CODE.md: scripts with the comment ``# expect: CODE`` on every
+reported line, and scripts without findings.
 """
 
 from collections.abc import Iterator

@@ -148,7 +148,7 @@ def _is_of(script: Script, switch: _Switch, wrap: Call) -> bool:
 
 
 def _overlap(script: Script, first: _Switch, second: _Switch, wrap: Call) -> bool:
-    """Return True if two switches mean the same parameters: of the whole model, or of parts of one name."""
+    """Return True if two switches affect the same parameters: of the entire model, or of parts with one name."""
     whole = {wrap, *wrap.argument(0, "module").objects()}
     targets = [{*each.target.objects(), *each.target.wrapper.objects()} for each in (first, second)]
     parts = [

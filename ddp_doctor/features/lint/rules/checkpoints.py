@@ -21,7 +21,7 @@ from ddp_doctor.features.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Consequence, Severity
 
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
-#: Words in conditions and decorators which show that one process may save alone.
+#: Words in conditions and decorators which show that only one process may save.
 _ONE_OF_ALL = re.compile(
     r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log", re.IGNORECASE
 )
@@ -29,7 +29,7 @@ _PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
 _PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
 #: Conditions that ask what a path is.
 _ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
-#: Functions in which ranks wait for each other.
+#: Functions that make ranks wait for each other.
 _WAITS = re.compile(
     r"barrier|wait|sleep|synchroni[sz]e|^backward$|^torch\.distributed\.\w*(reduce|gather|broadcast|scatter|all_to_all)"
 )
@@ -76,7 +76,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
 
 
 def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
-    """What to save, with the wrapper's name as the script writes it: of ``ddp`` or of ``ddp.state_dict``."""
+    """Return the fix with the wrapper's name in the script, taken from ``ddp`` or ``ddp.state_dict``."""
     is_dotted = isinstance(wrapper, ast.Name | ast.Attribute)
     name = written(wrapper).removesuffix(".state_dict") if wrapper and is_dotted else "model"
     return f"Save the model inside the wrapper: {name}.module.state_dict()"
@@ -102,7 +102,7 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
         if not where and _runs_on_some_ranks(script, call):
             continue
         if _differs_by_rank(path):
-            continue  # each rank has a path of its own, or writes no file at all
+            continue  # each rank has its own path or does not write a file
         is_model = call.method or training.surely_ddp(saved.wrapper)
         if is_model or any(part.method == "state_dict" for part in saved.calls()):
             yield Spot(
@@ -128,7 +128,7 @@ def _in_both_branches(save: tuple[Call, Value], other: tuple[Call, Value]) -> st
 
 
 def _differs_by_rank(path: Value) -> bool:
-    """Return True if a rank is in a path. The number of a step is no rank, though ranks share out the loader."""
+    """Return True if a path contains a rank. A step number does not count, although ranks share out the loader."""
     waiting, seen = [path], set[Value]()
     while waiting:
         part = waiting.pop()
@@ -325,7 +325,7 @@ def _checkpoint_folders(call: Call) -> Iterator[str | int]:
 
 
 def _path_ids(value: Value) -> Iterator[str | int]:
-    """What identifies a path: the text of a literal, or else the value itself; equal names are not enough."""
+    """Yield the identity of a path: a literal's text, or the value itself, because equal names are not enough."""
     for option in value.alternatives():
         yield option.constant if isinstance(option.constant, str) else id(option)
 
@@ -342,7 +342,7 @@ def _runs_on_some_ranks(script: Script, call: Call) -> bool:
         for leave in script.leaves
         if isinstance(leave.node, ast.Return) and chosen_ranks(leave.place.conditions) is not None
     }
-    return any(  # ``if gathered is None: continue``, where a function gives the others None
+    return any(  # ``if gathered is None: continue``, with a function that returns None on other ranks
         isinstance(source, Call) and id(source.local) in by_rank
         for condition in call.conditions
         for source in condition.test.sources()

@@ -21,7 +21,7 @@ from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Guard, Value, written
 from ddp_doctor.model.choices import Consequence
 
-#: What all ranks meet together, or what no step raises.
+#: Exceptions that all ranks get together, or that no step raises.
 _OF_ALL_RANKS = frozenset(
     (
         *("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration"),
@@ -60,7 +60,7 @@ def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
     is_in_function = guard.node not in ast.walk(guard.loops[-1].node)
     last = (guard.node.orelse or guard.node.body)[-1]
     if isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function):
-        return  # ``while True: try: step(); break``: who fails does the same once more
+        return  # ``while True: try: step(); break``: a rank that fails repeats the same
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
         inside = set(ast.walk(handler))
         if any(call.node in inside for call in script.methods("backward")):
@@ -118,7 +118,7 @@ def _stays_in_loop(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
     return True
 
 
-#: Arguments behind these may be ``async_op``, with which a handle is returned.
+#: Arguments after these may be ``async_op``, which makes the call return a handle.
 _BEFORE_ASYNC_OP = 3
 _OPERATORS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.AugAssign)
 _NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", "len", "math.isnan", "math.isfinite")
@@ -156,7 +156,7 @@ def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
 
 
 def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value, bool]]:
-    """What conditions ask, calculations take, and methods are called on; and whether that only asks for None."""
+    """Return values used in conditions, calculations and method calls; True if only compared with None."""
     places = [*(call.place for call in script.calls), *(leave.place for leave in script.leaves)]
     tests = dict.fromkeys(condition.test for place in places for condition in place.conditions)
     tests |= dict.fromkeys(loop.test for place in places for loop in place.loops if loop.test)
@@ -185,7 +185,7 @@ def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value
 
 
 def _operands_of_test(test: ast.expr) -> Iterator[ast.expr]:
-    """What a test asks, behind ``not``, ``and`` and ``or``."""
+    """Yield the parts of a test, inside of ``not``, ``and`` and ``or``."""
     yield test
     inner = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
     for part in inner:
@@ -193,7 +193,7 @@ def _operands_of_test(test: ast.expr) -> Iterator[ast.expr]:
 
 
 def _operands(value: Value) -> Iterator[tuple[Value, bool]]:
-    """What an operator takes, and whether it compares that with None."""
+    """Yield the operands of an operator, and whether it compares them with None."""
     node = value.node
     if value.kind == "element":
         yield from ((option, False) for option in value.parts[0].alternatives())

@@ -1,4 +1,4 @@
-"""Rules on collectives that a rank may skip because of its own data, chance or its clock.
+"""Rules on collectives that a rank may skip because of its own data, by chance, or by its clock.
 
 if torch.isnan(loss): continue            one rank skips the backward pass, the others wait for it in theirs
 if val_loss > best: bad += 1              counted from each rank's own part of the validation set

@@ -1,4 +1,4 @@
-"""Rules on which GPU a rank takes.
+"""Rules on the GPU that a rank uses.
 
 model = DDP(net.cuda(0), device_ids=[0])      all ranks on GPU 0: NCCL refuses, or one GPU does all the work
 torch.cuda.set_device(dist.get_rank())        right on the first node, an invalid device on the second
@@ -31,7 +31,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.wording.nodes import name_list
 
 _LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
-#: torch 2.15 takes the group's GPU from device_id, else by LOCAL_RANK or the rank, and never from set_device.
+#: torch 2.15 takes the group's GPU from device_id, otherwise from LOCAL_RANK or the rank, never from set_device.
 _OWN_GPU = (
     'device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))',
     "torch.cuda.set_device(device)",
@@ -75,7 +75,7 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
 
 
 def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
-    """Whether another caller of the same function may give another GPU, as ``mp.spawn`` does beside ``train(0, 1)``."""
+    """Return True if another caller of the function may pass another GPU: ``mp.spawn`` next to ``train(0, 1)``."""
     if any(later.node is wrap.node and not any(map(fixed_gpu, device_ids(later))) for later in script.wraps):
         return True
     made = {id(source) for source in device.sources()}
@@ -183,7 +183,7 @@ def _over_gloo(script: Script) -> tuple[Severity | None, str]:
 
 
 def calls_what_may_set_up(script: Script) -> bool:
-    """Whether a function of another module is called that, by its name, may choose the GPU or start the group."""
+    """Return True if an imported function is called whose name suggests that it sets up the GPU or the group."""
     return any(
         _MAY_SET_UP.search(call.name)
         for call in script.calls
@@ -329,7 +329,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     for wrap in script.wraps:
         gpu = [move for move in moves_before(script, wrap) if not move.conditions and goes_to_gpu(move)]
         if device_ids(wrap) and not wrap.conditions:
-            gpu.append(wrap)  # torch takes no device_ids for a model on the CPU
+            gpu.append(wrap)  # torch rejects device_ids for a model on the CPU
         if gpu:
             yield Spot(
                 starts[0],

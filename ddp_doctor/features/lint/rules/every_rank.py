@@ -162,7 +162,7 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
 
 
 def _wrapper(script: Script, around: Call) -> str:
-    """The wrapper that a call goes around, as the script writes it; ``model`` where that is not certain."""
+    """Return the wrapper that a call bypasses, as the script writes it; ``model`` if uncertain."""
     name, inside, _ = written(around.node.func).partition(".module")
     if inside:
         return name
@@ -185,5 +185,5 @@ def _may_call_wrapper(script: Script, call: Call) -> bool:
     if any(map(script.is_ddp, call.callee.objects())):
         return True
     if call.local is not None:
-        return False  # followed: what it calls is seen
+        return False  # it was followed, so its calls are known
     return any(script.is_ddp(option) for given in call.arguments for option in given.objects())

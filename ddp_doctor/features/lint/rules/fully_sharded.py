@@ -59,7 +59,7 @@ def _trained(optimizer: Call) -> list[Value]:
 
 
 def _owners(call: Call) -> list[Value]:
-    """All objects whose method it may be."""
+    """Return all objects that may own the method."""
     return list(call.parts[0].objects())
 
 

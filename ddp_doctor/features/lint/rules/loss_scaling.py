@@ -161,7 +161,7 @@ def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
             if not is_every_step and "epoch" not in written(getattr(scaler.loops[-1].node, "target", step.node)):
-                continue  # a run of its own
+                continue  # a separate run
             yield Spot(
                 scaler,
                 "The loss scaler is created in every step: its scale never adapts"

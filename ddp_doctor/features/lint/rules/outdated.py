@@ -70,8 +70,9 @@ def _names_launcher(call: Call) -> bool:
     return any(isinstance(constant, str) and _LAUNCHER in constant for constant in constants)
 
 
-#: The public names of each, and from which torch on they are there. Source: torch/distributed/distributed_c10d.py of
-#: torch 2.13 and 2.15: both warn of the two collectives; 2.13 does not of _set_pg_timeout, and has no set_timeout.
+#: The public names of each, and the first torch release that has them. Source: torch/distributed/distributed_c10d.py of
+#: torch 2.13 and 2.15. Both warn about the two collectives; 2.13 does not warn about _set_pg_timeout and has no
+#: set_timeout.
 _PRIVATE = {
     "_set_pg_timeout": (("set_timeout",), "set_timeout, available since torch 2.14"),
     "_all_gather_base": (

@@ -1,4 +1,4 @@
-"""Rules on what stays in host memory beside a model on the GPU, and on the way of a batch there.
+"""Rules on data that stays in host memory while the model is on the GPU, and on copies of a batch to the GPU.
 
 loader = DataLoader(dataset, num_workers=4, pin_memory=True, sampler=sampler)
 for images, target in loader:
@@ -26,7 +26,7 @@ _LOSSES = re.compile(
     r"^torch\.nn\.(functional\.(cross_entropy|nll_loss|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|"
     r"binary_cross_entropy|binary_cross_entropy_with_logits)|\w+Loss)$"
 )
-#: What may make tensors on the GPU, or move them there, without being asked.
+#: Calls that may make tensors on the GPU, or move them to it, implicitly.
 _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 
 
@@ -128,7 +128,7 @@ def _may_move_tensors(definition: ast.AST) -> bool:
 
 
 def _wraps_on_gpu(script: Script) -> bool:
-    """Whether every wrapped model is surely on a GPU."""
+    """Return True if every wrapped model is certainly on a GPU."""
     return bool(script.wraps) and all(
         (_has_device_ids(wrap) and not wrap.has_stars)
         or any(goes_to_gpu(move) and not move.conditions for move in moves_before(script, wrap))
@@ -137,7 +137,7 @@ def _wraps_on_gpu(script: Script) -> bool:
 
 
 def _is_loss(call: Call) -> bool:
-    """Whether a loss of torch.nn is computed: ``criterion(output, target)`` or ``F.cross_entropy(...)``."""
+    """Return True if a loss of torch.nn is computed: ``criterion(output, target)`` or ``F.cross_entropy(...)``."""
     if _LOSSES.match(call.name):
         return not call.name.endswith("Loss")
     return not call.method and is_result(call.callee, lambda made: bool(_LOSSES.match(made.name)))
@@ -174,7 +174,7 @@ _WEIGHT_AT = {
         for name in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
     },
 }
-#: Methods whose result is a number, or a tensor of one, which goes with tensors of any device.
+#: Methods that return a number or a one-element tensor, which combines with tensors of any device.
 _NO_TENSOR = frozenset(("item", "tolist", "numpy", "size", "dim", "numel", "sum", "mean", "max", "min", "prod"))
 #: Functions that are given a model and move nothing.
 _KEEPS_IN_PLACE = ("torch.", "print", "len", "id", "type", "isinstance", "hasattr", "copy.", "sum", "super")
@@ -287,7 +287,7 @@ def _is_among(part: Value, moved_things: Iterable[Value]) -> bool:
 
 
 def _receivers(moves: Iterable[Call]) -> Iterator[Value]:
-    """What is moved, and what that is made of; of ``layers[0]`` of a Sequential the one part that is meant."""
+    """Yield the moved values and their sources; for ``layers[0]`` of a Sequential only that layer."""
     for move in moves:
         receiver, owner, number = move.receiver, move.receiver.owner, move.receiver.attribute
         is_element = receiver.kind == "element" and number.isdecimal()
@@ -363,6 +363,6 @@ def _made_on_cpu(value: Value, depth: int) -> bool:
 
 
 def _is_number(value: Value) -> bool:
-    """``torch.tensor(0.5)``, which goes with tensors of any device."""
+    """Return True for ``torch.tensor(0.5)``, which combines with tensors of any device."""
     given = value.args[0] if isinstance(value, Call) and value.args else NOTHING
     return bool(given) and given.kind != "tuple" and value.name in ("torch.tensor", "torch.as_tensor")

@@ -1,5 +1,4 @@
-"""Rules on what a script tells a process group: how many ranks there are, which one it is and on which GPU, where the
-first one is.
+"""Rules on the arguments of a process group: the number of ranks, its own rank and GPU, and the address of rank 0.
 
 dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=torch.cuda.device_count())   one node's GPUs
 DistributedSampler(data, num_replicas=world_size, rank=local_rank)     every node reads the same shards
@@ -242,7 +241,7 @@ def _draws_a_port(script: Script, call: Call) -> bool:
 _LOCAL_RANKS = frozenset(
     ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 )
-#: An offset that is no product: ``node * 8 + local_rank`` is a rank, and DDL105's matter.
+#: An offset that is not a product: ``node * 8 + local_rank`` is a rank, which DDL105 reports.
 _OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
 #: The operand that leaves a rank unchanged.
 _NEUTRAL: Mapping[type[ast.operator], int] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
@@ -305,7 +304,7 @@ def group_on_another_gpu(script: Script) -> Iterator[Spot]:
 
 
 def _choices(script: Script) -> Iterator[_Choice]:
-    """The calls that choose the GPU: those of set_device; if there are none, those of DDP."""
+    """Yield the calls that choose the GPU: set_device calls, or DDP calls if there are none."""
     calls = list(script.named(names.SET_DEVICE))
     for call in calls:
         if device := call.argument(0, "device"):
@@ -320,7 +319,7 @@ def _choices(script: Script) -> Iterator[_Choice]:
 
 
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
-    """An argument as the call writes it, not the origin of its value; None if ``**options`` gives it."""
+    """Return an argument as the call writes it, not the origin of its value; None if ``**options`` contains it."""
     given = call.node.args[position : position + 1]
     return next((keyword.value for keyword in call.node.keywords if keyword.arg == name), given[0] if given else None)
 
@@ -345,7 +344,7 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
 
 
 def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
-    """How the GPU of a process differs from the one that torch 2.15 takes; None where both are the same, or may be."""
+    """Return how the process's GPU differs from torch 2.15's choice; None if both are or may be the same."""
     exported = (
         assignment.value
         for assignment in script.assignments
@@ -362,7 +361,7 @@ def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
 
 
 def _of_one_rank(script: Script, gpu: str, rank: Value) -> Way | None:
-    """One GPU by number; if there are more ranks, DDL104 reports it."""
+    """Compare a fixed GPU of a single rank; DDL104 reports it if there are more ranks."""
     if not has_one_rank(script) or "LOCAL_RANK" in script.texts:
         return None
     if gpu != "cuda:0":
@@ -397,7 +396,7 @@ def _bare(value: Value) -> Value:
 
 
 def _computed(index: Value) -> Way | None:
-    """``local_rank + 4``, ``n - 1 - local_rank``, ``(rank + 1) % n``; of ``rank % n`` nothing is known."""
+    """Return how computing changes a rank: ``local_rank + 4``, ``(rank + 1) % n``; None for ``rank % n`` itself."""
     operator, left, right = training.operation(index)
     if isinstance(operator, ast.Mod):
         return _computed(_bare(left))
@@ -413,7 +412,7 @@ def _computed(index: Value) -> Way | None:
 
 
 def _by(number: Value, neutral: int) -> Way | None:
-    """What a number does to a rank; ``neutral`` leaves the rank unchanged."""
+    """Return how a number changes a rank; ``neutral`` leaves the rank unchanged."""
     bare = _bare(number)
     if isinstance(bare.constant, int):
         return None if bare.constant == neutral else "surely"

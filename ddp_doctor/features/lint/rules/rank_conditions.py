@@ -79,7 +79,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
 
 
 def _remedy(script: Script, call: Call) -> str:
-    """What to write instead of a collective under a condition."""
+    """Return the fix for a collective under a condition."""
     if call not in forwards(script):
         return "Move the collective out of the condition, so that all ranks call it"
     wrapper, _, elsewhere, _ = forwards(script)[call]
@@ -135,7 +135,7 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
             )
 
 
-@lru_cache(maxsize=1)  # where anything is to be said
+@lru_cache(maxsize=1)  # used only if there is something to report
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
     takers = (call for call in script.calls if call.local is None and call.name not in _KEEP and not is_launch(call))
@@ -200,7 +200,7 @@ def _ranks_of_world(script: Script) -> range:
 
 
 def misses(leave: Leave, condition: Condition, call: Call) -> bool:
-    """Whether a call is skipped by those who leave under ``condition``."""
+    """Return True if ranks that leave under ``condition`` skip the call."""
     place = call.place
     if call.root != leave.root or any(_rules_out(condition, other) for other in place.conditions if not other.early):
         return False
@@ -216,7 +216,7 @@ def misses(leave: Leave, condition: Condition, call: Call) -> bool:
 
 
 def _rules_out(condition: Condition, other: Condition) -> bool:
-    """Whether ``not together and rank != 0`` rules out that ``together`` holds."""
+    """Return True if ``not together and rank != 0`` excludes that ``together`` holds."""
     if not condition.holds or not isinstance(condition.test.node, ast.BoolOp):
         return False
     for part in condition.test.parts if isinstance(condition.test.node.op, ast.And) else ():

@@ -164,7 +164,7 @@ def _is_in(function: ast.AST | None, loop: ast.For | ast.While) -> bool:
 
 
 def _samplers_with_epoch(script: Script) -> set[int] | None:
-    """The samplers whose ``set_epoch`` is called in every epoch, by node; None if it may be that of any."""
+    """Return the samplers with a ``set_epoch`` call in every epoch, by node; None if a call may be for any sampler."""
     calls = list(script.methods("set_epoch"))
     if not calls:
         return None if script.uses("set_epoch") else set()
@@ -182,7 +182,7 @@ def _samplers_with_epoch(script: Script) -> set[int] | None:
 
 
 def _samplers(receiver: Value) -> Iterator[Value]:
-    """What ``sampler`` or ``loader.sampler`` may be."""
+    """Yield the possible values of ``sampler`` or ``loader.sampler``."""
     for option in receiver.objects():
         is_of_loader = option.kind == "attribute" and option.attribute == "sampler"
         loaders = (loader for owner in option.parts for loader in owner.objects())
@@ -194,8 +194,10 @@ def _samplers(receiver: Value) -> Iterator[Value]:
 
 
 def _is_trained_on(script: Script, loader: Call) -> bool:
-    """Whether a backward pass of the wrapped model runs in a loop over this loader, or of what ``next`` takes from it
-    in a loop, and over no other."""
+    """Return True if the wrapped model's backward runs only in loops over this loader.
+
+    Values that ``next`` takes from the loader in a loop count as well.
+    """
     gone_through = (loop.over for call in training.passes(script) for loop in call.loops[-1:])
     taken = (
         part
@@ -239,7 +241,7 @@ def _is_split(value: Value) -> bool:
 
 
 def _is_gone_through_again(script: Script, sampler: Call) -> bool:
-    """Whether a loop goes through a sampler's loader again to train one model, with the same order each time."""
+    """Return True if one model trains on a sampler's loader repeatedly, with the same order each time."""
     for loader in script.named(names.LOADER):
         given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
         if not any(sampler in each.sources() for each in given):
@@ -293,7 +295,7 @@ def _is_epoch_loop(loop: Loop) -> bool:
     return bool(is_named_so) and _repeats(loop)
 
 
-#: What keeps the number of its elements, or has as many as the indices that it is given.
+#: Functions that keep the number of elements, or return as many as the given indices.
 _KEEPS = frozenset(
     (
         *(
@@ -376,7 +378,7 @@ def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
 
 
 def _data_of_loop(loop: Loop) -> Value:
-    """What a loop goes through: the data set of a loader without a sampler, or the data themselves."""
+    """Return the data that a loop iterates over: the data set of a loader without a sampler, or the data themselves."""
     over = training.passed_on(loop.over)
     for made in over.makers():
         if made.name == names.LOADER:

@@ -26,7 +26,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 #: Other calls that start a process group.
 _STARTS = (names.INIT, "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.init_device_mesh")
 _MAY_END = re.compile(r"clean|destroy|tear|final|shut|exit|close|stop|end", re.IGNORECASE)
-#: What torch reads when the group starts, and what NCCL and gloo read then or at the first collective.
+#: Variables that torch reads when the group starts, and NCCL and gloo then or at the first collective.
 _READ_AT_START = (
     "NCCL_",
     "TORCH_NCCL_",
@@ -38,7 +38,7 @@ _READ_AT_START = (
 )
 
 
-#: Names beyond these are nobody's misspelling, and none of them is gone.
+#: Only names of these families can be misspelled or removed.
 _FAMILIES = ("NCCL_", "TORCH", "GLOO_", "PET_")
 _PARSE = ("parse_args", "parse_known_args")
 _TIMEOUT = "the group's timeout: init_process_group(timeout=timedelta(minutes=30))"
@@ -193,7 +193,7 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
 
 
 def _problem_of_name(name: str) -> tuple[str, str | None, Severity | None]:
-    """What is wrong with it, if anything, what to set instead, and the severity where it is not the rule's."""
+    """Return the fault of a name or "", the name to set instead, and a severity that differs from the rule's."""
     from ddp_doctor.settings.names import is_unknown, nearest
     from ddp_doctor.settings.releases import is_gone
     from ddp_doctor.settings.table import never_read, variables
@@ -214,7 +214,7 @@ def _problem_of_name(name: str) -> tuple[str, str | None, Severity | None]:
 
 
 def settings(script: Script) -> Iterator[Assignment]:
-    """What the script writes into its environment, also by calls."""
+    """Yield the variables that the script sets in its environment, including by calls."""
     for assignment in script.assignments:
         if assignment.name and assignment.owner.reference == "os.environ":
             yield assignment
@@ -323,7 +323,7 @@ def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
 
 
 def _import_of(script: Script, module: str) -> ast.AST:
-    """The statement that imports a module; where there is none, the first import."""
+    """Return the statement that imports a module, or the first import."""
     imports = [node for node in script.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in imports:
         named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]

@@ -176,7 +176,7 @@ def _is_micro_step(script: Script, call: Call, steps: list[Call], clears: list[C
 
 
 def _last_pass(call: Call, steps: list[Call]) -> str:
-    """The test of the last backward pass before a step, as the script would write it."""
+    """Return the test of the last backward pass before a step, as the script would write it."""
     loop = call.loops[-1]
     asked = (each for step in steps if loop in step.loops for each in training.beyond(step, call))
     if found := next((each for each in asked if training.counts(each.test)), None):
@@ -196,7 +196,7 @@ def _is_of_optimizer(step: Call) -> bool:
 
 
 _WAITS = ("item", "cpu", "tolist", "numpy")
-#: What the host knows of a tensor without the GPU, and what has already been read.
+#: Properties that the host knows without the GPU, and values that it has already read.
 _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\(")
 
 

@@ -159,7 +159,7 @@ def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
 
 
 def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value]:
-    """How often a number was divided by the world size at least, and the last division."""
+    """Return the minimum number of divisions by the world size, and the last division."""
     options = [_divisions_of(option, depth) for option in value.alternatives()] if depth else []
     return min(options, key=lambda pair: pair[0], default=(0, NOTHING))
 
@@ -211,7 +211,7 @@ def _is_summed(division: Value) -> bool:
 
 
 def _shares(call: Call) -> bool:
-    """Whether a call may make a number of all ranks: a collective, or a function from elsewhere with such a name."""
+    """Return True if a call may combine all ranks' numbers: a collective, or an unknown function named like one."""
     if call.name.startswith("torch.") and not call.name.startswith("torch.distributed."):
         return False  # ReduceLROnPlateau, torch.gather
     is_of_tensor = call.method == "gather" and len(call.args) > 1

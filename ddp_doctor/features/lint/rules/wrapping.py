@@ -22,7 +22,7 @@ from ddp_doctor.features.lint.values import Call, Value, is_result
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 
 _MOVES = ("cuda", "to")
-#: What may say that there is no group.
+#: Names that suggest a test for a process group.
 _UNDISTRIBUTED = re.compile(r"dist|ddp|rank|world|initialized|parallel|launch|slurm|spawn", re.IGNORECASE)
 _COST = "a process group, a DistributedSampler, and saving on rank 0 only"
 
@@ -60,9 +60,9 @@ def data_parallel_used(script: Script) -> Iterator[Spot]:
 
 
 def _is_in_a_group(script: Script, call: Call) -> bool:
-    """Whether a process group surely runs where DataParallel is called, and DDP is not what it stands for.
+    """Return True if a process group certainly runs at a DataParallel call that does not replace DDP on purpose.
 
-    Not where the ranks reduce gradients by themselves, nor for a model without training (``net.eval()``).
+    False if the ranks reduce gradients by themselves, or for a model without training (``net.eval()``).
     """
     starts = [start for start in script.named(names.INIT) if start.precedes(call)]
     holds = {(id(condition.test), condition.holds) for condition in call.conditions}
@@ -311,7 +311,7 @@ _WRAPPERS = {
     "deepspeed.runtime.engine.DeepSpeedEngine": "DeepSpeed",
     "deepspeed.tp_model_init": "DeepSpeed",
 }
-#: Where each takes the model.
+#: The position of the model argument.
 _MODEL_AT = {"deepspeed.initialize": 1, "deepspeed.DeepSpeedEngine": 1, "deepspeed.runtime.engine.DeepSpeedEngine": 1}
 _ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
 
@@ -347,7 +347,7 @@ def wrapped_twice(script: Script) -> Iterator[Spot]:
 
 
 def _wrapper(script: Script, value: Value, outer: Call) -> str:
-    """What wraps a model already; empty if nothing does."""
+    """Return the wrapper that a model already has, or ""."""
     if value.kind == "element" and value.attribute == "0":
         made = {maker.name for maker in value.owner.makers()}
         return "DeepSpeed" if made == {"deepspeed.initialize"} else ""
