@@ -1,13 +1,13 @@
-"""trace: where the time of a job's steps goes, by the profiler's traces of its ranks.
+"""trace: where the time of a job's steps goes, from the profiler's traces of its ranks.
 
-Raw input, read by ``ddp-doctor trace`` alone: Chrome JSON as torch.profiler writes it, one file for each rank::
+Raw input, read only by ``ddp-doctor trace``: Chrome JSON as torch.profiler writes it, one file per rank::
 
     {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 579, "tid": 579,
      "ts": 4932381953313.155, "dur": 28255.624, "args": {"External id": 1}}
     {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 579, "tid": 631,
      "ts": 4932381956389.780, "dur": 16268.645, "args": {}}
 
-Who waits shows long collectives, and who is waited for short ones.
+A waiting rank shows long collectives, and a late rank shows short ones.
 """
 
 from ddp_doctor.features import Recorded, later
@@ -24,7 +24,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(_ctx: Context) -> Fact:
-    """Traces are given, not looked for."""
+    """Skip: traces are given on the command line, not searched for."""
     raise Skip("no trace was given")
 
 

@@ -21,7 +21,7 @@ _ENDS_TOGETHER = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_
 
 
 def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
-    """For each window its pictures."""
+    """Yield the pictures of each window."""
     to_blame = blamed(report)
     for traced, window in zip(report.windows, windows(recording), strict=True):
         ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
@@ -96,7 +96,7 @@ class _Scale:
         self.begin, self.us = begin, max(end - begin, 1e-3)
 
     def bar(self, name: str, begin: float, end: float, words: str, label: str = "") -> Part:
-        """From one moment to another."""
+        """Return the bar from one time to another."""
         return bar(name, 100 * (begin - self.begin) / self.us, 100 * (end - begin) / self.us, words, label)
 
 

@@ -1,4 +1,4 @@
-"""What a profiler's trace holds of one rank in one window: its steps and its collectives, no events.
+"""The contents of a profiler's trace for one rank in one window: steps and collectives, without events.
 
 Times are microseconds since ``begin_us`` by the rank's own clock; docs/explanation/traces.md
 defines the parts of a step.
@@ -16,11 +16,11 @@ Interval = tuple[float, float]
 
 
 class Gap(Frozen):
-    """The longest time in a step in which nothing ran, on a GPU trace neither there nor an operator on the host."""
+    """The longest idle time in a step; on a GPU trace, without kernels and without operators on the host."""
 
     begin_us: float
     end_us: float
-    inside: tuple[str, ...] = ()  # annotations of the user and, where stacks are there, functions, outermost first
+    inside: tuple[str, ...] = ()  # the user's annotations and, if stacks are recorded, functions; outermost first
 
 
 class SyncPoint(Frozen):
@@ -29,26 +29,26 @@ class SyncPoint(Frozen):
     name: str  # aten::item, cudaStreamSynchronize …
     count: int  # in the step
     wait_us: float  # all of them
-    where: str = ""  # FILE(LINE): FUNCTION of the user's code, where stacks are there
+    where: str = ""  # FILE(LINE): FUNCTION of the user's code, if stacks are recorded
 
 
 class TraceStep(Frozen):
     """One step. ``compute_us`` to ``host_us`` add up to its length."""
 
-    number: int  # as ProfilerStep#N has it, else counted
+    number: int  # as in ProfilerStep#N, otherwise counted
     begin_us: float
     end_us: float
-    compute_us: float = 0.0  # a kernel runs, on a CPU trace an operator of the main thread; the optimizer's are apart
+    compute_us: float = 0.0  # a kernel runs (CPU trace: an operator of the main thread), except the optimizer's
     optimizer_us: float = 0.0  # inside Optimizer.step
     loading_us: float = 0.0  # nothing runs, and the main thread waits for its loader
-    exposed_us: float = 0.0  # communication alone runs: waiting and transfer
-    other_us: float = 0.0  # copies to and from the GPU alone
-    host_us: float = 0.0  # nothing of all that: Python, launches, synchronization, pauses
-    hidden_us: float = 0.0  # communication beside computing, which is counted there
-    exposed: tuple[Interval, ...] = ()  # when communication alone ran; of more than a hundred the longest
+    exposed_us: float = 0.0  # only communication runs: waiting and transfer
+    other_us: float = 0.0  # only copies to and from the GPU
+    host_us: float = 0.0  # everything else: Python, launches, synchronization, pauses
+    hidden_us: float = 0.0  # communication during computing, which already counts it
+    exposed: tuple[Interval, ...] = ()  # when only communication ran; the longest if more than a hundred
     forward_us: float = 0.0  # of the host, all passes
     backward_us: float = 0.0  # … from the first to the last autograd node
-    #: When the last gradient is ready, and when the first of them were sent to be averaged; of the last backward.
+    #: When the last gradient is ready, and when the first gradients were sent to be averaged; of the last backward.
     backward_end_us: float | None = None
     first_reduce_us: float | None = None
     loader_us: float = 0.0  # the main thread in __next__ of its loader, whatever else runs
@@ -64,7 +64,7 @@ class TraceStep(Frozen):
     reduced: int = 0  # gradients that were put into buckets
     copied_back: int = 0  # gradients that were copied back out of buckets
     copied_back_us: float = 0.0  # what that cost the host
-    averaged: int = 0  # backward passes in which gradients were averaged
+    averaged: int = 0  # backward passes that averaged gradients
     buffers_us: float = 0.0  # sending the model's buffers before forward: packing, broadcast, copying back
     searched_us: float | None = None  # looking for unused parameters; None: it did not
     detached: int = 0  # tensors that the main thread detached outside of forward: state_dict does it with each
@@ -76,30 +76,30 @@ class TraceStep(Frozen):
 
     @property
     def length_us(self) -> float:
-        """From its begin to its end."""
+        """Its duration."""
         return self.end_us - self.begin_us
 
     @property
     def gap_us(self) -> float:
-        """How long its longest gap is."""
+        """The duration of its longest gap."""
         return self.gap.end_us - self.gap.begin_us if self.gap else 0.0
 
 
 class TraceCall(Frozen):
     """One collective of this rank."""
 
-    kind: str  # all_reduce, broadcast, all_gather, reduce_scatter, barrier … ; "collective" where it is not told
-    begin_us: float  # on a GPU the kernel's start, which is when this rank has arrived; else when a thread took it up
+    kind: str  # all_reduce, broadcast, all_gather, reduce_scatter, barrier … ; "collective" if unknown
+    begin_us: float  # on a GPU the kernel's start, when this rank has arrived; otherwise when a thread started it
     end_us: float
     called_us: float | None = None  # when the host called it
     step: int | None = None  # index into the fact's steps, by when it was called; None outside of all
-    group: str = ""  # the name of its process group; "" where it is not told
-    seq: int | None = None  # its number in the group, where it is told
-    ranks: int | None = None  # of the group, where it is told
+    group: str = ""  # the name of its process group; "" if unknown
+    seq: int | None = None  # its number in the group, if known
+    ranks: int | None = None  # of the group, if known
     size_bytes: int | None = None  # this rank's input
     dtype: str = ""  # float, half, bfloat16, int, long …
     during: Literal["forward", "backward", ""] = ""  # what the main or an autograd thread did when it was called
-    averages: bool = False  # gradients: it was called where one of them was accumulated
+    averages: bool = False  # gradients: it was called while one of them was accumulated
     exposed_us: float = 0.0  # while nothing else ran
 
 
@@ -115,15 +115,15 @@ class TraceFact(Fact):
     device: Literal["cpu", "gpu"] = "cpu"  # what the parts of a step are parts of
     gpu: str = ""  # its model
     begin_us: float = 0.0  # Unix time
-    steps: tuple[TraceStep, ...] = ()  # those that are judged
+    steps: tuple[TraceStep, ...] = ()  # the analyzed steps
     left_out: int = 0  # steps before them: the profiler starts in the first, and DDP may rebuild its buckets
-    marked_by: Literal["profiler", "optimizer", ""] = ""  # what tells steps apart: ProfilerStep, Optimizer.step
+    marked_by: Literal["profiler", "optimizer", ""] = ""  # what marks the steps: ProfilerStep, Optimizer.step
     calls: tuple[TraceCall, ...] = ()  # the collectives in these steps, in the order of being called
     groups: dict[str, int] = Field(default_factory=dict)  # the ranks of each process group that the header lists
     is_ddp: bool = False  # whether DistributedDataParallel is in it
     hook: bool = False  # whether gradients go through a communication hook
-    loader: Literal["none", "main", "workers"] = "none"  # who loads: nobody is seen, the main thread, workers
+    loader: Literal["none", "main", "workers"] = "none"  # which thread loads: none seen, the main thread, workers
     optimizer: str = ""  # SGD, AdamW …
     damaged: int = 0  # events that could not be
     cut: bool = False  # whether the file ends before its end
-    processes: int = 1  # that have steps of their own: more than one is a file in which ranks were merged
+    processes: int = 1  # with their own steps: more than one means a merged file of several ranks

@@ -19,18 +19,18 @@ from ddp_doctor.model.report import Report
 
 
 class StepParts(Frozen):
-    """Where the seconds of a step go; all but ``step`` and ``hidden`` add up to ``step``."""
+    """The time of a step by part; all but ``step`` and ``hidden`` add up to ``step``."""
 
     step: float  # how long it took
     compute: float  # kernels run, on a CPU trace operators
-    optimizer: float  # … those of Optimizer.step
+    optimizer: float  # … of Optimizer.step
     loading: float  # the rank waits for its data
     waiting: float  # the rank waits for ranks that come later to a collective
-    transfer: float  # a collective moves data, and nothing is computed beside it
-    not_told: float  # waiting or transfer: of a rank without its peers
-    other: float  # copies to and from the GPU alone
-    host: float  # nothing of all that: Python, launches, synchronization, pauses
-    hidden: float  # communication beside computing, which is counted there
+    transfer: float  # a collective moves data while nothing is computed
+    not_told: float  # waiting or transfer, if the rank's peers are missing
+    other: float  # only copies to and from the GPU
+    host: float  # everything else: Python, launches, synchronization, pauses
+    hidden: float  # communication during computing, which already counts it
 
 
 class TracedStep(StepParts):
@@ -42,33 +42,33 @@ class TracedStep(StepParts):
 class TracedRank(Frozen):
     """The steps of one rank in one window."""
 
-    rank: int | None  # null where neither the trace nor its file's name tells it
+    rank: int | None  # null if neither the trace nor its file name has it
     file: str  # as it was given, or ARCHIVE:MEMBER
-    host: str  # empty where the trace does not tell it
+    host: str  # empty if unknown
     device: Literal["cpu", "gpu"]  # what computes
     gpu: str  # its model
     left_out: int  # the first recorded steps, which are not judged
-    cut: bool = False  # whether its file ends before its end; whole steps before that are here
+    cut: bool = False  # whether the file is truncated; complete steps before that are here
     damaged: int = 0  # events that could not be read
     median: StepParts  # the median of each part, scaled to the length of the median step
-    steps: tuple[TracedStep, ...]  # all that are judged
+    steps: tuple[TracedStep, ...]  # the analyzed steps
 
 
 class TracedWindow(Frozen):
     """The steps that the ranks recorded at the same time."""
 
     number: int  # from 1, the earliest first
-    world_size: int | None  # of the job, where it is told
-    ranks: tuple[TracedRank, ...]  # those whose trace was given
+    world_size: int | None  # of the job, if known
+    ranks: tuple[TracedRank, ...]  # the ranks whose trace was given
     advice: tuple[TraceAdvice, ...] = ()  # what would make its steps faster, the largest bound first
 
 
 class TraceReport(Report):
-    """What ``trace --json`` writes: the envelope, where the time of each step goes, and what would make it faster."""
+    """The document that ``trace --json`` writes: the envelope, the times of each step, and possible speedups."""
 
-    windows: tuple[TracedWindow, ...] = ()  # those that are judged
+    windows: tuple[TracedWindow, ...] = ()  # the windows that are analyzed
     advice: tuple[TraceAdvice, ...] = ()  # of the latest of them
-    #: Files that hold no trace, and why; under "" how many more lie beside traces.
+    #: Files without a trace, and why; "" has the number of further files next to traces.
     unread: dict[str, str] = Field(default_factory=dict)
 
 
@@ -129,7 +129,7 @@ def _exposed(recording: Recording) -> tuple[str, ...]:
 
 
 def scope(recording: Recording) -> str:
-    """``2 ranks, 4 steps of 31 ms``: what a verdict rests on."""
+    """Return the scope of a verdict: ``2 ranks, 4 steps of 31 ms``."""
     told = []
     for window in windows(recording):
         ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) != 1 else ''}"

@@ -41,7 +41,7 @@ def _side(recording: Recording, file: str) -> TracedSide | None:
     taken = {name: [getattr(step, name) for step in steps] for name in Parts._fields}
     taken["exposed"] = [step.waiting + step.transfer + step.not_told for step in steps]
     ranks = window.world_size or len(window.ranks)
-    if ranks == 1:  # there is nobody to wait for
+    if ranks == 1:  # there is no other rank to wait for
         taken |= {"transfer": taken["exposed"], "not_told": [0.0] * len(steps)}
     samples = [_samples(fact) for fact in window.ranks]
     return TracedSide(

@@ -1,4 +1,4 @@
-"""Where the time of the median step goes, rank by rank, in milliseconds.
+"""The times of the median step by rank, in milliseconds.
 
 The median of 3 steps of 2 ranks, in ms:
  rank   step  compute  optimizer  waiting  transfer  loading  host  (hidden)
@@ -31,7 +31,7 @@ PARTS = {
 }
 #: A part that is less than this share of the step on every rank has no column.
 _LEAST_SHARE = 0.005
-#: Times the median step: what is not longer is not explained.
+#: Longest step over median step: a smaller ratio is not explained.
 _LONGER = 1.1
 #: Rows on a screen and on the page, ranks named by a finding first; -v shows each rank.
 MOST_ROWS = 16
@@ -75,7 +75,7 @@ def caption(report: TraceReport, window: TracedWindow) -> str:
 
 
 def name_of(rank: TracedRank | TraceFact) -> str:
-    """Its number, else its file."""
+    """Return its number, or its file."""
     return str(rank.rank) if rank.rank is not None else one_line(rank.file).rpartition("/")[2]
 
 

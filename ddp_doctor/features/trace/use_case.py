@@ -24,9 +24,9 @@ from ddp_doctor.sources.job_files import JobFile, job_files, total_bytes
 from ddp_doctor.starters.interruption import calling
 from ddp_doctor.wording.nodes import name_list
 
-#: Bytes read and bytes there are, where that is known.
+#: Bytes read, and the total number if known.
 Progress = Callable[[int, int], None]
-#: Files that could not be read, of which a recording tells.
+#: Maximum number of unread files in a recording.
 _MOST_UNREAD = 20
 #: In a path, the last of them counts: runs/rank_0/trace.json, rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|trace)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -36,7 +36,7 @@ _HOW = (
     "expected a trace of torch.profiler, for example from the lines of `ddp-doctor template profile`, or one that"
     " Kineto wrote on demand"
 )
-#: What other profilers write, by the end of its name or by how it begins.
+#: Files of other profilers, by the end of the name or the first bytes.
 _OTHERS = (
     ((".nsys-rep", ".qdrep", ".qdstrm"), b"\0nothing", "a report of Nsight Systems"),
     ((".ncu-rep",), b"NVR\0", "a report of Nsight Compute"),
@@ -51,16 +51,16 @@ class Unread(NamedTuple):
     name: str
     why: str
     is_other: bool = False  # it could be read, and is something else
-    is_beside: bool = False  # … that lies in the same folder, and that nobody named
+    is_beside: bool = False  # … that is in the same directory but was not named on the command line
 
 
 @dataclass
 class Traces:
-    """What was read of some paths."""
+    """The traces read from some paths."""
 
     facts: list[TraceFact] = field(default_factory=list)  # one for each window and rank, in the order of the files
     unread: list[Unread] = field(default_factory=list)
-    interrupted: bool = False  # Ctrl-C ended the reading: of the last file, whole steps before that were read
+    interrupted: bool = False  # Ctrl-C ended the reading; complete steps of the last file were read
 
 
 def trace(
@@ -83,13 +83,13 @@ def trace(
 
 
 def collected(fact: TraceFact) -> Reading:
-    """As it is recorded, without what is usual: there are thousands of calls."""
+    """Return the reading without default values, because there are thousands of calls."""
     recorded = {"kind": fact.KIND, **fact.model_dump(mode="json", exclude_defaults=True)}
     return Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=recorded)
 
 
 def _skipped(unread: Sequence[Unread]) -> Iterator[Reading]:
-    """The files that hold no trace; those that merely lie beside traces together, and no more than are read."""
+    """Yield the files without a trace up to a limit; unnamed files next to traces are counted together."""
     named = [file for file in unread if not file.is_beside][:_MOST_UNREAD]
     for file in named:
         yield Reading(check="trace", status=Status.SKIPPED, part=file.name, reason=file.why)
@@ -99,7 +99,7 @@ def _skipped(unread: Sequence[Unread]) -> Iterator[Reading]:
 
 
 def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Traces:
-    """All traces in files, folders, archives and stdin (``-``). Raises UsageError if there is none."""
+    """Return all traces in files, directories, archives and stdin (``-``). Raises UsageError if there is none."""
     read, done, total = Traces(), 0, total_bytes(paths) if progress else 0
     with _interruptible(read, paths):
         for file in job_files(paths):
@@ -173,11 +173,11 @@ def _interruptible(read: Traces, paths: Sequence[str]) -> Iterator[None]:
 
 
 class _StdinLeft(BaseException):
-    """Nothing more of stdin is waited for."""
+    """Ends the reading of stdin."""
 
 
 def _busbw_in(path: str) -> float:
-    """The bus bandwidth of a run's largest all-reduce in B/s. Raises UsageError where its report has none."""
+    """Return the bus bandwidth (B/s) of a run's all-reduce of most bytes. Raises UsageError if it has none."""
     measured = [each for each in report_in(read_json(path)).measurements if each.name == "allreduce_busbw"]
     if not measured:
         raise UsageError(

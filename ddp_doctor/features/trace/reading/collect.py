@@ -31,10 +31,10 @@ FIRST_INPUT = {
 #: Which torch before 1.12 writes as operators.
 _ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.forward")
 _SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
-#: A copy that is handed on returns within 50 us, one from pageable memory waits for the GPU (measured, torch 2.11).
+#: A non-blocking copy returns within 50 us; one from pageable memory waits for the GPU (measured, torch 2.11).
 _COPY_THAT_WAITED_US = 100.0
 BACKWARD = "autograd::engine::evaluate_function"
-#: The node in which DistributedDataParallel takes a gradient, and calls the all-reduce of a bucket that is full.
+#: The node that passes a gradient to DistributedDataParallel, which calls the all-reduce of a full bucket.
 ACCUMULATES = "AccumulateGrad"
 INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 BACK_FROM_BUCKET = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -45,7 +45,7 @@ _REDUCER = frozenset((*INTO_BUCKET, BACK_FROM_BUCKET, UNUSED_SEARCH))
 
 
 class Row(NamedTuple):
-    """An event with its name; ``args`` as they stand in the file."""
+    """An event with its name; ``args`` as in the file."""
 
     begin: float
     end: float
@@ -74,7 +74,7 @@ class Rows:
         return self
 
     def outermost(self) -> Iterator[tuple[float, float, int]]:
-        """Begin, end and name of those that no other one contains."""
+        """Yield begin, end and name of the rows that no other row contains."""
         begin = until = float("-inf")
         name = 0.0
         for at, last, called in zip(self.begins, self.lasts, self.names, strict=True):
@@ -89,7 +89,7 @@ class Rows:
 
 
 class Collected:
-    """All that is kept of one file."""
+    """The relevant contents of one file."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -123,7 +123,7 @@ class Collected:
         }
 
     def take(self, events: Sequence[Event]) -> None:
-        """Keep what matters of these."""
+        """Keep the relevant ones of these events."""
         takers = self._takers
         for event in events:
             if event.ph == "X" and (taker := takers.get(event.cat or "")) is not None:
@@ -131,7 +131,7 @@ class Collected:
         self.events += len(events)
 
     def number(self, name: str) -> int:
-        """A small number that stands for a name."""
+        """Return a small number for a name."""
         found = self.numbers.get(name)
         if found is None:
             found = self.numbers[name] = len(self.numbers) if len(self.numbers) < _MOST_NAMES else 0
@@ -160,7 +160,7 @@ class Collected:
             self._keep(rows, event, begin, name, args=rows is self.inputs or rows is self.records)
 
     def _rows_of(self, name: str) -> "list[Row] | None":
-        """Where an operator of this name is kept besides, or instead."""
+        """Return the list that keeps operators of this name, in addition or instead."""
         if name.startswith("c10d::"):
             return self.calls
         if name.startswith(_ANNOTATIONS):
@@ -236,7 +236,7 @@ _OF_KERNEL = re.compile(
 
 
 class Call(NamedTuple):
-    """One collective, as TraceCall has it."""
+    """One collective, with the fields of TraceCall."""
 
     begin: float
     end: float
@@ -258,7 +258,7 @@ def kind_of(name: str) -> str:
 
 
 def collectives(found: Collected, *, lossy: bool) -> list[Call]:
-    """In the order in which the host called them, where that is known, else by begin. ``lossy``: events are missing."""
+    """Return collectives in the host's call order if known, otherwise by begin. ``lossy``: events are missing."""
     rows = sorted(found.collectives)
     if rows and rows[0].name.startswith("gloo:"):
         return _of_gloo(rows, sorted(found.calls), lossy=lossy)

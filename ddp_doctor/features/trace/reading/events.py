@@ -1,8 +1,8 @@
-"""A trace as a stream of events: Chrome JSON, an object with ``traceEvents`` or a bare array, of any size.
+"""A trace of any size as a stream of events: Chrome JSON, an object with ``traceEvents`` or a bare array.
 
-It is read in pieces of a megabyte that end between two events, so that memory is bounded and damage stays where it is:
-a piece that is no JSON is read event by event, mended where it can be, and what cannot is counted.
-Source of what is damaged in the wild, and how: pytorch/kineto 105, 336, 80; pytorch/pytorch 98432, 113001, 130622.
+It is read in pieces of a megabyte that end between two events, so that memory is bounded and damage stays local. A
+piece that is not JSON is read event by event and repaired if possible; events that cannot be repaired are counted.
+Sources of damage in practice: pytorch/kineto 105, 336, 80; pytorch/pytorch 98432, 113001, 130622.
 """
 
 import re
@@ -16,12 +16,12 @@ _LONGEST_EVENT_BYTES = 16 << 20
 #: How far the events begin in a file: deviceProperties and pg_config of thousands of ranks come before them.
 _LONGEST_HEADER_BYTES = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: Between two events, as Kineto writes all of them and as anybody else does.
+#: Between two events: as Kineto writes it, and any other writer.
 _BETWEEN = b"\n  },\n  {"
 _BETWEEN_ANY = re.compile(rb'\}\s*(,)[\s,]*\{\s*"(?:ph|name|cat|pid|ts|tid|args|dur)"')
 _FILLING = re.compile(rb"[\s,]*")
 _END = re.compile(rb"\}[\s,]*(\])")
-#: … where the last event itself is damaged.
+#: … if the last event itself is damaged.
 _END_OF_ALL = re.compile(rb'\}[\s,]*(\])\s*(?:,\s*"\w+"\s*:|\}\s*$)')
 #: An event whose end is sought; brackets within its arguments come before it.
 _MOST_ENDS = 64
@@ -30,7 +30,7 @@ _CONTROLS = b" " * 32 + bytes(range(32, 256))
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of every event. Times in microseconds. ``args`` are not looked into yet."""
+    """The fields read of every event. Times in microseconds. ``args`` are not parsed yet."""
 
     ph: str = ""
     cat: str | None = ""
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class NotATrace(ValueError):
-    """The file holds no events; the message says what is wrong with it."""
+    """The file has no events; the message names the problem."""
 
 
 # Not strict: Ascend writes times as strings.
@@ -54,7 +54,7 @@ _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def arguments(raw: bytes | msgspec.Raw) -> dict[str, Any]:
-    """The arguments of an event; none where they are none or damaged."""
+    """Return the arguments of an event; empty if missing or damaged."""
     try:
         value = _ANY.decode(raw) if raw else None
     except _BROKEN:
@@ -63,7 +63,7 @@ def arguments(raw: bytes | msgspec.Raw) -> dict[str, Any]:
 
 
 class EventStream:
-    """The events of a file, in its order. What it says beside them is known at the end."""
+    """The events of a file in its order. Other contents of the file are known at the end."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -72,7 +72,7 @@ class EventStream:
         self.cut = True  # until the end of the events is seen
 
     def header(self) -> dict[str, Any]:
-        """What stands beside the events, as far as it can be read."""
+        """Return the readable contents of the file other than events."""
         before, after = (part.translate(_CONTROLS) for part in self._around)
         if not before:
             return {}
@@ -102,7 +102,7 @@ class EventStream:
             self.damaged -= bool(self.damaged and rest.strip())  # the last one is not damaged but cut
 
     def _begin(self) -> bytes:
-        """What follows the start of the events."""
+        """Return the text after the start of the events."""
         seen = b""
         for chunk in self._chunks:
             seen += chunk
@@ -122,7 +122,7 @@ class EventStream:
             return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> list[Event]:
-        """The events of text of which something is damaged, or with which they end."""
+        """Return the events of a text that is partly damaged or contains the end of the events."""
         found, at = list[Event](), 0
         while self.cut and (at := _past(text, at)) < len(text):
             between = _BETWEEN_ANY.search(text, at)
@@ -141,7 +141,7 @@ class EventStream:
         return found
 
     def _last(self, text: bytes) -> tuple[Event | None, bytes | None]:
-        """The event with which the events end, and what follows them; None where they do not end here."""
+        """Return the last event and the text after the events; None if they do not end here."""
         if text.startswith(b"]"):
             return None, text[1:]
         for _, end in zip(range(_MOST_ENDS), _END.finditer(text), strict=False):
@@ -157,7 +157,7 @@ def _past(text: bytes, at: int) -> int:
 
 
 def _decoded(text: bytes) -> Event | None:
-    """An event, mended if need be: bare words for numbers, control characters in strings, bytes that are no UTF-8."""
+    """Return an event, repaired if needed: bare words for numbers, control characters in strings, invalid UTF-8."""
     try:
         return _ONE.decode(text)
     except _BROKEN:

@@ -16,19 +16,19 @@ __all__ = ["NotATrace", "read_trace"]
 
 #: Kept of a window: its latest steps, and so many collectives.
 _MOST_STEPS, _MOST_CALLS = 64, 3_000
-#: Of the number of a step.
+#: For the number of a step.
 _MOST_DIGITS = 18
 #: Ranks are below this.
 _MOST_RANKS = 10_000_000
 #: No step takes eleven days, whatever a file says.
 _LONGEST_STEP_US = 1e12
-#: Of a step: the longest times of communication alone.
+#: For a step: the longest times of communication only.
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
 _MOST_INSIDE = 8
 #: Threads that may have called something that waits when another one does.
 _MOST_THREADS = 8
-#: Frames that are looked at for those that enclose a moment.
+#: Number of frames searched for those that enclose a moment.
 _LOOK_BACK = 20_000
 #: Code that is not the user's.
 _NOT_THE_USERS = ("torch/", "<built-in", "nn.Module:", "<string>", "threading.py", "contextlib.py", "runpy.py")
@@ -110,7 +110,7 @@ class _Rank:
         )
 
     def _steps(self) -> tuple[list[_Step], Literal["profiler", "optimizer", ""], int, int | str]:
-        """The steps to judge, what marks them, how many are left out before them, and the thread that makes them."""
+        """Return the steps to analyze, their kind of marks, the number of steps before them, and their thread."""
         marks = [row for row in self.found.annotations if row.name.startswith("ProfilerStep#")]
         updates = sorted(row for row in self.found.annotations if row.name.startswith("Optimizer.step#"))
         marked_by: Literal["profiler", "optimizer", ""] = "profiler" if marks else "optimizer" if updates else ""
@@ -132,7 +132,7 @@ class _Rank:
         return kept, marked_by, len(whole) - len(kept), thread
 
     def _last_moment(self) -> float:
-        """Until when everything was written: a file that is cut lacks what came later, on a GPU all of it may be."""
+        """Return the time up to which the trace is complete; a cut file may lack everything on the GPU."""
         if not self.stream.cut:
             return float("inf")
         of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
@@ -234,7 +234,7 @@ class _Rank:
         )
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
-        """From the first to the last autograd node after each forward."""
+        """Return the time from the first to the last autograd node after each forward."""
         rows, spans = self.autograd, []
         bounds = [*([row.end for row in forwards] or [begin]), end]
         for after, before in pairwise(bounds):
@@ -248,7 +248,7 @@ class _Rank:
         return [at for begin, end in backward for at in sent[bisect_left(sent, begin) : bisect_left(sent, end)]]
 
     def _buffers(self, forward: Row) -> float:
-        """From the first buffer that is packed for the broadcast to the last one that is copied back."""
+        """Return the time from the first buffer packed for the broadcast to the last buffer copied back."""
         if collect.PACKED not in self.found.numbers:
             return 0.0
         ops = self.ops[bisect_left(self.ops, (forward.begin,)) : bisect_left(self.ops, (forward.end,))]
@@ -294,7 +294,7 @@ class _Rank:
         return found[::-1]
 
     def _syncs(self, begin: float, end: float) -> list[SyncPoint]:
-        """By the outermost operator that waits; on a CPU trace the operators alone, which cost next to nothing."""
+        """Return sync points by outermost waiting operator; a CPU trace has only operators, which cost little."""
         outer: list[Row] = []
         for row in _within(self.found.waiting, begin, end):
             if not outer or row.begin >= outer[-1].end or row.thread != outer[-1].thread:
@@ -313,7 +313,7 @@ class _Rank:
         ]
 
     def _reads(self, outer: Sequence[Row], begin: float, end: float) -> Iterator[Row]:
-        """Those that read numbers, but for the optimizer's and, once gradients are there, the reducer's."""
+        """Yield the operators that read numbers, except the optimizer's and the reducer's."""
         reducer = _within(self.found.reducer, begin, end)
         since, until = (reducer[0].begin, reducer[-1].end) if reducer else (end, end)
         for row in outer:
@@ -368,7 +368,7 @@ class _Rank:
         return [self.names[int(rows.names[at])] for at in near if moment < rows.begins[at] + rows.lasts[at]]
 
     def _averages(self, call: Call) -> bool:
-        """Whether it averages gradients, and not what layers such as SyncBatchNorm reduce in backward."""
+        """Return True if it averages gradients, unlike collectives of layers such as SyncBatchNorm in backward."""
         nodes = self._nodes_at(_called(call)) if call.kind == "all_reduce" else []
         return any(collect.ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
 

@@ -364,7 +364,7 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
 
 
 def _busbw(meetings: Sequence[Meeting]) -> float | None:
-    """B/s of the large all-reduces of a median step, those that run at the same time together; None without them."""
+    """Return B/s of the large all-reduces of a median step, counting overlapping ones together; None without them."""
     large = (one for one in meetings if one.kind == ALL_REDUCE and (one.size_bytes or 0) >= TRANSFER_BYTES)
     rates = []
     for of_step in grouped((one.step, one) for one in large).values():
@@ -375,6 +375,6 @@ def _busbw(meetings: Sequence[Meeting]) -> float | None:
 
 
 def _transfer(meeting: Meeting) -> Interval:
-    """From when the last rank has come to the end, by the clock of the first one that is there."""
+    """Return the time from the last rank's arrival to the end, by the clock of the first rank that took part."""
     end = meeting.spans[min(meeting.spans)][1]
     return end - min(end - begin for begin, end in meeting.spans.values()), end

@@ -25,23 +25,23 @@ _SAVES = re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)
 
 
 class Compared(NamedTuple):
-    """What a rank had in the steps in which it was late, and the median of the others; of one step."""
+    """A value per step of a late rank in its late steps, and the median of the other ranks."""
 
     own: float
     others: float
 
     @property
     def more(self) -> float:
-        """By how much."""
+        """The difference."""
         return self.own - self.others
 
     @property
     def times(self) -> float:
-        """How many times as much."""
+        """The ratio."""
         return self.own / self.others if self.others > 0 else inf if self.own > 0 else 1.0
 
     def evidence(self, what: str, unit: str | None = "s") -> Evidence:
-        """Both values, of microseconds or, without a unit, of a count."""
+        """Return both values as evidence: microseconds, or a count without a unit."""
         scale = 1e6 if unit else 1.0
         source = "median of other ranks in the same steps"
         return Evidence(
@@ -50,7 +50,7 @@ class Compared(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why a rank is late."""
+    """The reason why a rank is late."""
 
     code: str
     said: str  # it loads data for 62 ms, the others for 1 ms
@@ -61,7 +61,7 @@ class Cause(NamedTuple):
 
 
 class Suspect:
-    """A rank by which the others lose, beside them, in the steps in which they do."""
+    """A rank that costs the others time, compared with them in the steps where it is late."""
 
     def __init__(self, window: Window, late: Late) -> None:
         self.fact = window.ranks[late.place]
@@ -69,7 +69,7 @@ class Suspect:
         self.on_gpu = self.fact.device == "gpu"
         first = min(late.lost_us)
         self.late_in = [step for step in late.steps if step > first] or late.steps
-        #: What delays the first collective of a step may lie behind the last one of the step before.
+        #: The delay of a step's first collective may come after the last collective of the step before.
         self.steps = {*self.late_in, *(step - 1 for step in self.late_in)} & {step.number for step in self.fact.steps}
         self.lost_us = sum(late.lost_us[step] for step in self.late_in) / len(self.steps)
 
@@ -83,7 +83,7 @@ class Suspect:
         return Compared(own, median(others))
 
     def gap(self, step: TraceStep) -> float:
-        """The longest time in which nothing ran, if it delays a step in which the rank is late."""
+        """Return the longest idle time of a step, if it delays a step in which the rank is late."""
         is_last = step.gap and step.exposed and step.gap.begin_us >= step.exposed[-1][1]
         return step.gap_us if step.number + bool(is_last) in self.late_in else 0.0
 
@@ -98,17 +98,17 @@ class Suspect:
         return compared if compared.more >= least else None
 
     def works(self) -> Compared | None:
-        """What is longer where there is more to do: on a GPU its launches as well."""
+        """Compare the time that grows with more work: operators, on a GPU computing and launches."""
         return self.explains(lambda step: step.compute_us + step.host_us if self.on_gpu else step.op_us)
 
     def samples(self) -> Compared:
-        """The size of a batch; none where sizes are not recorded."""
+        """Compare the batch sizes; 0 if sizes are not recorded."""
         return self.compare(lambda step: prod(step.batch) if step.batch else 0.0)
 
 
 @once_a_recording
 def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Cause], ...]:
-    """The ranks with a cause of their own, the most lost by it first, and a slower one that stands out."""
+    """Return the ranks with their own cause, the most costly first, and a conspicuously slower rank."""
     found = [
         (late, cause)
         for late in window.late
@@ -153,19 +153,19 @@ def _often(late: Late) -> bool:
 
 
 def _is_last(late: Late, ranks: Sequence[Late]) -> bool:
-    """Whether it is late in most steps, or the last one to come in those in which it is."""
+    """Return True if the rank is late in most steps, or the latest of all ranks in each of its late steps."""
     return _often(late) or all(late.lost_us[step] >= max(one.lost_us[step] for one in ranks) for step in late.steps)
 
 
 def _stands_out(late: Late, others: Sequence[Late]) -> bool:
-    """Whether it is more than what ranks that do the same differ by."""
+    """Return True if the rank is later than the usual differences between ranks."""
     usual = max((other.share for other in others), default=0.0)
     enough = late.share >= max(numbers.SLOWER_SHARE, numbers.SLOWER_TIMES_THE_NEXT * usual)
     return enough and len(late.lost_us) >= numbers.SLOWER_STEPS and _often(late)
 
 
 def _cause(suspect: Suspect) -> Cause | None:
-    """What this rank alone did, if it explains most of what the others lose."""
+    """Return the cause in this rank that explains most of the others' loss, or None."""
     causes = (_loads, _saves, _pauses, _has_more_samples, _has_more_work)
     return next(filter(None, (cause(suspect) for cause in causes)), None)
 
@@ -233,7 +233,7 @@ def _line(step: TraceStep) -> str:
 
 
 def _longest(fact: TraceFact) -> str:
-    """How long nothing ran at most, and in what, where that is told."""
+    """Describe the longest idle time, and the code it was in if known."""
     step = max(fact.steps, key=lambda step: step.gap_us)
     inside = step.gap.inside[-3:] if step.gap else ()
     return f", at most {ms(step.gap_us)} at once" + (f" in {' > '.join(inside)}" if inside else "")

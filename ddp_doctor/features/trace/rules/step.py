@@ -1,4 +1,4 @@
-"""DDT120, DDT125, DDT127, DDT131, DDT132: what a step has beside computing and communication."""
+"""DDT120, DDT125, DDT127, DDT131, DDT132: parts of a step other than computing and communication."""
 
 from collections.abc import Iterator
 

@@ -33,7 +33,7 @@ class Told(NamedTuple):
         severity: Severity | None = None,
         warns_from: float = WARNING_SHARE,
     ) -> Draft:
-        """The finding: an error only where it makes the step three times slower, information where it costs little."""
+        """Return the finding: an error only if the step becomes three times slower, info if the cost is low."""
         most = self.advice.at_most
         by_bound = Severity.INFO if most < warns_from else of_lost_share(most)
         step = Evidence(text="usual step", value=self.usual.step_us / 1e6, unit="s")
@@ -54,7 +54,7 @@ class Told(NamedTuple):
 
 
 def told(recording: Recording, rule: str) -> Iterator[Told]:
-    """What a rule has to tell, for each window."""
+    """Yield the advice of a rule for each window."""
     for window in windows(recording):
         for each in advice(recording, window):
             if each.code == rule:
@@ -80,5 +80,5 @@ def ms(microseconds: float) -> str:
 
 
 def rank_of(fact: TraceFact) -> str:
-    """``rank 1 (node0, rank1.json.gz)``, without the folder; the host where that is told."""
+    """Name a rank: ``rank 1 (node0, rank1.json.gz)``, with the host if known and without the directory."""
     return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file.rpartition('/')[2])))})"

@@ -1,1 +1,1 @@
-"""What several rules, the table and the page derive from the traces of a job's ranks."""
+"""Values derived from the traces of a job's ranks, shared by the rules, the table and the page."""

@@ -1,4 +1,4 @@
-"""What would make the step faster, and by how much at most: signs and bounds. The rules DDT120 to DDT149 tell them."""
+"""Changes that would make the step faster, with upper bounds. The rules DDT120 to DDT149 report them."""
 
 from collections.abc import Iterator
 from statistics import fmean, median
@@ -12,13 +12,13 @@ from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, TraceAdvice, once_a_recording
 
-#: Calls of the runtime that wait, where no operator that reads or copies is around them.
+#: Waiting calls of the runtime, outside of operators that read or copy.
 RUNTIME = tuple(f"{name}{what}Synchronize" for name in ("cuda", "hip") for what in ("Stream", "Device", "Event"))
 
 
 @once_a_recording
 def advice(_recording: Recording, window: Window) -> tuple[TraceAdvice, ...]:
-    """All of it, the largest bound first."""
+    """Return all advice, the largest bound first."""
     usual = Usual(window)
     if not usual.step_us:
         return ()
@@ -29,9 +29,9 @@ def advice(_recording: Recording, window: Window) -> tuple[TraceAdvice, ...]:
     return tuple(sorted(worth, key=lambda each: -each.at_most))
 
 
-#: These do nothing, so they are told whatever they cost.
+#: These have no use, so they are reported whatever they cost.
 _NEEDLESS = ("DDT123", "DDT129")
-#: Where one of these is told, it is not said besides that communication shows.
+#: If one of these is reported, exposed communication is not reported in addition.
 _OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
 
 
@@ -66,7 +66,7 @@ def _settings(usual: Usual) -> Iterator[TraceAdvice]:
 
 
 def _of_job(measure: Measure) -> Measure:
-    """The same as a part of the step without the profiler, which makes operators and launches longer, nothing else."""
+    """Scale a measure to a step without the profiler, which lengthens only operators and launches."""
 
     def longer(step: TraceStep, calls: Calls) -> float:
         length = step.length_us
@@ -76,7 +76,7 @@ def _of_job(measure: Measure) -> Measure:
 
 
 def _sent(usual: Usual, measure: Measure) -> Measure:
-    """The same for communication, which on a CPU trace takes processors, as the profiler does."""
+    """Scale a measure of communication, except on a CPU trace: it uses processors there, as the profiler does."""
     return _of_job(measure) if usual.on_gpu else measure
 
 
@@ -86,20 +86,20 @@ def _of_profiler(step: TraceStep) -> float:
 
 
 def _averaging(usual: Usual) -> Measure:
-    """What averaging gradients costs a step. On a CPU trace what is hidden takes processors from computing, too."""
+    """Measure the cost of averaging gradients. On a CPU trace hidden communication also takes processors."""
     sent = _sent(usual, exposed_in(is_bucket))
     return sent if usual.on_gpu else _sum(sent, lambda step, _: step.hidden_us)
 
 
 def _late_start(usual: Usual) -> Measure:
-    """What communication could begin earlier: at most all of it, and at most since the first MiB of gradients."""
+    """Measure the possible head start of communication: at most all, and at most since the first MiB of gradients."""
     later = 1 - min(FIRST_BUCKET_BYTES / usual.buckets.size_bytes, 1.0) if usual.buckets.size_bytes else 1.0
     sent = _sent(usual, exposed_in(is_bucket))
     return lambda step, calls: later * min(sent(step, calls), step.backward_us / max(step.passes, 1))
 
 
 def starts_late(usual: Usual) -> bool:
-    """Whether the first bucket is so large that the first half of backward or more sends nothing."""
+    """Return True if the first bucket is so large that at least the first half of backward sends nothing."""
     buckets = usual.buckets
     large = buckets.first_bytes >= max(min(numbers.LARGE_FIRST_BYTES, buckets.size_bytes / 2), 2 * FIRST_BUCKET_BYTES)
     if not large and (buckets.count != 1 or buckets.size_bytes):  # nor the only one, of whatever size
@@ -108,7 +108,7 @@ def starts_late(usual: Usual) -> bool:
 
 
 def _begins(step: TraceStep) -> float:
-    """How much of backward is over when the first all-reduce is called."""
+    """Return the share of backward that is over when the first all-reduce is called."""
     length = step.backward_us / max(step.passes, 1)
     if not length or step.first_reduce_us is None or step.backward_end_us is None:
         return 0.0
@@ -116,7 +116,7 @@ def _begins(step: TraceStep) -> float:
 
 
 def by_hand(usual: Usual) -> bool:
-    """Whether gradients are averaged after backward, without DistributedDataParallel."""
+    """Return True if gradients are averaged after backward, without DistributedDataParallel."""
 
     def after_backward(_: TraceStep, calls: Calls) -> float:
         return sum(call.size_bytes or 0 for call in calls if call.kind == "all_reduce" and not call.during)
@@ -126,12 +126,12 @@ def by_hand(usual: Usual) -> bool:
 
 
 def searches(usual: Usual) -> bool:
-    """Whether each step looks for unused parameters."""
+    """Return True if each step searches for unused parameters."""
     return usual.count(lambda step, _: step.searched_us is not None) > 0
 
 
 def unused(usual: Usual) -> float | None:
-    """The parameters without a gradient in the step that has most of them; None where the trace does not tell."""
+    """Return the maximum number of parameters without a gradient in a step; None if unknown."""
 
     def left_out(step: TraceStep, calls: Calls) -> float:
         maps = [call.size_bytes for call in calls if is_map(call) and call.size_bytes]
@@ -143,7 +143,7 @@ def unused(usual: Usual) -> float | None:
 
 
 def accumulated(usual: Usual) -> float:
-    """The backward passes for one update, where each of them averages gradients; else 1."""
+    """Return the number of backward passes per update if each of them averages gradients; otherwise 1."""
 
     def passes(step: TraceStep, _: Calls) -> float:
         return step.passes / step.updates if step.updates and step.averaged >= step.passes else 1.0
@@ -175,18 +175,18 @@ def _updating(step: TraceStep, _: Calls) -> float:
 
 
 def _launching(step: TraceStep, _: Calls) -> float:
-    """When the GPU has nothing to do although the host does not wait for it."""
+    """Measure the time when the GPU idles although the host does not wait for it."""
     return step.host_us - sum(sync.wait_us for sync in step.syncs) if step.kernels >= numbers.FEWEST_KERNELS else 0.0
 
 
 def optimizer_kernels(usual: Usual) -> float:
-    """For each parameter; where their number is not told, as if there were a hundred."""
+    """Return the kernels per parameter; an unknown number of parameters counts as a hundred."""
     parameters = usual.count(lambda step, _: step.reduced / max(step.averaged, 1)) or 100
     return usual.count(lambda step, _: step.optimizer_kernels / max(step.updates, 1)) / parameters
 
 
 def _reading(step: TraceStep, calls: Calls) -> float:
-    """Without the waiting the host would be ahead, so the GPU would idle less: not more than either."""
+    """Measure the waiting of reads, at most the GPU's idle time: without waiting, the GPU would idle less."""
     copies = () if step.pageable or step.pinned_blocking else COPIES
     runtime = () if any(call.kind == "barrier" for call in calls) else RUNTIME
     return min(waited_in(step, *READS, *copies, *runtime), idle(step) - _of_profiler(step))
@@ -206,12 +206,12 @@ def _collectives(usual: Usual) -> Iterator[TraceAdvice]:
 
 
 def small_calls(step: TraceStep, calls: Calls) -> float:
-    """How many small collectives a step has beside the buckets of DistributedDataParallel."""
+    """Count the small collectives of a step other than the buckets of DistributedDataParallel."""
     return len(_small(step, calls))
 
 
 def _small(step: TraceStep, calls: Calls) -> list[TraceCall]:
-    """Those of which latency is all that they cost; by how long their like usually take, where sizes are not told."""
+    """Return collectives that cost only latency; without sizes, by the usual duration of their kind."""
     alike = grouped(((call.kind, call.during), call) for call in calls if _may_be_small(step, call))
     return [
         call
@@ -228,7 +228,7 @@ def _may_be_small(step: TraceStep, call: TraceCall) -> bool:
 
 
 def in_small_calls(step: TraceStep, calls: Calls) -> float:
-    """The time of small collectives alone, of calling them, and of a GPU that idles while their results are read."""
+    """Measure small collectives: their exposed time, their calls, and the GPU's idle time while results are read."""
     small = _small(step, calls)
     called = 0.0 if step.kernels else sum(call.begin_us - (call.called_us or call.begin_us) for call in small)
     alone = min(called + sum(call.exposed_us for call in small), step.exposed_us)
@@ -241,7 +241,7 @@ def _in_buffers(step: TraceStep, calls: Calls) -> float:
 
 
 def barriers(_: TraceStep, calls: Calls) -> float:
-    """How many barriers a step has."""
+    """Count the barriers of a step."""
     return sum(call.kind == "barrier" for call in calls)
 
 
@@ -251,7 +251,7 @@ def _in_barriers(step: TraceStep, calls: Calls) -> float:
 
 
 def _exposed(usual: Usual) -> Iterator[TraceAdvice]:
-    """Communication that shows although nothing else is wrong with it."""
+    """Yield advice about exposed communication that has no other fault."""
     most = usual.at_most(_sent(usual, exposed_in(is_bucket)))
     if most >= numbers.EXPOSED_SHARE:
         mib = usual.buckets.size_bytes / MIB

@@ -1,4 +1,4 @@
-"""The parts of each step, with waiting and transfer kept apart, and the usual contents of a step."""
+"""The parts of each step, with waiting and transfer separated, and the usual contents of a step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording, once_a_recording
 
 Calls = Sequence[TraceCall]
-#: A number of one step and its collectives, mostly microseconds.
+#: A number for one step and its collectives, usually microseconds.
 Measure = Callable[[TraceStep, Calls], float]
 Average = Callable[[Iterable[float]], float]
 
@@ -29,21 +29,21 @@ class Parts(NamedTuple):
     loading: float
     waiting: float  # for ranks that came later
     transfer: float
-    not_told: float  # waiting or transfer: of a rank without its peers
+    not_told: float  # waiting or transfer, if the rank's peers are missing
     other: float
     host: float
-    hidden: float  # communication beside computing
+    hidden: float  # communication during computing
 
 
 @once_a_recording
 def parts(_recording: Recording, window: Window) -> tuple[tuple[Parts, ...], ...]:
-    """For each rank of the window, for each of its steps."""
+    """Return the parts of each step, for each rank of the window."""
     return tuple(_of_rank(window, place, fact) for place, fact in enumerate(window.ranks))
 
 
 @once_a_recording
 def median_parts(recording: Recording, window: Window) -> tuple[Parts, ...]:
-    """For each rank of the window: the step of median length, by the median of each part, scaled to its length."""
+    """Return for each rank the step of median length, by the median of each part, scaled to its length."""
     return tuple(_median(steps) for steps in parts(recording, window))
 
 
@@ -61,7 +61,7 @@ def _of_rank(window: Window, place: int, fact: TraceFact) -> tuple[Parts, ...]:
 
 
 def _of_step(step: TraceStep, waits: Times, *, told: bool) -> Parts:
-    """What of the exposed communication is waiting; the rest is transfer if no rank or collective is missing."""
+    """Split the exposed communication: the rest is transfer if no rank or collective is missing."""
     waiting = (Times.union(step.exposed) & waits).total
     rest = max(step.exposed_us - waiting, 0.0)
     return Parts(
@@ -86,7 +86,7 @@ def _median(steps: Sequence[Parts]) -> Parts:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The buckets in which the gradients of one backward pass travel."""
+    """The buckets that carry the gradients of one backward pass."""
 
     count: float
     size_bytes: float  # of all of them; 0 where sizes were not recorded
@@ -94,19 +94,19 @@ class Buckets:
 
     @property
     def tiny(self) -> bool:
-        """Whether they are many more than the default would make, and small."""
+        """Return True if they are small and many more than by default."""
         many = self.count >= TINY_TIMES * self.by_default
         return bool(self.size_bytes) and many and self.size_bytes / self.count < TINY_BYTES
 
     @property
     def by_default(self) -> int:
-        """How many DistributedDataParallel makes of these bytes with its default sizes."""
+        """The number of buckets that DistributedDataParallel makes of these bytes with its default sizes."""
         more = max(self.size_bytes - FIRST_BUCKET_BYTES, 0.0)
         return 1 + -int(-more // (DEFAULT_CAP_MIB * MIB))
 
     @property
     def cap_mib(self) -> float | None:
-        """A bucket_cap_mb that makes about such buckets, each of which the gradient that fills it makes larger."""
+        """A bucket_cap_mb that makes similar buckets; the gradient that fills a bucket makes it larger than the cap."""
         share = 0.8 if self.count > 1 else 2.0
         return float(f"{share * self.size_bytes / self.count / MIB:.3g}") or None
 
@@ -122,22 +122,22 @@ class Usual:
         self.step_us = max(self.of_ranks(lambda step, _: step.length_us), default=0.0)
 
     def of_ranks(self, measure: Measure, average: Average = median) -> list[float]:
-        """The measure of a usual step, for each rank."""
+        """Return the measure of a usual step for each rank."""
         return [average([measure(step, calls) for step, calls in steps]) for steps in self._steps]
 
     def least(self, measure: Measure, average: Average = median) -> float:
-        """… of the rank with the least of it, as a share of the step: what all ranks have of it."""
+        """Return the minimum over all ranks, as a share of the step."""
         return min(self.of_ranks(measure, average)) / self.step_us
 
     def count(self, measure: Measure) -> float:
-        """The measure itself, of the rank with the least of it."""
+        """Return the minimum of the measure over all ranks."""
         return min(self.of_ranks(measure))
 
     def at_most(self, measure: Measure, average: Average = median) -> float:
-        """How much shorter the step becomes at most where each rank is spared this time, as a share of the step.
+        """Return the maximum share of the step that is saved if each rank is spared this time.
 
-        A rank is spared what it waits for the others besides, if that is what they were late by. So a rank that is
-        late bounds it: what the others wait for it is nothing that they could be spared.
+        A rank also saves its waiting for other ranks, if this time made them late. So a late rank limits the bound: the
+        waiting of the others for it cannot be saved.
         """
         spared, exposed = self.of_ranks(measure, average), self.of_ranks(lambda step, _: step.exposed_us, average)
         length = average(self.of_ranks(lambda step, _: step.length_us, average))
@@ -146,7 +146,7 @@ class Usual:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """Those of one backward pass that averages gradients."""
+        """Return the buckets of one backward pass that averages gradients."""
         passes = max(self.count(lambda step, _: step.averaged), 1.0)
 
         def first(calls: Calls) -> float:
@@ -160,17 +160,17 @@ class Usual:
 
 
 def is_bucket(call: TraceCall) -> bool:
-    """Whether it averages a bucket of gradients."""
+    """Return True if it averages a bucket of gradients."""
     return call.averages and not is_map(call)
 
 
 def is_map(call: TraceCall) -> bool:
-    """Whether it is the map of parameters that were used, which find_unused_parameters sends with each backward."""
+    """Return True for the map of used parameters, which find_unused_parameters sends with each backward."""
     return call.averages and call.dtype.startswith("int")
 
 
 def exposed_in(wanted: Callable[[TraceCall], bool]) -> Measure:
-    """How long communication alone ran, in collectives of a kind."""
+    """Measure how long only communication ran, in collectives of a kind."""
 
     def measure(step: TraceStep, calls: Calls) -> float:
         return min(sum(call.exposed_us for call in calls if wanted(call)), step.exposed_us)
@@ -179,12 +179,12 @@ def exposed_in(wanted: Callable[[TraceCall], bool]) -> Measure:
 
 
 def idle(step: TraceStep) -> float:
-    """When the GPU has nothing to do."""
+    """Return the time when the GPU idles."""
     return step.host_us + step.loading_us
 
 
 def waited_in(step: TraceStep, *names: str) -> float:
-    """How long the host waits for the GPU in operators of these names."""
+    """Return how long the host waits for the GPU in operators of these names."""
     return sum(sync.wait_us for sync in step.syncs if sync.name in names)
 
 

@@ -1,7 +1,7 @@
 """The windows of a job, the ranks in each window, and the last rank of each collective.
 
-No clock is compared with another one. No rank leaves a collective before all ranks have come, so its calls end together
-on all ranks, and the rank with the shortest call came last. docs/explanation/traces.md says more.
+Clocks of different ranks are not compared. No rank leaves a collective before all ranks have arrived, so its calls end
+together on all ranks, and the rank with the shortest call came last. docs/explanation/traces.md explains this.
 """
 
 from collections import Counter, defaultdict
@@ -17,13 +17,13 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording, once_a_recording
 
-#: Between two ranks: the calls of others say nothing of it.
+#: Between two ranks only, so the calls of other ranks do not match.
 _OF_PAIRS = frozenset(("send", "recv", "send_recv"))
-#: Ranks of which each gives the same size.
+#: Every rank gives the same size.
 _OF_ONE_SIZE = frozenset(("all_reduce", "broadcast"))
-#: Who has given his part may leave.
+#: A rank that has sent its part may leave before the others.
 _ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter", "collective"))
-#: So many ranks are looked at closely: those that came latest.
+#: Maximum number of late ranks to examine, the latest first.
 _MOST_CANDIDATES = 8
 
 #: A collective of a rank: its group, the number of its step, its kind, and its number.
@@ -31,29 +31,29 @@ _Key = tuple[str, int, str, int]
 
 
 class Meeting(NamedTuple):
-    """One collective: when each rank came and left by its own clock, by the rank's place in the window."""
+    """One collective: each rank's arrival and departure by its own clock, by the rank's place in the window."""
 
     step: int  # its number
     kind: str
     spans: Mapping[int, Interval]
-    size_bytes: int | None = None  # what each rank gives, where all give the same
+    size_bytes: int | None = None  # each rank's input, if equal on all ranks
 
     def waited(self, place: int, late: int | None = None) -> float:
-        """For how long this rank waited for that one, or for the last one to come."""
+        """Return how long this rank waited for the late rank, or for the last rank."""
         others = self.spans.values() if late is None else (self.spans[late],)
         begin, end = self.spans[place]
         return max(end - begin - min(end - begin for begin, end in others), 0.0)
 
 
 class Met(NamedTuple):
-    """The collectives in which ranks met."""
+    """The collectives of several ranks, matched."""
 
     meetings: tuple[Meeting, ...]
     problem: str = ""  # why some, or all, are not matched
 
 
 class Late(NamedTuple):
-    """What the others lose by one rank."""
+    """The time that the others lose because of one rank."""
 
     place: int  # in the window
     lost_us: Mapping[int, float]  # by the number of the step
@@ -61,7 +61,7 @@ class Late(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The numbers of the steps in which it was late."""
+        """The numbers of its late steps."""
         most = max(self.lost_us.values())
         return tuple(step for step, lost in self.lost_us.items() if lost >= most / 4)
 
@@ -94,9 +94,9 @@ def meet(ranks: Sequence[TraceFact]) -> Met:
 
 
 def _calls(fact: TraceFact) -> dict[_Key, TraceCall]:
-    """The collectives of a rank, by what tells which is which.
+    """Return the collectives of a rank by their identifying key.
 
-    gloo does not tell the group: of a rank in several ones, those that DDP makes in forward and backward are taken.
+    gloo does not report the group: for a rank in several groups, only DDP's calls in forward and backward count.
     """
     made: dict[_Key, TraceCall] = {}
     counts = defaultdict[tuple[str, int, str], int](int)
@@ -111,12 +111,12 @@ def _calls(fact: TraceFact) -> dict[_Key, TraceCall]:
 
 
 def _came(fact: TraceFact, call: TraceCall) -> float:
-    """When a rank was ready; that a thread of gloo took its call up late is no fault of the rank."""
+    """Return when a rank was ready; the rank is not late because a gloo thread started its call late."""
     return call.begin_us if fact.device == "gpu" or call.called_us is None else call.called_us
 
 
 def _ends_apart(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> bool:
-    """Whether calls that should end together do not, whatever the clocks of the ranks are."""
+    """Return True if calls that should end together do not, independent of the ranks' clocks."""
     step = median([step.length_us for fact in ranks for step in fact.steps] or [0.0])
     for place in range(1, len(ranks)):
         both = [meeting.spans for meeting in met if meeting.kind not in _ROOTED and {0, place} <= set(meeting.spans)]
@@ -128,7 +128,7 @@ def _ends_apart(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> bool:
 
 
 def late(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> tuple[Late, ...]:
-    """What the others lose by each rank, the one by which they lose most first; of many, those that come latest."""
+    """Return the others' loss for each rank, the largest first; with many ranks, only the latest ranks."""
     lengths = grouped((step.number, step.length_us) for fact in ranks for step in fact.steps)
     total = sum(mean(lengths[step]) for step in {meeting.step for meeting in met})
     exposed = [Times.union(*(step.exposed for step in fact.steps)) for fact in ranks]
@@ -140,7 +140,7 @@ def late(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> tuple[Late, ...]
 
 
 def _latest(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> list[int]:
-    """Those that came last most of the time, by how long after the one in the middle."""
+    """Return the ranks that most often came last, by their delay after the median rank."""
     behind = dict.fromkeys(range(len(ranks)), 0.0)
     for meeting in met:
         lasts = {place: end - begin for place, (begin, end) in meeting.spans.items()}
@@ -151,9 +151,9 @@ def _latest(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> list[int]:
 
 
 def _lost(late: int, exposed: Sequence[Times], met: Sequence[Meeting]) -> dict[int, float]:
-    """What the others wait for a rank with nothing else to do, in each step: the lower median of them.
+    """Return the others' exposed waiting for a rank in each step: their lower median.
 
-    So who merely is the last but one is not late, and of three ranks two cannot be.
+    So the second-to-last rank is not late, and of three ranks two cannot be.
     """
     waits = defaultdict[tuple[int, int], list[Interval]](list)
     for meeting in met:
@@ -181,24 +181,24 @@ class Window:
 
     number: int  # from 1, the earliest first
     ranks: tuple[TraceFact, ...]  # by rank
-    world_size: int | None  # of the job, where it is told
-    where: str = ""  # `` in window 2`` where several are judged
+    world_size: int | None  # of the job, if known
+    where: str = ""  # `` in window 2`` if several are analyzed
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks of the job are here. Whose traces do not tell their number may be some of more."""
+        """Return True if all ranks of the job are here. If the traces lack their number, there may be more."""
         calls = [call for fact in self.ranks for call in fact.calls]
         size = self.world_size or max((call.ranks or 0 for call in calls), default=1)
         return len(self.ranks) == size and all(fact.rank == place for place, fact in enumerate(self.ranks))
 
     @cached_property
     def met(self) -> Met:
-        """The collectives in which its ranks met."""
+        """The collectives of its ranks, matched."""
         return meet(self.ranks)
 
     @cached_property
     def late(self) -> tuple[Late, ...]:
-        """What the others lose by each rank, the one by which they lose most first."""
+        """The others' loss for each rank, the largest first."""
         return late(self.ranks, self.met.meetings)
 
 
@@ -215,7 +215,7 @@ def windows(recording: Recording) -> tuple[Window, ...]:
 
 @once_a_recording
 def problem(recording: Recording) -> str:
-    """Why nothing, or not all, of these traces can be judged; empty where all can."""
+    """Return why some or all of these traces cannot be analyzed; empty if all can."""
     facts = [at.fact for at in recording.facts(TraceFact)]
     usable = _usable(facts)
     left_out = [_why_not(fact) for fact in facts if fact not in usable]
@@ -239,7 +239,7 @@ def _every_window(recording: Recording) -> tuple[Window, ...]:
 
 
 def _usable(facts: Sequence[TraceFact]) -> list[TraceFact]:
-    """Those with steps of one rank; which rank it is has to be told where there are several."""
+    """Return the facts with steps of one rank; its number is required if there are several."""
     return [fact for fact in facts if fact.steps and fact.processes == 1 and (fact.rank is not None or len(facts) == 1)]
 
 
@@ -254,7 +254,7 @@ def _why_not(fact: TraceFact) -> str:
 
 
 def _together(facts: Sequence[TraceFact]) -> list[list[TraceFact]]:
-    """Those with steps of the same numbers; where the profiler tells none, the first of each rank, the second …"""
+    """Group facts with equal step numbers; without numbers, the first of each rank, the second and so on."""
     made: list[list[TraceFact]] = []
     for fact in sorted(facts, key=lambda fact: (_numbers(fact, facts)[0], fact.rank or 0)):
         numbers = set(_numbers(fact, facts))
