@@ -1,4 +1,4 @@
-"""The baseline: what healthy runs of some hardware measured, as ``fleet --write-baseline`` keeps it."""
+"""The baseline: measurements of healthy runs on some hardware, in the format of ``fleet --write-baseline``."""
 
 from typing import Annotated
 
@@ -28,14 +28,14 @@ class BaselineValue(Frozen):
 
 
 class Baseline(Frozen):
-    """What healthy runs measured, and on what."""
+    """The measurements of healthy runs, with hosts, settings and hardware."""
 
     schema_version: str  # of this document
     tool: Tool  # who wrote it
     made_at: str  # RFC 3339
     runs: Annotated[int, Field(ge=1)]  # healthy ones of this hardware
-    hosts: tuple[str, ...]  # on which they ran
-    #: Its versions and settings; null: not the same in all of its runs. Empty where an older release wrote it.
+    hosts: tuple[str, ...]  # hosts of these runs
+    #: Versions and settings; null if they differ between runs. Empty if written by an older release.
     traits: dict[str, str | None] = Field(default_factory=dict)
     settings_known: bool = False  # whether a variable that is not among them was set in no run
     hardware: dict[str, str]  # GPUs, ports, number of nodes and ranks: a run that differs is not compared

@@ -1,9 +1,10 @@
-"""What healthy runs measured, and a run held against it: facts for the rule of the check ``baseline``.
+"""Measurements of healthy runs, and a run compared with them: facts for the rule of the check ``baseline``.
 
     allreduce_busbw of 4 MiB    0.89 GB/s in ten runs, deviation 0.04, the slowest 0.81    this run 0.58
 
-A value is compared with those of the same name and labels. Numbers of nodes and ranks are no labels: a scheduler gives
-them out anew. Of a pair of ranks on one node the local ranks count, because links within a node differ by design.
+A value is compared with values of the same name and labels. Numbers of nodes and ranks are not labels, because a
+scheduler assigns them differently in each run. For a pair of ranks on one node the local ranks count, because links
+within a node differ by design.
 """
 
 from collections import Counter
@@ -30,12 +31,12 @@ from ddp_doctor.parse.file_kinds import BASELINE as BASELINE_FILE
 from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
-#: What makes no two measurements different: of others' numbers the type is not always known.
+#: Labels that do not distinguish measurements; the type is not always known for other programs' numbers.
 _UNTOLD = (*PLACES, "type")
 #: Smaller messages measure latency.
 _LEAST_BYTES = 4 * LATENCY_BOUND_BYTES
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
-#: Who measured, among the traits.
+#: The program that measured, among the traits.
 _MEASURED_BY, _OURS = "measured by", "ddp-doctor"
 
 
@@ -43,7 +44,7 @@ Labels = frozenset[tuple[str, str | int | float]]
 
 
 class Figure(NamedTuple):
-    """One measurement that can be compared, and the nodes it was measured of."""
+    """One comparable measurement, and the nodes that it was measured on."""
 
     name: str
     labels: Labels
@@ -54,10 +55,10 @@ class Figure(NamedTuple):
 
 
 def figures(world: World | None, measured: Sequence[Measurement]) -> list[Figure]:
-    """The measurements that other runs can be held against.
+    """Return the measurements that other runs can be compared with.
 
-    Of several between two nodes, by direction or by rank, the best counts: chance makes one slow, and none fast. Of
-    three nodes or more each has the best of its paths as well: it is slow where that is.
+    Of several measurements between two nodes, by direction or by rank, the best counts: noise makes them slower, never
+    faster. With three or more nodes, each node also has the best of its paths, which is slow if the node is.
     """
     found = list(_figures(world, measured))
     paths = _best((figure, tuple(sorted(figure.nodes))) for figure in found if len(figure.nodes) == 2)
@@ -71,7 +72,7 @@ def figures(world: World | None, measured: Sequence[Measurement]) -> list[Figure
 
 
 def _best(of: Iterable[tuple[Figure, tuple[int, ...]]]) -> list[Figure]:
-    """The fastest of those of the same kind, for each of these nodes."""
+    """Return the fastest figure of each kind for each set of nodes."""
     best: dict[tuple[object, ...], Figure] = {}
     for figure, nodes in of:
         key = (figure.name, figure.labels, nodes)
@@ -94,7 +95,7 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
 
 
 def _place(world: World | None, measured: Measurement) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
-    """The nodes it was measured of and, of a pair, what tells it from others in any run."""
+    """Return the measured nodes and, for a pair, the labels that distinguish it from other pairs in any run."""
     labels = measured.labels
     if world is None:  # in a job's output
         return (), {}
@@ -111,7 +112,7 @@ def _place(world: World | None, measured: Measurement) -> tuple[tuple[int, ...],
 
 
 def hardware(world: World | None, traits: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What must be equal for a comparison: the shape of the world, and what most of its nodes are made of."""
+    """Return what must be equal for a comparison: the shape of the world, and its nodes' most frequent hardware."""
     if world is None:
         return {}
     shape = {"nodes": f"{world.nnodes}"}
@@ -125,10 +126,10 @@ def hardware(world: World | None, traits: Sequence[Mapping[str, str]]) -> dict[s
 
 
 class MeasuredRun(NamedTuple):
-    """What is kept of a report to compare it with others.
+    """The part of a report that is kept for comparisons.
 
-    ``settings_known``: whether a variable that is not among the traits was not set. ``settings`` are the variables in
-    which nodes may differ, None if unknown; ``findings`` have a line for each code.
+    ``settings_known``: whether a variable that is not among the traits was unset. ``settings`` are the variables in
+    which nodes may differ, None if unknown; ``findings`` have one line per code.
     """
 
     verdict: Verdict
@@ -144,7 +145,7 @@ class MeasuredRun(NamedTuple):
 
 
 def measured_run(report: Report) -> MeasuredRun:
-    """What is measured in a report, and on what."""
+    """Return the measurements of a report, with its hardware and traits."""
     nodes = [node.traits for node in report.nodes]
     on, known = hardware(report.world, nodes), _traits(nodes)
     hosts = tuple(node.hostname for node in report.nodes)
@@ -181,7 +182,7 @@ def _all_alike(nodes: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
 
 
 def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
-    """Of all nodes; where they are not alike, how many have which value."""
+    """Return the traits of all nodes; if they differ, with the number of nodes per value."""
     found = {}
     for name in dict.fromkeys(name for node in nodes for name in node):
         counts = Counter(node.get(name, "not set" if is_setting(name) else "not known") for node in nodes)
@@ -217,7 +218,7 @@ def _baseline(alike: Sequence[MeasuredRun], fewest: int) -> Baseline | None:
         made_at=max(run.finished_at for run in alike),
         runs=len(alike),
         hosts=tuple(sorted({host for run in alike for host in run.hosts})),
-        # None where they are not alike
+        # None if runs differ
         traits={
             name: of_runs[0] if len(of_runs) == len(alike) and len({*of_runs}) == 1 else None
             for name, of_runs in sorted(traits.items())
@@ -268,7 +269,7 @@ def comparison_with(path: str) -> Callable[[Recording, Report], Recording]:
 
 
 def held_against(baseline: Baseline, file: str, recording: Recording, report: Report) -> Recording:
-    """The recording with readings of the check ``baseline``: what its report measured beside the healthy runs."""
+    """Add readings of the check ``baseline``: the report's measurements compared with the healthy runs."""
     readings = (*recording.readings, *compared(measured_run(report), baseline, file))
     left_out = tuple(each for each in recording.not_run if each.check != BASELINE)
     options = recording.options.model_copy(update={"baseline": file})
@@ -302,7 +303,7 @@ def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tu
 
 
 def _preflight(run: MeasuredRun, earlier: MeasuredRun) -> Preflight | None:
-    """What is known of the earlier one, where that is a run of the doctor's and the other the output of a job."""
+    """Return the earlier preflight if it is a ddp-doctor run and the other is a job's output, or None."""
     by = run.traits.get(_MEASURED_BY)
     if by in (None, _OURS) or earlier.traits.get(_MEASURED_BY) != _OURS:
         return None
@@ -323,7 +324,7 @@ def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]
 def _differences(
     run: MeasuredRun, earlier: Baseline | MeasuredRun, baseline: Baseline | None, file: str
 ) -> RunDifferencesFact:
-    """What is known of both, and not the same; what one alone tells or measured is left out, and said."""
+    """Return the known differences; traits known or measured in only one run are listed separately."""
     traits = {**earlier.hardware, **earlier.traits}
     names = [*VERSIONS]
     names += sorted({*run.traits, *traits}.difference(names))

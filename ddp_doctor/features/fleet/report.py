@@ -1,4 +1,4 @@
-"""The report on a fleet: what ``fleet --json`` writes."""
+"""The fleet report, as ``fleet --json`` writes it."""
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Severity
@@ -6,7 +6,7 @@ from ddp_doctor.model.report import NodeVerdict, Report
 
 
 class FleetNode(NodeVerdict):
-    """One host over all its runs; verdict, findings and traits are those of the newest."""
+    """One host over all its runs; verdict, findings and traits are from its newest run."""
 
     run_id: str  # of the newest run
     seen_at: str  # when that began, RFC 3339
@@ -14,11 +14,11 @@ class FleetNode(NodeVerdict):
     unhealthy_runs: int  # of them
     changes: int  # from usable to unhealthy or back, in the order of time
     flapping: bool  # whether these are many
-    lemon: bool  # whether it was unhealthy again and again, and more often than the others
+    lemon: bool  # whether it was unhealthy repeatedly, and more often than other nodes
 
 
 class LeftOut(Frozen):
-    """A file that does not count, or not as it says."""
+    """A file that does not count, or counts only in part."""
 
     file: str  # as it was found
     why: str  # in a sentence
@@ -31,7 +31,7 @@ class CommonFinding(Frozen):
     name: str  # the rule's in words
     severity: Severity  # the gravest of them
     title: str  # of one of them
-    nodes: tuple[str, ...]  # hosts in whose newest runs it was found
+    nodes: tuple[str, ...]  # hosts with the fault in their newest runs
 
 
 class SharedValue(Frozen):
@@ -43,14 +43,14 @@ class SharedValue(Frozen):
 
 
 class Difference(Frozen):
-    """A version, a setting or a part of the hardware in which nodes differ."""
+    """A version, setting or hardware trait in which nodes differ."""
 
     name: str  # torch, driver, NCCL_ALGO …
     values: tuple[SharedValue, ...]  # the most frequent first
 
 
 class Outlier(Frozen):
-    """A node whose newest run measured much less than those of nodes with the same hardware."""
+    """A node whose newest run measured much less than nodes with the same hardware."""
 
     node: str  # its host name
     name: str  # of the measurement
@@ -71,7 +71,7 @@ class NamedFinding(Frozen):
 
 
 class Since(Frozen):
-    """What is not as it was in the fleet report before."""
+    """The changes since the previous fleet report."""
 
     run_id: str  # of that report
     started_at: str  # when it was made, RFC 3339
@@ -84,16 +84,16 @@ class Since(Frozen):
 
 
 class FleetReport(Report):
-    """What ``fleet --json`` writes: the envelope, and the nodes beside each other.
+    """The document that ``fleet --json`` writes: the envelope, and a comparison of the nodes.
 
     ``findings`` are the errors and warnings of the newest run of each node, each once.
     """
 
     nodes: tuple[FleetNode, ...] = ()  # all hosts by name, with the verdicts of their newest runs
     runs: int = 0  # that were read
-    files: int = 0  # that were looked at
-    left_out: tuple[LeftOut, ...] = ()  # files that do not count, or not as they say
+    files: int = 0  # that were read or skipped
+    left_out: tuple[LeftOut, ...] = ()  # files that do not count, or only in part
     common: tuple[CommonFinding, ...] = ()  # what is found on most nodes and worst
     differences: tuple[Difference, ...] = ()  # in versions, settings and hardware
     outliers: tuple[Outlier, ...] = ()  # the slowest first
-    since: Since | None = None  # what changed, where an earlier fleet report was among the files
+    since: Since | None = None  # the changes, if an earlier fleet report was among the files

@@ -1,4 +1,4 @@
-"""``ddp-doctor fleet``: many runs beside each other, of which files are read one by one and little is kept."""
+"""``ddp-doctor fleet``: compares many runs; reads their files one at a time to bound memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ _FUTURE_S = 300.0
 
 @dataclass(frozen=True)
 class _Run:
-    at: float  # seconds since the epoch; of a run whose time cannot be right, before all others
+    at: float  # seconds since the epoch; before all others for a run with an impossible time
     run_id: str
     started_at: str
     nodes: tuple[NodeVerdict, ...]
@@ -62,7 +62,7 @@ class _Run:
 
 @dataclass
 class Fleet:
-    """What was read of the files."""
+    """The contents of the files."""
 
     now: float
     files: int = 0
@@ -144,7 +144,7 @@ def _seconds(text: str) -> float | None:
 
 
 def read_fleet(paths: Sequence[str], tell: Callable[[str], None]) -> Fleet:
-    """Read files, and those in folders. Raises UsageError where no run was found in them."""
+    """Read files, and files in directories. Raises UsageError if none of them is a run."""
     fleet = Fleet(datetime.now(timezone.utc).timestamp())
     for number, path in enumerate(dict.fromkeys(_files(paths, fleet))):
         if number % 100 == 0:
@@ -282,7 +282,7 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
 
 
 def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
-    """The slowest value of each node, where it is far below those of the nodes with its hardware."""
+    """Return the slowest value of each node that is far below the nodes with the same hardware."""
     found: dict[tuple[str, Labels, str, frozenset[tuple[str, str]]], dict[str, float]] = {}
     for host, (run, node) in newest.items():
         hardware = frozenset(run.measured.hardware.items())
@@ -330,7 +330,7 @@ def _others(some: Iterable[Finding], than: Iterable[Finding]) -> tuple[NamedFind
 
 
 def _counts(report: FleetReport) -> Iterator[Measurement]:
-    """What a dashboard shows of a fleet, by names that no run has."""
+    """Yield the counts for a dashboard, with names that no run has."""
     verdicts = Counter(node.verdict for node in report.nodes)
     for verdict in WORST_FIRST:
         yield Measurement(name="fleet_nodes", value=verdicts[verdict], unit="nodes", labels={"verdict": verdict.value})

@@ -36,7 +36,7 @@ def compare(earlier: str, later: str, progress: Callable[[int, int], None] | Non
 
 
 def _compare_runs(earlier: str, later: str) -> Outcome:
-    """Raises UsageError. If the runs have no number in common, the report says so and lists other differences."""
+    """Compare two runs; without common measurements, report only other differences. Raises UsageError."""
     if earlier == later == "-":
         raise UsageError("only one of the two inputs can be stdin (-); name a file for the other")
     first, report = read_json(earlier), report_in(read_json(later))
