@@ -1,4 +1,4 @@
-"""What came of four real ranks as the agent would record it, and what a check's rules make of it."""
+"""Recordings of four real ranks as the agent writes them, and the findings of a check's rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from tests.readings import collected, plain_world, replayed
 
 
 def record(check: Check, facts: Sequence[Fact], ranks: Sequence[int] | None = None, backend: str = "gloo") -> Recording:
-    """A recording of one node per rank, as the agent would write it, read back from its JSON."""
+    """Return a recording of one node per rank, as the agent would write it, read back from its JSON."""
     readings = tuple(
         collected(check.id, fact, rank, rank=rank) for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
     )
@@ -35,13 +35,13 @@ def blamed(finding: Finding) -> list[int | None]:
 
 
 def planted(*rows: Any) -> Any:
-    """Parametrise by a defect's name, what the ranks run, and the one finding of it: code, ranks to blame, words."""
+    """Parametrize by a defect's name, the ranks' scenario, and its single finding: code, faulty ranks, text."""
     cases = [pytest.param(scenario, code, ranks, words, id=name) for name, scenario, code, ranks, *words in rows]
     return pytest.mark.parametrize(("scenario", "code", "ranks_blamed", "words"), cases)
 
 
 def assert_found(findings: list[Finding], code: str, ranks_blamed: list[int], words: Sequence[str]) -> None:
-    """One finding, of these ranks, with these words in its severity, confidence, title, detail or evidence."""
+    """Assert a single finding of these ranks, with these words in its severity, title, detail or evidence."""
     finding = only(findings, code)
     assert blamed(finding) == ranks_blamed
     lines = [f"{finding.severity.value}, {finding.confidence.value}: {finding.title}", finding.detail]

@@ -55,7 +55,7 @@ while True:
 
 
 def measured(ctx: HarnessContext, odd: int | None, plant: Callable[[], Any], data: str = "") -> Reading:
-    """The reading of one rank; on rank ``odd`` beside what is planted."""
+    """Return the reading of one rank; rank ``odd`` runs with the injected fault."""
     ctx.deadline += 600
     ctx.options = ctx.options.model_copy(update={"data": data})
     with plant() if ctx.rank == odd else contextlib.nullcontext():
@@ -96,7 +96,7 @@ def quota() -> Iterator[None]:
 
 @contextmanager
 def neighbor() -> Iterator[None]:
-    """This process may use one CPU, on which another one of its group spins; ranks of other groups go before both."""
+    """Limit this process to one CPU with a spinning process of its group; ranks of other groups have priority."""
     _write("cpu.shares", "16384")
     _write("cpu.weight", "625")
     cpus = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""A tree in place of /sys, with PCI devices where a machine has them."""
+"""A directory tree in place of /sys, with PCI devices where a machine has them."""
 
 from pathlib import Path
 

@@ -124,7 +124,7 @@ def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, lev
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget_s: float) -> Sweep:
-    """The sizes of a run over a link of that rate with 1 ms of latency, on a clock of its own."""
+    """Run the sweep over a simulated link of that rate with 1 ms latency, on its own clock."""
     clock = [0.0]
 
     def measure(ctx: RankContext, size: int, _row: object) -> SizeResult:

@@ -20,7 +20,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-# Scenarios: what runs on each rank.
+# Scenarios: the code of each rank.
 
 
 def after_forward(module: Any, change: Callable[[Any], object]) -> None:
@@ -102,7 +102,7 @@ def quick_probe(ctx):
 
 
 def probe_with(ctx: Any, method: str, replaced: Any, on: tuple[int, ...] = (0, 1, 2, 3)) -> Buffers:
-    """The probe under a torch in which one method of DDP was replaced on these ranks."""
+    """Run the probe with a torch whose method of DDP is replaced on these ranks."""
     where = f"torch.nn.parallel.DistributedDataParallel.{method}"
     with mock.patch(where, replaced) if ctx.rank in on else nullcontext():
         return buffers.probe(ctx)
@@ -113,7 +113,7 @@ def always_broadcasts(ctx):
 
 
 def loses_sight_of_new_buffers(ctx, on):
-    """A DDP that lists its buffers once, as torch did before issue 63916."""
+    """Probe a DDP that lists its buffers once, as torch did before issue 63916."""
     from torch.nn.parallel import DistributedDataParallel
 
     listed: Any = DistributedDataParallel._assign_modules_buffers
@@ -176,7 +176,7 @@ def synchronised_model(ctx: Any) -> Any:
 
 
 def sync_batch_norm(ctx, module_of, on=()):
-    """As the probe does it on GPUs; ranks ``on`` use their own batch alone afterwards."""
+    """Run the probe's test for GPUs; ranks ``on`` then use only their own batch."""
     fact = buffers.measure(ctx, buffers.wrap(ctx, buffers.stamped_model(ctx)))
     model = buffers.wrap(ctx, module_of(ctx))
     if ctx.rank in on:

@@ -20,7 +20,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-# Scenarios: what runs on each rank.
+# Scenarios: the code of each rank.
 
 
 def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:

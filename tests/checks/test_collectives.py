@@ -1,4 +1,4 @@
-"""collectives: on real ranks each collective is right, and a rank that gives or takes wrong shares is named."""
+"""collectives: every collective is correct on real ranks, and a rank with wrong shares is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import findings_of, plain_world
 from tests.words import pairs
 
-#: In which collectives a rank may give wrongly, and what torch calls there.
+#: Collectives in which a rank may send wrong data, and the function that torch calls in each.
 MOVED = pairs("""
     broadcast=broadcast all_gather=all_gather_into_tensor all_to_all=all_to_all_single
     all_to_all_uneven=all_to_all_single gather=gather scatter=scatter send_recv=batch_isend_irecv
@@ -87,7 +87,7 @@ def judge(facts: list[CollectiveFact], parts: int = 1) -> list[Finding]:
 
 
 def all_of_them(ctx: HarnessContext, culprit: int | None = None) -> dict[str, CollectiveFact]:
-    """By part; of collectives whose shares have a giver where there is a culprit."""
+    """Return the facts by part; with a culprit, only of collectives whose shares have a sender."""
     of_all = [name for name in TABLE if name != GROUPS or ctx.world_size > 3]
     return {part: looked_at(ctx, part, culprit) for part in (of_all if culprit is None else [*MOVED, *ADDED])}
 
@@ -140,7 +140,7 @@ def test_looking_at_a_result_takes_no_more_memory_than_is_asked_for_beside_it(ra
 
 
 def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> CollectiveFact:
-    """An all-gather of which rank 2 takes wrong shares, of all or of these ranks."""
+    """Run an all-gather in which rank 2 receives wrong shares, from all ranks or only from these."""
     import torch.distributed as dist
 
     honest = dist.all_gather_into_tensor
@@ -179,7 +179,7 @@ def test_who_takes_wrongly_or_one_way_alone_is_named(ranks: Ranks, sources, culp
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.is_timed])
 def test_sizes_counts_and_bus_bandwidths_are_those_of_nccl_tests(name: str):
-    """By src/*.cu of nccl-tests, GetCollByteCount and GetBw: 1000 MB/s of 1 MiB among 6 ranks."""
+    """Compare with src/*.cu of nccl-tests, GetCollByteCount and GetBw: 1000 MB/s of 1 MiB among 6 ranks."""
     row, ranks, size = TABLE[name], 6, 1 << 20
     count = {"all_reduce": size // 4, "broadcast": size // 4, "reduce": size // 4, "send_recv": size // 4}.get(
         name, (size // 4 // ranks) & ~3
@@ -191,7 +191,7 @@ def test_sizes_counts_and_bus_bandwidths_are_those_of_nccl_tests(name: str):
 
 
 def all_gather(*wrong: dict[int, int], sizes: int = 0) -> list[CollectiveFact]:
-    """Four ranks of which each saw so many wrong shares of these."""
+    """Return facts of four ranks that each saw this many wrong shares."""
     looked = dict.fromkeys(range(4), 10)
     share: dict[str, Any] = {"case": "float32", "elements": 4, "of": 4, "expected": 1.0, "got": 2.0}
     size = SizeResult(
@@ -211,7 +211,7 @@ def all_gather(*wrong: dict[int, int], sizes: int = 0) -> list[CollectiveFact]:
 
 
 def sums(part: str, *blamed: tuple[int, ...] | None, own: int = 0) -> list[CollectiveFact]:
-    """Three ranks; each blames these for its wrong sums, or saw none; rank 2 found what it gave changed so often."""
+    """Return facts of three ranks: the ranks that each blames for wrong sums; rank 2's input changed ``own`` times."""
     share: dict[str, Any] = {"elements": 4, "of": 4, "expected": 1.0, "got": 2.0}
     return [
         CollectiveFact(

@@ -1,4 +1,4 @@
-"""compile on real ranks: what torch.compile takes alike gives no finding, and each planted difference is named."""
+"""compile on real ranks: models that compile identically have no finding, and each injected difference is reported."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ AS_IT_IS = Options()
 
 def look(ctx: Any, name: str, options: Options) -> CompiledFact:
     ctx.model, ctx.options = f"tests.models.compiled:{name}", options
-    ctx.deadline += 600.0  # where the machine is busy, fewer steps would be looked at
+    ctx.deadline += 600.0  # on a busy machine, fewer steps would be checked
     return CHECK.probe(ctx)  # type: ignore[return-value]
 
 

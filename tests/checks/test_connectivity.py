@@ -1,4 +1,4 @@
-"""reach: what one node sees of the others, and whom the rows of all blame."""
+"""reach: each node's view of the other nodes, and the nodes that all rows together blame."""
 
 import errno
 import os
@@ -140,7 +140,7 @@ def test_the_port_range_is_not_invented_where_the_kernel_does_not_tell(listeners
 
 @dataclass
 class Wire:
-    """How a path behaves; nothing on it takes time."""
+    """The behavior of a path; using it takes no time."""
 
     round_trip_s: float = 0.0001
     bytes_per_s: float = 1e9
@@ -405,7 +405,7 @@ THIN = {"throughput_bytes_per_s": (11e6, 12e6, 11.5e6)}
 FAR = {"round_trip_min_s": 0.050, "round_trip_median_s": 0.0504, "throughput_bytes_per_s": (3e6, 4e6)}
 LOSSY = {"retransmits": 7, "round_trip_max_s": 0.42, "throughput_bytes_per_s": (70e6, 900e6, 20e6)}
 
-#: code, what a path looks like, and whether the fault has one direction
+#: the code, the path's state, and whether the fault has one direction
 FAULTS = {
     "blocked": ("DD530", DEAD, True),
     "hole": ("DD532", HOLE, False),

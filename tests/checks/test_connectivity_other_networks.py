@@ -1,4 +1,4 @@
-"""How the probe measures the other networks that all nodes share; recordings show when one is recommended."""
+"""The probe's measurements of other networks that all nodes share; recordings test when one is recommended."""
 
 import errno
 import time
@@ -84,7 +84,7 @@ def test_real_lines_answer_at_two_addresses_and_a_dead_one_costs_no_seconds():
 
 
 class Deaf(RealContext):
-    """Nothing comes back from 127.0.0.3; ``deaf_s`` is how long a real line would have waited for it."""
+    """A context where nothing returns from 127.0.0.3; ``deaf_s`` is how long a real socket would have waited."""
 
     deaf_s = 0.0
 

@@ -1,4 +1,4 @@
-"""Agreement: the odd node is named, of two nobody; what may differ is left alone."""
+"""Agreement of the nodes: the odd node is reported, none of two; values that may differ are ignored."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Settings of a node's ranks: what is recorded of them, and a job of thousands of ranks."""
+"""Settings of a node's ranks: the recorded values, and a job of thousands of ranks."""
 
 from ddp_doctor.checks.cluster.consistency import CHECK
 from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings, Settings

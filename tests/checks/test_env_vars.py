@@ -1,4 +1,4 @@
-"""The environment check: what is recorded, what each rule says, and what must be left alone."""
+"""The environment check: the recorded variables, the findings of each rule, and values that are not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's two classes behind "nccl": what is said of variables that only the other one reads."""
+"""Torch's two classes for "nccl": findings about variables that only the other class reads."""
 
 from __future__ import annotations
 

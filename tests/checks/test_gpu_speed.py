@@ -87,7 +87,7 @@ def test_ranks_on_the_cpu_have_no_gpu_to_measure(ranks: Ranks):
 
 
 class Clock(HarnessContext):
-    """A device on which one call takes 0.01 s; nothing else takes time."""
+    """A context for a device where one call takes 0.01 s and everything else takes no time."""
 
     now = 0.0
 
@@ -180,7 +180,7 @@ def test_a_slice_is_found_by_its_own_uuid_however_cuda_begins_it():
     ],
 )
 def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str, reason: str):
-    seen = watched(fault, uuid)  # what waits, waits for ever
+    seen = watched(fault, uuid)  # waiting calls never return
     assert reason in (seen.reason or "")
     assert seen.samples == ()
 

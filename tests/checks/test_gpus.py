@@ -84,11 +84,11 @@ def test_the_answer_of_nvml_is_kept_as_raw_text(node: Machine) -> None:
     ("fault", "expected"),
     [
         ("exclusive_taken", [("DD305", "warning"), ("DD306", "warning")]),  # the holder's name is not known
-        ("mig", [("DD309", "info"), ("DD311", "error")]),  # and a prolog says nothing of ranks
+        ("mig", [("DD309", "info"), ("DD311", "error")]),  # a prolog does not report on ranks
     ],
 )
 def test_what_a_run_says_of_a_planted_fault(node: Machine, fault: str, expected: list[tuple[str, str]]) -> None:
-    """What a prolog says of them all is in tests/nvml_stand_in/fault_table.py."""
+    """tests/nvml_stand_in/fault_table.py has the findings of a prolog for all faults."""
     assert verdicts(recorded(look(node, fault), world=world())) == expected
 
 

@@ -17,7 +17,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-# Scenarios: what runs on each rank.
+# Scenarios: the code of each rank.
 
 
 def sabotaged(ctx, hook):

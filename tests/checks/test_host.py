@@ -25,7 +25,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 
 def severities(fact: Host) -> list[Severity]:
-    """Those of the findings about a node of two ranks over gloo."""
+    """Return the severities of the findings about a node of two ranks over gloo."""
     recording = Recording(world=plain_world(1, 2), readings=of_nodes("host", [fact]))
     return [finding.severity for finding in findings_of(CHECK, recording)]
 
@@ -135,7 +135,7 @@ def test_a_file_system_says_why_no_file_can_be_made_on_it(monkeypatch, tmp_path)
     [
         ((Interface(name="lo", loopback=True, addresses=("127.0.0.1/8", "::1/128")),), None),
         ((Interface(name="lo", loopback=True, addresses=("127.0.0.2/8",)),), None),
-        ((Interface(name="eth0", addresses=("10.0.0.1/24",)),), None),  # a list without lo tells nothing
+        ((Interface(name="eth0", addresses=("10.0.0.1/24",)),), None),  # a list without lo gives no information
         ((Interface(name="lo", loopback=True, up=False, running=False),), "lo is down"),
         ((Interface(name="lo", loopback=True, addresses=("::1/128",)),), "lo has no address 127.0.0.1"),
         ((Interface(name="lo", loopback=True, addresses=("127.0.1.1/32",)),), "lo has no address 127.0.0.1"),
@@ -159,7 +159,7 @@ def test_processes_of_a_busy_host_are_redacted():
 
 @dataclass
 class TwoLooks(FakeContext):
-    """Shows a file's first line at the first look, and its second from then on."""
+    """A context that shows a file's first line at the first read and its second afterwards."""
 
     seen: set[str] = field(default_factory=set)
 

@@ -18,7 +18,7 @@ recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
 
 
-# Scenarios: what runs on each rank.
+# Scenarios: the code of each rank.
 
 
 def layers(*sizes: tuple[str, int, int]) -> Any:
@@ -64,7 +64,7 @@ def models_differ(ctx: Any, how: str, on: tuple[int, ...], rest: str = "") -> In
 
 
 def order_from_a_set(ctx):
-    """Names from a set: their order is that of their hashes, and those differ between processes."""
+    """Use names from a set, whose order depends on hashes that differ between processes."""
     from hashlib import md5
 
     names = ["first", "second", "third", "fourth"]

@@ -1,4 +1,4 @@
-"""job_collectives: real gloo ranks make a job's calls again, and stand where its ranks stood, or come through."""
+"""job_collectives: real gloo ranks replay a job's calls, and stop where the job stopped or finish."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ran
 
 @pytest.mark.ranks
 def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, tmp_path):
-    """Of ranks 1 and 3 there are no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
+    """Ranks 1 and 3 have no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
     groups = {"0": "[0, 1, 2, 3]", "1": "[2, 3]"}
     for rank in (0, 2):
         calls = [entry(1), *[entry(1, group="1")] * (rank == 2)]

@@ -1,4 +1,4 @@
-"""Who launched a process, and launch variables that cannot be true together."""
+"""The launcher of a process, and launch variables that contradict each other."""
 
 from __future__ import annotations
 

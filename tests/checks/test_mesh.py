@@ -1,4 +1,4 @@
-"""The mesh of a job by its rules: where an axis belongs, and where nothing is said."""
+"""The mesh of a job by its rules: the right place of an axis, and meshes without a finding."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ MEASURED = {"size_bytes": 1 << 20, "time_us": 1.0, "min_us": 1.0, "max_us": 1.0,
 
 
 def judged_mesh(mesh: str, nodes: Sequence[int], busbw: Mapping[str, float] | None = None) -> list[Finding]:
-    """Findings of a mesh on so many ranks a node, with these bandwidths of all-reduces by axis."""
+    """Return the findings of a mesh with these ranks per node and all-reduce bandwidths by axis."""
     told, world = axes(mesh), uneven_world(nodes)
 
     def fact(rank: int) -> MeshFact:
@@ -64,7 +64,7 @@ def test_the_axis_that_sends_more_belongs_inside(mesh: str, title: str):
         ("dp=2,shard=4", (4, 4)),
         ("shard=8", (4, 4)),
         ("shard=8,dp=1", (4, 4)),
-        ("a=4,b=2", (4, 4)),  # nobody knows what they send
+        ("a=4,b=2", (4, 4)),  # the traffic of these axes is unknown
         ("shard=4,x=2", (4, 4)),
         ("tp=2,dp=4", (8,)),
         ("shard=8,dp=2", (2,) * 8),  # larger than a node in any order

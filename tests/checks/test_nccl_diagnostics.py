@@ -1,4 +1,4 @@
-"""Which of the results that NCCL tags [INFO] are told: formats out of libnccl 2.32.3, filled in here."""
+"""The reported results among those that NCCL tags [INFO]: formats from libnccl 2.32.3, filled in here."""
 
 import pytest
 

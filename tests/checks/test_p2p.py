@@ -25,7 +25,7 @@ SIZE = 1 << 16
 
 
 class Context(HarnessContext):
-    """Time stands still unless the test moves it; ``step_deadlines`` are kept in order."""
+    """A context whose clock moves only with the test; ``step_deadlines`` are kept in order."""
 
     now = 0.0
 
@@ -44,7 +44,7 @@ class Context(HarnessContext):
 
 
 class Late:
-    """A received tensor whose data arrives when it is looked at, as on a GPU."""
+    """A received tensor whose data arrives when it is read, as on a GPU."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx

@@ -23,7 +23,7 @@ from tests.readings import findings_of, plain_world
 
 
 def findings(*machines: Tree, **env: str) -> list[Finding]:
-    """Those about a run of these machines, one per node."""
+    """Return the findings about a run of these machines, one per node."""
     contexts = [FakeContext(env=env, files=tree.files, links=tree.links, node=at) for at, tree in enumerate(machines)]
     readings = tuple(read_check(CHECK, context) for context in contexts)
     assert [reading.status for reading in readings] == [Status.COLLECTED] * len(machines), readings

@@ -1,4 +1,4 @@
-"""repeats: real ranks again and again, a fault that comes one time in five, runs that are cut short, and replay."""
+"""repeats: real ranks repeatedly, a fault that occurs one time in five, runs that are cut short, and replay."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from tests.launch.agents import Agent, end
 from tests.once import free_port
 from tests.waiting import LIMIT_S, wait_until
 
-#: Rank 1 raises in the fourth of five worlds. It is planted in the process from which ranks are forked.
+#: Rank 1 raises in the fourth of five worlds. The fault is injected into the process that forks the ranks.
 _NOW_AND_THEN = """
 import os, sys
 

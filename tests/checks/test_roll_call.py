@@ -106,7 +106,7 @@ MODES = ("frozen", "killed", "dark", "unplugged", "dead port")
 
 @st.composite
 def one_culprit(draw: st.DrawFn) -> tuple[int, int, Recording]:
-    """The culprit, whose report this is, and what that node and those that it hears have seen."""
+    """Return the culprit, the reporting node, and the readings of that node and the nodes that it hears."""
     nodes = draw(st.integers(3, 8))
     culprit = draw(st.integers(0, nodes - 1))
     mode = draw(st.sampled_from(MODES))
@@ -124,7 +124,7 @@ def one_culprit(draw: st.DrawFn) -> tuple[int, int, Recording]:
 
 def _own_report(draw: st.DrawFn, culprit: int, nodes: int, knows: bool) -> Iterable[Reading]:
     links = ("eth0",) if knows else ()
-    missed = range(nodes) if culprit == 0 else [0]  # a follower hears the head alone, and dials the rest
+    missed = range(nodes) if culprit == 0 else [0]  # a follower hears only the head, and dials the others
     for node in range(nodes):
         if node != culprit:
             answer: Answer = draw(st.sampled_from(("timed_out", "unreachable")))

@@ -1,4 +1,4 @@
-"""same_products: bits flipped in products of real ranks, whom the vote names, and what it leaves to nobody."""
+"""same_products: bits flipped in products of real ranks, the ranks that the vote blames, and undecided votes."""
 
 from typing import Any
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""user_model on real ranks with models in fully_shard: those that are right give no finding, each defect is named."""
+"""user_model on real ranks with fully_shard models: correct models have no finding, each defect is reported."""
 
 from functools import partial
 from typing import Any
@@ -220,11 +220,11 @@ def test_a_step_that_trains_nothing_is_not_healthy(ranks):
     }
 
 
-# What could not be looked at
+# Values that could not be checked
 
 
 def without_policies(ctx: Any, name: str) -> UserModel:
-    """As a torch would be whose private attributes are others."""
+    """Run with a torch that has other private attributes."""
     sharding.policy = lambda unit: None
     return look(ctx, name)
 

@@ -26,7 +26,7 @@ judge = partial(judge_by, CHECK)
 SHORT = Plan(aim_s=0.002, rounds=3, iterations=1, bucket_aim_s=0.01)
 
 
-# Scenarios: what runs on each rank.
+# Scenarios: the code of each rank.
 
 
 def small(ctx, slow_rank=None, level=Level.STANDARD):
@@ -59,7 +59,7 @@ def too_long(ctx):
 
 
 def each_with_a_processor(facts: list[StepTimeFact]) -> list[StepTimeFact]:
-    """The ranks of these tests share two processors; on a node of their own each has one."""
+    """Return the facts as if each rank had its own processor; the ranks of these tests share two."""
     return [fact.model_copy(update={"on_cpu_share": 1.0}) for fact in facts]
 
 

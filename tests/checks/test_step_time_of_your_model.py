@@ -1,4 +1,4 @@
-"""step_time on real ranks with a model of the user's: it is measured and named, or left alone with the reason."""
+"""step_time on real ranks with a user's model: it is measured and named, or skipped with the reason."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -99,7 +99,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
 
 
 def tiny_buckets(**changes: Any) -> TraceAdvice:
-    """What ``trace`` says of a job with a bucket for each gradient."""
+    """Return the advice of ``trace`` for a job with a bucket for each gradient."""
     advice = TraceAdvice(code="DDT120", at_most=0.9, setting="bucket_cap_mb", value=None, had=0.001)
     return advice.model_copy(update=changes)
 

@@ -29,7 +29,7 @@ def of_ranks(ranks: Ranks, *planted: Any) -> Recording:
 
 
 def warned(recording: Recording) -> list[Finding]:
-    """What is more than information: a busy machine adds that to nearly every run."""
+    """Return findings above info: a busy machine adds info findings to nearly every run."""
     return [finding for finding in judge_by(CHECK, recording) if finding.severity is not Severity.INFO]
 
 

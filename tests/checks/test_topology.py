@@ -1,4 +1,4 @@
-"""topology: what the probe makes of nvidia-smi, and what the rules make of recorded machines."""
+"""topology: the probe's reading of nvidia-smi, and the rules on recorded machines."""
 
 import os
 import time
@@ -182,7 +182,7 @@ def hca_values(recording: Recording) -> list[str | None]:
 
 
 def hca_lines(recording: Recording) -> list[str]:
-    """The lines to paste: a trial of the pair that stalls would say nothing of a setting for other traffic."""
+    """Return the lines to paste; a trial of the stalled pair would not test settings for other traffic."""
     commands = [one for finding in judge(recording) for remedy in finding.remedies for one in remedy.commands]
     return [one for one in commands if "NCCL_IB_HCA" in one]
 

@@ -1,4 +1,4 @@
-"""What stands in a pasted text goes to people, files and settings as plain text, or not at all."""
+"""Text from a paste reaches people, files and settings as plain text or not at all."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_nothing_hostile_leaves_a_pasted_text(name: str, tmp_path: Path, capsys:
 
 
 def strings(value: object) -> list[str]:
-    """All keys and texts in a JSON value."""
+    """Return all keys and texts in a JSON value."""
     if isinstance(value, dict):
         return [text for pair in value.items() for part in pair for text in strings(part)]
     if isinstance(value, list):

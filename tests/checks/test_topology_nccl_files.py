@@ -1,4 +1,4 @@
-"""``ddp-doctor topology`` on NCCL's own topology files: what is read, and what is concluded from it."""
+"""``ddp-doctor topology`` on NCCL's own topology files: the values read from them, and the findings."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""torchrun: a rank that is killed before its first line is named from torchrun's own summary."""
+"""torchrun: a rank that is killed before its first line is reported from torchrun's own summary."""
 
 import pytest
 
