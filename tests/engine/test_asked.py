@@ -1,4 +1,4 @@
-"""What an option names and what was not run is never healthy, live as on replay; what no option names stays listed."""
+"""A check that an option requests and that did not run is never healthy, live or replayed; others are only listed."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Isolation on the head: what a trial of a group comes to, and how the rounds end."""
+"""Isolation on the head: the result of a trial of a group, and the end of the rounds."""
 
 import time
 from types import SimpleNamespace
@@ -79,7 +79,7 @@ def test_a_slow_path_shows_its_rate_within_a_trials_time(monkeypatch, rate, move
 
     assert measured.bytes_per_s == pytest.approx(rate)
     assert moved[-1] % moved_each == 0
-    assert sum(moved) / rate < trials.NCCL_TRIAL_S / 3  # making communicators takes its time, too
+    assert sum(moved) / rate < trials.NCCL_TRIAL_S / 3  # creating communicators takes time as well
 
 
 def test_the_rate_of_a_group_is_that_of_its_slowest_rank():
@@ -90,7 +90,7 @@ def test_the_rate_of_a_group_is_that_of_its_slowest_rank():
 
 
 class Cluster:
-    """What stands for the agents: groups with one of the ``bad`` hang, those with a ``dying`` one lose it."""
+    """A stand-in for the agents: groups with a ``bad`` node hang, groups with a ``dying`` node lose it."""
 
     def __init__(self, bad: tuple[int, ...] = (), dying: tuple[int, ...] = (), budget_s: float = 60.0) -> None:
         world = plain_world(NODES)

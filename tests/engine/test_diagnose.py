@@ -1,4 +1,4 @@
-"""What another finding explains is left out; an error that no error explains stays, and so do other nodes."""
+"""Findings that another finding explains are dropped; unexplained errors and other nodes stay."""
 
 from collections.abc import Iterator
 

@@ -150,7 +150,7 @@ def rated(*rates: tuple[int, int, int, float]) -> list[GroupTest]:
 
 
 def test_nobody_is_slow_by_less_than_healthy_pairs_differ():
-    """Of eight hosts with eight ranks each on two cores, as seen; node 4 was named before."""
+    """Measured with eight hosts of eight ranks each on two cores; node 4 was once blamed."""
     tests = rated(
         *((2, 0, 1, 46.0), (2, 2, 3, 51.6), (2, 4, 6, 15.4), (3, 2, 7, 47.4)),
         *((3, 3, 4, 25.9), (3, 0, 6, 44.4), (4, 2, 4, 26.1), (4, 0, 1, 18.0)),
@@ -159,7 +159,7 @@ def test_nobody_is_slow_by_less_than_healthy_pairs_differ():
     assert settle(tests, range(8), {}).nodes == ()
 
 
-#: As seen on two cores beside four other tests and a fuzzer: healthy pairs differ tenfold.
+#: Measured on two cores next to four other tests and a fuzzer: healthy pairs differ by a factor of ten.
 BUSY = (
     *((2, 0, 1, 258.4), (2, 2, 3, 186.6), (2, 6, 7, 162.7), (3, 0, 4, 174.0), (3, 2, 6, 171.9), (3, 3, 7, 850.7)),
     *((4, 0, 1, 797.6), (4, 6, 7, 224.6), (5, 2, 7, 210.5), (5, 1, 4, 790.5), (5, 3, 6, 634.0)),
@@ -175,7 +175,7 @@ def test_a_node_that_is_far_slower_than_healthy_pairs_differ_is_named_on_busy_ho
 
 
 def test_a_pair_of_a_bad_leaf_that_was_slow_by_chance_is_tested_again():
-    """Seen on a busy machine: its nodes were tested with ever other leaves, with which they hang."""
+    """Seen on a busy machine: its nodes were always tested with other leaves, with which they hang."""
     of_leaf = {node: f"leaf{node // 2}" for node in range(8)}
     across = [(3, 4, 6), (3, 5, 7), (4, 3, 6), (4, 0, 7), (5, 1, 6), (5, 3, 7), (6, 5, 6), (6, 4, 7)]
     tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(8)]

@@ -1,4 +1,4 @@
-"""A rank of the doctor's own that ends: what it printed names the cause, as it does in the output of a job."""
+"""A rank of ddp-doctor that exits: its output identifies the cause, as in the output of a job."""
 
 import re
 
@@ -14,7 +14,7 @@ from tests.features.jobs.logs.documents import SAMPLES
 from tests.readings import only, trial_of
 from tests.recordings import load
 
-#: What a rank itself prints; of each the first sample of one file.
+#: Files with output that a rank itself prints; the first sample of each is used.
 NAMED = (
     "cumem-host-unsupported", "device-assert", "disk-full", "driver-library-mismatch", "driver-too-old",
     "fabric-manager-down", "gdr-peermem-missing", "gpu-ecc-error", "gpu-exclusive-mode", "gpu-out-of-memory",

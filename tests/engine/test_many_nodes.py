@@ -1,4 +1,4 @@
-"""One node's part of a run over several, where it ends before it has begun; no ranks."""
+"""One node's part of a multi-node run that ends before it has begun; without ranks."""
 
 import os
 

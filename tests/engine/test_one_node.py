@@ -1,4 +1,4 @@
-"""One node's part of a run, where its ranks are not worth starting or the doctor fails while torchrun ends."""
+"""One node's part of a run: ranks that are not worth starting, and a ddp-doctor that fails while torchrun exits."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

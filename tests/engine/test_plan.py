@@ -1,4 +1,4 @@
-"""What runs: by name, level, number of nodes and time."""
+"""The checks that run: by name, level, number of nodes and time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which trials are made of a remedy, and what follows from them."""
+"""The trials of a remedy, and the conclusions from them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def fails(arm: Arm) -> Attempt:
 
 
 class Plays:
-    """A world in which each trial comes out as ``scene`` says; keeps which were made, and their limits."""
+    """A world where ``scene`` gives the outcome of each trial; keeps the arms and their limits."""
 
     def __init__(self, scene: World_) -> None:
         self.scene = scene

@@ -1,6 +1,6 @@
-"""Every remedy made of settings for GPUs and RDMA, on recorded facts: what a trial repeats, and what comes of it.
+"""Every remedy by settings for GPUs and RDMA, on recorded facts: what a trial repeats, and its conclusion.
 
-The experiments are made here, on the settings that the rule itself offers: no GPU is at hand to hang.
+The experiments are simulated with the rule's own settings, because no GPU is available to hang.
 """
 
 from typing import Literal
@@ -79,7 +79,7 @@ def tried(finding: Finding, remedy: Remedy, without: Outcome, treated: Outcome) 
 
 
 def judged_with(name: str, code: str, position: int, without: Outcome, treated: Outcome) -> tuple[Finding, Remedy]:
-    """The finding after one of its remedies, by its place among them, was tried; and that remedy as it was."""
+    """Return the finding after a trial of its remedy at this position; and that remedy before the trial."""
     recording = load(name)
     before = found(recording, code)
     remedy = made_of_settings(before)[position]

@@ -1,4 +1,4 @@
-"""What the rules over trials say where a node fell silent, and where links between nodes hang."""
+"""The rules over trials if a node stopped responding, and if links between nodes hang."""
 
 from __future__ import annotations
 

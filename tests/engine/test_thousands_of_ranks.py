@@ -1,6 +1,6 @@
-"""Recordings of many nodes are judged and shown in seconds, and one bad node among them is found and named.
+"""Recordings of many nodes are evaluated and shown in seconds, and one bad node among them is found and reported.
 
-64 nodes here, 512 ranks, and half of them where a fault is found; tests/bench measures 4,096 nodes against the bar.
+64 nodes with 512 ranks, and half of them in runs with a fault; tests/bench measures 4,096 nodes against the limit.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Which later trial proves that a rank is at fault; recordings show what the rules over trials report."""
+"""The later trial that proves a rank to be at fault; recordings test the findings of the rules over trials."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Trials of hundreds of nodes: one short finding for all suspects; recordings show those of few nodes."""
+"""Trials of hundreds of nodes: one short finding for all suspects; recordings test those of few nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def test_thousands_of_suspects_are_counted_and_a_few_shown():
 
 
 def _walk(late: float) -> list[Step]:
-    """Three all-reduces, before the second of which a rank lost time."""
+    """Return three all-reduces; the rank lost time before the second."""
     first, second, third = (_step(seq, entered=seq, left=seq) for seq in (1, 2, 3))
     return [first, second.model_copy(update={"entered_at": 2 + late, "left_at": 6.01}), third]
 

@@ -1,4 +1,4 @@
-"""Which settings the rules over trials blame for a failed start of NCCL, by its own words."""
+"""The settings that the rules over trials blame for a failed start of NCCL, by its own messages."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
         ("Unable to find address for: ib0", {"GLOO_SOCKET_IFNAME": "ib0"}, ["GLOO_SOCKET_IFNAME"]),
         ("Cuda failure 2 'out of memory'", {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "2"}, []),
         ("unhandled system error (run with NCCL_DEBUG=INFO for details)", {"NCCL_DEBUG": "INFO"}, []),
-        (  # which NCCL always has: what keeps it from its adapters is likelier
+        (  # NCCL always has this plug-in, so the reason that keeps it from its adapters is likelier
             "Failed to initialize any NET plugin",
             {"NCCL_NET": "IB", "NCCL_IB_HCA": "mlx5_99"},
             ["NCCL_IB_HCA", "NCCL_NET"],

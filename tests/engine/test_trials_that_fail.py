@@ -1,4 +1,4 @@
-"""The doctor fails itself while it tries remedies: it is said, and nothing else changes."""
+"""ddp-doctor itself fails while it tests remedies: this is reported, and nothing else changes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.lab.processes import to_its_end
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.ranks
-#: ``python -c`` of a doctor in which one function raises.
+#: ``python -c`` of a ddp-doctor in which one function raises.
 BROKEN = """
 from unittest.mock import patch
 from ddp_doctor.__main__ import main

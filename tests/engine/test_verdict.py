@@ -1,4 +1,4 @@
-"""What the report says of checks that went well on some nodes or ranks and not on others."""
+"""The report on checks that passed on some nodes or ranks and not on others."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The one judge of who waits for whom, on standings of ranks: who is blamed, and that no innocent is."""
+"""The function that decides which rank waits for which, from standings: the blamed ranks, and never a healthy one."""
 
 import pytest
 

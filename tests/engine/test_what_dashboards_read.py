@@ -1,4 +1,4 @@
-"""The fields of a report by which programs tell runs, nodes and faults apart."""
+"""The fields of a report by which programs distinguish runs, nodes and faults."""
 
 import json
 
