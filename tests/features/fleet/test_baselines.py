@@ -1,4 +1,4 @@
-"""What healthy runs measured, and runs held against it."""
+"""Baselines of healthy runs, and runs compared with them."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.features.fleet.test_fleet import made
 from tests.features.jobs.logs.test_facts import INSPECTOR
 from tests.recordings import judged, load
 
-#: Healthy runs of a node, their speeds some per cent apart.
+#: Healthy runs of a node, with speeds a few percent apart.
 SPEEDS = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03, 1.0, 0.99)
 
 
@@ -115,7 +115,7 @@ def test_two_runs_differ_in_every_known_variable_and_in_findings(tmp_path):
 
 
 def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
-    """A run with --only has not looked at all; a baseline of an older release tells the hardware alone."""
+    """A run with --only did not read all traits; a baseline of an older release has only the hardware."""
     run = made("n", 20, traits={"NCCL_ALGO": "Tree"})
     checks = [check for check in run["checks"] if check["id"] != "env_vars"]
     [node] = run["nodes"]
@@ -143,7 +143,7 @@ def test_a_run_of_any_verdict_is_compared_with(baseline):
 
 
 def nccl_tests(folder: Path, name: str, busbw: float, gpu: str = "NVIDIA H100", nccl: int = 22705) -> str:
-    """What ``logs --json`` writes of the output of nccl-tests."""
+    """Return the path of the report that ``logs --json`` writes for the output of nccl-tests."""
     (folder / f"{name}.out").write_text(
         f"# nccl-tests version 2.17.6 nccl-headers=22705 nccl-library={nccl}\n"
         "# Collective test starting: all_reduce_perf\n"

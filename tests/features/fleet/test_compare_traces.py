@@ -1,4 +1,4 @@
-"""Traces of a job held against those of another: what changed in a step, and what more ranks give."""
+"""Traces of a job compared with those of another: changes in a step, and the gain of more ranks."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.recordings import load
 
 
 def job(folder: Path, ranks: int = 2, count: int = 5, length: float = 1000.0, batch: int = 32) -> str:
-    """A folder with a trace of each rank; what a step is longer than 900 us, the host does."""
+    """Write a directory with a trace per rank; the part of a step above 900 us is the host's."""
     folder.mkdir()
     for rank in range(ranks):
         events = steps(count, length)

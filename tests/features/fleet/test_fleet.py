@@ -1,4 +1,4 @@
-"""Many runs beside each other: made of one simulated report of a healthy node with eight GPUs."""
+"""A comparison of many runs, made from one simulated report of a healthy node with eight GPUs."""
 
 import gzip
 import json

@@ -1,8 +1,9 @@
-"""The scripts of tests/features/lint/samples, and what lint must report of them.
+"""The scripts of tests/features/lint/samples, and the findings that lint must report in them.
 
-DDL101.md has those of one rule, each below a heading and a sentence on the situation. A line that must be reported ends
-in a comment such as ``# expect: DDL101, DDL104``; no other line may be. Below "Reported" each script has the fault of
-the rule, below "Silent" nothing is reported. public/ holds whole training scripts with the same comments.
+DDL101.md has the scripts of one rule, each below a heading and a sentence about the situation. A line that must be
+reported ends in a comment such as ``# expect: DDL101, DDL104``; no other line may be reported. Scripts below "Reported"
+have the rule's fault, scripts below "Silent" have no finding. public/ has entire training scripts with the same
+comments.
 """
 
 import re
@@ -14,7 +15,7 @@ _SCRIPT = re.compile(r"^### (.+)\n\n(?!```)(?:.+\n)+\n```python\n((?:(?!```).*\n
 
 
 class Sample(NamedTuple):
-    """One script."""
+    """A sample script."""
 
     rule: str  # the code of the rule that it is a sample of; "" for a public script
     name: str
@@ -26,13 +27,13 @@ class Sample(NamedTuple):
 
     @property
     def beside(self) -> list[str]:
-        """The files beside it: ``# beside: random.py, helpers.py``."""
+        """The files in the script's directory: ``# beside: random.py, helpers.py``."""
         said = re.search(r"# beside: (.+)", self.text)
         return said[1].split(", ") if said else []
 
     @property
     def expected(self) -> set[tuple[int, str]]:
-        """Line and code of every finding that the script says it has."""
+        """The line and code of every finding that the script's comments expect."""
         return {
             (number, code)
             for number, line in enumerate(self.text.splitlines(), 1)

@@ -7,7 +7,7 @@ from tests.features.lint.documents import PUBLIC
 
 
 def write_hundred(folder: Path) -> list[Path]:
-    """Write them; returns the paths."""
+    """Write a hundred scripts and return their paths."""
     texts = [script.text for script in PUBLIC]
     paths = []
     for number in range(100):

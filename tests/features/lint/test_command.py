@@ -332,7 +332,7 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert set(log) == {"$schema", "version", "runs"}
     assert [one["id"] for one in driver["rules"]] == [rule.code for rule in RULES]
     assert all(one["defaultConfiguration"]["level"] in ("error", "warning", "note") for one in driver["rules"])
-    assert all(len(one["fullDescription"]["text"]) < 1024 for one in driver["rules"])  # GitHub cuts it there
+    assert all(len(one["fullDescription"]["text"]) < 1024 for one in driver["rules"])  # truncated by GitHub
     assert all("\nRemedy\n" in one["help"]["text"] for one in driver["rules"])
     for result in run["results"]:
         assert set(result) == {"ruleId", "ruleIndex", "level", "message", "locations"}
@@ -355,7 +355,7 @@ def test_a_hundred_scripts_take_seconds_at_most(tmp_path: Path):
     done = lint(".", cwd=tmp_path)
 
     assert "in 100 files" in done.stdout
-    assert time.process_time() - began < 10  # one, on a machine that does nothing else
+    assert time.process_time() - began < 10  # about 1 s on an idle machine
 
 
 def test_neither_torch_nor_the_checks_are_imported(folder: Path):

@@ -1,4 +1,4 @@
-"""How severe one GPU for all ranks is: NCCL refuses it, gloo accepts it and is slow."""
+"""The severity of one GPU for all ranks: NCCL rejects it, gloo accepts it and is slow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The hook for pre-commit is called as pre-commit calls it, which installs the package for it: that brings no torch."""
+"""The hook is called as pre-commit does, which installs the package for it without torch."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Texts that are no training scripts: each is judged or refused with a reason and a line, in bounded time."""
+"""Texts that are not training scripts: each is linted or refused with a reason and a line, in bounded time."""
 
 import time
 
@@ -8,7 +8,7 @@ from ddp_doctor.features.lint.linting import MOST_BYTES, lint_bytes, lint_text
 
 HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 START = "dist.init_process_group('nccl')\n"
-#: What takes longest needs a tenth of it.
+#: The slowest text needs a tenth of it.
 LONGEST_CPU_S = 7.5
 
 JUDGED = {

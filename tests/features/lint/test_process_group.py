@@ -1,4 +1,4 @@
-"""What DDL117 says of a script, and how loudly: a warning where it shows another GPU, else information."""
+"""The severity of DDL117 in a script: a warning if it shows another GPU, otherwise info."""
 
 import ast
 

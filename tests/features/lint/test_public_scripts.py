@@ -1,7 +1,7 @@
-"""Well-known public scripts, rewritten by hand from their structure: what is reported of them was judged, line by line.
+"""Well-known public scripts, rewritten manually from their structure: each reported line was rated by a person.
 
-The lines stand in the samples (``# expect: DDL113``; test_samples.py holds them to it), the judgments in judged.ini:
-*true*, a person would want to know; *loud*, true and of little use there; *false*.
+The lines are in the samples (``# expect: DDL113``; test_samples.py checks them), the ratings in judged.ini: *true*,
+useful to a person; *loud*, true but of little use in that place; *false*.
 """
 
 import configparser
@@ -14,12 +14,12 @@ from ddp_doctor.features.lint.linting import lint_bytes
 from ddp_doctor.features.lint.rules import RULES
 from tests.features.lint.documents import FOLDER, PUBLIC, Sample
 
-#: Modules that speak of spawning, ranks, loaders, barriers or time-outs, and are no training scripts.
+#: Modules about spawning, ranks, loaders, barriers or timeouts that are not training scripts.
 OTHER = ("asyncio", "concurrent", "multiprocessing", "unittest", "email", "json", "logging", "http", "xml")
 
 
 def judgments() -> configparser.ConfigParser:
-    """Of each script, by code."""
+    """Return the ratings of each script by code."""
     read = configparser.ConfigParser()
     read.optionxform = str  # type: ignore[assignment, method-assign]  # keys are written as they are read
     read.read_string((FOLDER / "public" / "judged.ini").read_text())

@@ -1,4 +1,4 @@
-"""Samples of training scripts: exactly the lines that say ``# expect: CODE`` are reported, in every script alike."""
+"""Samples of training scripts: exactly the lines with ``# expect: CODE`` are reported."""
 
 from pathlib import Path
 

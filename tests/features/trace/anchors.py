@@ -1,4 +1,4 @@
-"""The parts of a trace beside HTA's and TraceLens' own numbers, over the same time span.
+"""The parts of a trace compared with HTA's and TraceLens' numbers over the same time span.
 
 ``python -m tests.features.trace.anchors FILE… [--hta PYTHON] [--tracelens PYTHON]``: interpreters that have HTA 0.5.0
 with pandas below 3, and AMD's TraceLens (which is not the package of that name on PyPI).
@@ -47,7 +47,7 @@ print(json.dumps(told))
 
 
 def ours(path: Path) -> dict[str, float]:
-    """Of the whole trace, from the first to the last moment at which the GPU has work."""
+    """Return the parts of the entire trace, from the first to the last moment with work on the GPU."""
     raw = path.read_bytes()
     stream, found = EventStream([gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw]), Collected()
     for piece in stream.pieces():

@@ -1,8 +1,8 @@
-"""What the rules say of real traces beside their truth: ``python -m tests.features.trace.evaluate FOLDER…``.
+"""The findings of the rules in real traces, compared with the truth: ``python -m tests.features.trace.evaluate DIR…``.
 
-A folder holds cases of situations.py, or an ``index.json`` with the truth of its cases. Prints each case, then sums:
-causes that were right, ranks that were blamed without fault, warnings that nothing was planted for, and the bounds
-beside what removing a plant gained.
+A directory has cases of situations.py, or an ``index.json`` with the truth of its cases. Prints each case, then sums:
+correct causes, ranks that were wrongly blamed, warnings without an injected fault, and the bounds compared with the
+measured gain of removing a fault.
 """
 
 import json
@@ -38,7 +38,7 @@ OF_STEPS = pairs("""
     broadcast_buffers=buffers-broadcast optimizer_bound=optimizer-bound small_collectives=small-collectives
     barrier=barrier-in-step
 """)
-#: Of the gain that is measured by its pair, without turns: two healthy jobs differed by so much.
+#: Noise of a gain that is measured in one pair without alternating: two healthy jobs differed by this much.
 NOISE_ON_GPU = 0.07
 
 
@@ -70,7 +70,7 @@ class Judged:
 
     @property
     def surplus(self) -> list[str]:
-        """Warnings about steps that nobody planted."""
+        """Return the warnings about steps without an injected fault."""
         known = [*self.case.truth, *self.case.may]
         if "*" in known:
             return []
@@ -153,7 +153,7 @@ def judged_in(folder: Path) -> Iterator[Judged]:
     return _of_cases(folder, GPU if on_gpu else CASES)
 
 
-#: What removing the plant of a case changes, by the rule that advises it.
+#: The change by removing the injected fault of a case, by the rule that advises it.
 def of_plant(one: Judged) -> str:
     options: Any = {**one.case.plant}
     if one.name in ("view", "healthy"):

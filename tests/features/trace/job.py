@@ -1,7 +1,7 @@
-"""A small DDP job that profiles itself, with one situation planted: ``python job.py FOLDER OPTIONS``, once a rank.
+"""A small DDP job that profiles itself, with one injected situation: ``python job.py DIR OPTIONS``, once per rank.
 
-It needs torch and nothing of the doctor. Steps are timed twice: without the profiler (``seconds``: what a plant costs),
-then with it (the trace). Every delay is work; nothing sleeps.
+It needs torch and nothing of ddp-doctor. Steps are timed twice: without the profiler (``seconds``: the cost of the
+fault), then with it (the trace). Every delay is work; nothing sleeps.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ ByRank = dict[str, Any]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a job does; the defaults are a healthy one."""
+    """The behavior of a job; the defaults are a healthy one."""
 
     device: str = "cpu"
     ranks: int = 2
@@ -43,7 +43,7 @@ class Situation:
     depth: int = 6
     batch: int = 64
     timed: int = 0  # steps without the profiler
-    steps: int = 4  # steps in the trace; 0 makes none
+    steps: int = 4  # steps in the trace; 0 for no trace
     before: int = 3  # steps before either
     ddp: dict[str, Any] = field(default_factory=dict)
     hook: str = ""
@@ -67,14 +67,14 @@ class Situation:
     shapes: bool = True
     scheduled: bool = True
     groups: bool = False
-    # What the cases below plant besides; see situations.py.
+    # Additional faults of the cases below; see situations.py.
     micro: ByRank = field(default_factory=dict)  # passes a step of one rank, in place of ``accumulate``
     augment: ByRank = field(default_factory=dict)  # tensor operators on each sample, in the loader
     workers_of: ByRank = field(default_factory=dict)  # in place of ``workers``
     lengths: bool = False  # each batch of each rank has sequences of another length
     validate: ByRank = field(default_factory=dict)  # every Nth step, so many passes without gradients
     average: ByRank = field(default_factory=dict)  # a moving average of the weights, so often a step
-    recompute: ByRank = field(default_factory=dict)  # forward once more in backward
+    recompute: ByRank = field(default_factory=dict)  # repeat the forward in backward
     anomaly: ByRank = field(default_factory=dict)  # torch.autograd.set_detect_anomaly
     frozen: int = 0  # layers that are not trained
     clip: bool = False  # the norm of the gradients, read with .item()
@@ -89,7 +89,7 @@ class Situation:
 
 
 class Body(nn.Module):
-    """Layers of one kind, with a head; ``again`` goes through them once more."""
+    """Layers of one kind with a head; ``again`` runs them once more."""
 
     def __init__(self, of: Situation, python_ms: float, recompute: bool) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Body(nn.Module):
 
 
 def work(milliseconds: float) -> None:
-    """Python that a profiler sees nothing of."""
+    """Run Python code that a profiler does not see."""
     end = time.thread_time() + milliseconds / 1e3
     while time.thread_time() < end:
         sum(range(200))
@@ -305,7 +305,7 @@ class Alone(nn.Module):
 
 
 def own_hook(state: Any, bucket: Any) -> Any:
-    """As users write one: gradients travel as halves."""
+    """Send gradients as halves, as users' hooks do."""
     half = bucket.buffer().half().div_(dist.get_world_size())
 
     def back(done: Any) -> Any:
@@ -363,7 +363,7 @@ def main(folder: Path, of: Situation) -> None:
         told = {"median": statistics.median(seconds), "mean": whole / of.timed, "all": seconds}
         (folder / f"rank{rank}.seconds").write_text(json.dumps({"torch": torch.__version__, "world": world, **told}))
     dist.destroy_process_group()
-    os._exit(0)  # gloo's destructor may wait for ever, and so may workers of a loader
+    os._exit(0)  # gloo's destructor or workers of a loader may wait forever
 
 
 if __name__ == "__main__":

@@ -92,6 +92,6 @@ def moved(fact: TraceFact, by: float = 0.0, times: float = 1.0) -> TraceFact:
 
 
 def recording(ranks: Sequence[TraceFact], window: str = "latest") -> Recording:
-    """What `ddp-doctor trace` records of them."""
+    """Return the recording of `ddp-doctor trace` for these facts."""
     readings = (collected("trace", fact, rank=fact.rank) for fact in ranks)
     return Recording(options=Options(command="trace", window=window), readings=tuple(readings))

@@ -1,8 +1,8 @@
 """Real traces of the situations: ``python -m tests.features.trace.make FOLDER [NAME…] [--tries N] [--turns N]``.
 
-Ranks are forked once torch is imported, so that a case takes two seconds. ``--tries`` runs a case again while other
-load on the machine hides what was planted, or plants more. ``--turns`` also times the job with and without its plant,
-in turns, and keeps the seconds of a step: what a plant costs.
+Ranks are forked after torch is imported, so that a case takes two seconds. ``--tries`` repeats a case while other load
+on the machine hides the injected fault or adds faults. ``--turns`` also times the job with and without its fault,
+alternately, and keeps the seconds of a step: the cost of the fault.
 """
 
 import argparse
@@ -28,7 +28,7 @@ HOG = "import os\nos.sched_setaffinity(0, {%d})\nwhile os.getppid() == %d: sum(r
 
 
 def run(folder: Path, options: Options) -> float:
-    """A job with these options; its traces and clocks lie in the folder. Mean seconds of a step, 0 where not timed."""
+    """Run a job and keep its traces and clocks in the directory. Returns mean seconds of a step, 0 if not timed."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)  # Kineto's own words
-        os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # else one rank is late by where it happens to run
+        os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # otherwise one rank is late because of its CPU
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         job.main(folder, job.Situation(**options))  # ends the process
     except BaseException:
@@ -73,9 +73,9 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
 
 
 def lateness(folder: Path) -> dict[int, float] | None:
-    """How late each rank's calls come after the last of the others', as a share of the step; None where it is not told.
+    """Return the delay of each rank's calls after the last other rank, as a share of the step; None if unknown.
 
-    All ranks share one clock here. Of a pass the latest call counts: those behind it inherit its delay.
+    All ranks share one clock here. The latest call of a pass counts, because later calls inherit its delay.
     """
     calls: dict[int, list[list[tuple[str, float]]]] = {}
     lasted = 0.0
@@ -106,7 +106,7 @@ def lateness(folder: Path) -> dict[int, float] | None:
 
 
 def doubt(folder: Path, case: Case) -> str:
-    """Why these traces do not show the truth of the case alone; empty where they do."""
+    """Return why these traces do not show only the truth of the case; empty if they do."""
     late = lateness(folder)
     if late is None:
         return ""
@@ -123,7 +123,7 @@ def doubt(folder: Path, case: Case) -> str:
 
 
 def make(out: Path, name: str, tries: int, turns: int) -> None:
-    """The traces of a case, if they are not there, and the times of as many turns."""
+    """Make the traces of a case if missing, and the times of this number of turns."""
     case, folder = CASES[name], out / name
     clock = folder / "times.json"
     times: dict[str, Any] = {"with": [], "without": [], "doubt": ""}

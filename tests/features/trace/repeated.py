@@ -1,4 +1,4 @@
-"""Large traces, made of a real one: its events once more, later, until the file is as large as asked for."""
+"""Large traces: the events of a real one are repeated with later times until the file has the requested size."""
 
 import gzip
 import re
@@ -8,7 +8,7 @@ _NUMBERS = re.compile(rb'("ts": |ProfilerStep#)([0-9.]+)')
 
 
 def repeat(source: Path, megabytes: int, target: Path, rank: int | None = None) -> None:
-    """Write events of ``source`` again and again, each time behind the last; as another rank, if one is given."""
+    """Write the events of ``source`` repeatedly, each time after the last; as another rank, if one is given."""
     raw = source.read_bytes()
     text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     begin = text.index(b"[", text.index(b'"traceEvents"')) + 1

@@ -1,7 +1,7 @@
-"""What the jobs of job.py plant, and the truth of each: written before any reader saw their traces.
+"""The faults that the jobs of job.py inject, and the truth of each: written before any reader saw their traces.
 
-A truth is the name of a rule, with the culprit behind an @ where it is a rank: ``slow-compute@1``. Where two names are
-as right as each other there is a bar between them, the wanted one first.
+A truth is the name of a rule, followed by @ and the culprit if it is a rank: ``slow-compute@1``. A bar separates two
+equally correct names, the preferred one first.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A job with and without its plant; ``may`` is what a reader may say besides without being wrong."""
+    """A job with and without its fault; ``may`` lists additional findings that are not wrong."""
 
     plant: Options = field(default_factory=dict)
     job: Options = field(default_factory=dict)
@@ -173,7 +173,7 @@ BOTH = {
     ),
 }
 
-#: Options that are new here: the truth was settled with each.
+#: Newer options; the truth was decided together with each.
 NEW = {
     "validation_on_one": Case(
         {"validate": {"1": [2, 12]}},

@@ -1,4 +1,4 @@
-"""Who comes last is told without clocks, and is late by what the others lose."""
+"""The last rank is determined without clocks, and it is late by the time that the others lose."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""``ddp-doctor trace``: what it reads, what it refuses, and what it writes."""
+"""``ddp-doctor trace``: the inputs it reads and refuses, and its outputs."""
 
 import fcntl
 import gzip
@@ -27,7 +27,7 @@ ROW = re.compile(r"^[ !]+(\S+) +10\.00 ", re.MULTILINE)
 
 
 def trace(rank: int | None = 0, *, world: int = 2, steps: int = 4, late: float = 0.0) -> str:
-    """A rank's file: steps of 10 ms with an all-reduce to which it comes ``late`` us later than it might."""
+    """Return a rank's file: steps of 10 ms with an all-reduce that it enters ``late`` us later than necessary."""
     events = []
     for number in range(steps):
         at = 10_000.0 * number
@@ -260,7 +260,7 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as doctor:
         pipe = doctor.stdin
         assert pipe is not None
-        pipe.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
+        pipe.write(archive.getvalue()[:-100_000])  # the read-ahead buffer ends after the first file
         pipe.flush()
         wait_until(lambda: unread_in(pipe) == 0)
         doctor.send_signal(signal.SIGINT)

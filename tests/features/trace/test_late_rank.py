@@ -1,4 +1,4 @@
-"""The rank that the others wait for is named with its cause, and nobody is by chance."""
+"""The rank that the others wait for is reported with its cause, and no rank is reported by chance."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""The parts of a step add up, and waiting is told from transfer where the peers are there."""
+"""The parts of a step add up, and waiting is distinguished from transfer if the peers are known."""
 
 import pytest
 

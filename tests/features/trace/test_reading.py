@@ -1,4 +1,4 @@
-"""Traces are read whole, in pieces, cut and damaged; what is kept is what the file says."""
+"""Complete, split, truncated and damaged traces are read; the kept values are those of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real jobs with something planted, their traces, and what the rules say of them."""
+"""Real jobs with an injected fault, their traces, and the findings of the rules."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from tests.features.trace.evaluate import Judged, judged_in
 from tests.features.trace.situations import CASES
 
-#: Real traces that are kept: of two gloo ranks, and of two NCCL ranks that shared an H100 (torch 2.11).
+#: Committed real traces: of two gloo ranks, and of two NCCL ranks that shared an H100 (torch 2.11).
 KEPT = Path(__file__).parent / "kept"
 
 
@@ -23,7 +23,7 @@ def test_what_was_planted_is_found_in_real_traces_and_nobody_else_is_blamed():
 
 
 def _made(folder: Path, names: Sequence[str], tries: int) -> list[Judged]:
-    """In processes of their own, as torch must not be imported here."""
+    """Make the traces in separate processes, because torch must not be imported here."""
     argv = [sys.executable, "-m", "tests.features.trace.make", str(folder), *names, "--tries", str(tries)]
     subprocess.run(argv, check=True, capture_output=True)
     return list(judged_in(folder))

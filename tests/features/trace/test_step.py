@@ -1,4 +1,4 @@
-"""What would make a step faster, and by how much at most: on recordings of real ranks, and on steps made by hand."""
+"""Advice for a faster step and its upper bound: on recordings of real ranks, and on constructed steps."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def call(kind: str = "all_reduce", **fields: Any) -> TraceCall:
 
 
 def rank(number: int, *calls: TraceCall, world: int = 2, steps: int = 3, **fields: Any) -> TraceFact:
-    """A rank that does the same in steps of 1000 us; what is not said is copying, which no profiler makes longer."""
+    """Return a rank with equal steps of 1000 us; the rest of a step is copying, which a profiler does not lengthen."""
     of_fact = {name: fields.pop(name) for name in tuple(fields) if name in TraceFact.model_fields}
     parts = ("optimizer_us", "loading_us", "exposed_us", "other_us", "host_us")
     rest = 1000 - sum(fields.get(part, 0) for part in parts)
@@ -68,7 +68,7 @@ def alike(*calls: TraceCall, **fields: Any) -> list[TraceFact]:
     return [rank(0, *calls, **fields), rank(1, *calls, **fields)]
 
 
-# What the bound is.
+# The bound.
 
 
 def test_a_rank_that_loads_less_than_another_waits_for_it_instead_and_could_be_spared_both():
@@ -120,7 +120,7 @@ def test_one_ranks_file_alone_makes_it_possible_and_no_more():
     assert found.confidence is Confidence.POSSIBLE
 
 
-# What is told, and what is not.
+# Reported and unreported advice.
 
 
 def test_settings_that_can_be_tried_are_named_with_the_value_to_try():

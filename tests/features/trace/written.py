@@ -1,4 +1,4 @@
-"""Traces as text, in the layout in which Kineto writes them."""
+"""Traces as text, in Kineto's layout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def event(
 
 
 def steps(count: int = 3, length: float = 1000.0) -> list[dict[str, Any]]:
-    """Steps of a rank over gloo: 100 us of loading, forward, backward with one all-reduce of which 200 us are exposed,
-    and 100 us of optimizer."""
+    """Return steps of a rank over gloo: loading, forward, backward and optimizer.
+
+    Loading and optimizer take 100 us each; backward has one all-reduce of which 200 us are exposed.
+    """
     made = []
     for number in range(count):
         at = 5_000 + number * length
@@ -50,6 +52,6 @@ def written(events: Iterable[dict[str, Any]], rank: int | None = 0, world: int =
 
 
 def _written(each: dict[str, Any]) -> str:
-    """``{``, the fields and the arguments, each indented, and ``}`` on a line of its own, as Kineto's logger has it."""
+    """Return ``{``, the fields and the arguments, each indented, and ``}`` on its own line, as Kineto writes it."""
     fields = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in each.items() if key != "args")
     return f'{{\n    {fields},\n    "args": {{\n      {json.dumps(each.get("args", {}))[1:-1]}\n    }}\n  }}'
