@@ -25,7 +25,7 @@ def _copy(screen: int, path: Path) -> None:
 
 
 class Agent:
-    """One agent's process; ``claims`` is the node rank it is started with."""
+    """The process of an agent; ``claims`` is the node rank it is started with."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Agent:
         name = name or f"node{claims}"
         self.json = folder / f"{name}.json"
         self.said = folder / f"{name}.txt"
-        self.progress = folder / f"{name}.progress"  # and whatever else is told on stderr, which is a terminal
+        self.progress = folder / f"{name}.progress"  # and all other output on stderr, which is a terminal
         argv = [
             *(sys.executable, "-m", module, "run", "--nnodes", str(nnodes)),
             *("--node-rank", str(claims), "--rdzv-endpoint", f"127.0.0.1:{port}", "--json", str(self.json)),
@@ -81,7 +81,7 @@ class Agent:
         return self.alive()
 
     def alive(self) -> list[str]:
-        """Return its processes: its own folder is in the environment of all that it started."""
+        """Return its processes; everything that it started has its own directory in the environment."""
         return [f"{pid} {comm(pid)}" for pid in pids_with(f"XDG_STATE_HOME={self.home}")]
 
 

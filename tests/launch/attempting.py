@@ -1,5 +1,4 @@
-"""``ddp-doctor run`` that also makes trials of remedies over its nodes, then one of a check that runs alone, and writes
-what they came to.
+"""``ddp-doctor run`` that also tries remedies over its nodes and a check that runs separately.
 
 Started in place of ``python -m ddp_doctor`` on the head; writes the attempts to $DDP_DOCTOR_ATTEMPTS.
 """

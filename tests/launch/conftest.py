@@ -47,7 +47,7 @@ Play = Callable[..., Scenario]
 
 @pytest.fixture(scope="package")
 def session() -> Iterator[Session]:
-    """One whose server has imported torch and forks in a moment."""
+    """Yield a session whose server has imported torch, so it forks immediately."""
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
         imported = session.server.wait_ready(LIMIT_S)
@@ -111,7 +111,7 @@ def port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path, port: int) -> Iterator[Start]:
-    """``start(nnodes, node_rank, *options)``: an agent of one run; what a test leaves is ended."""
+    """Yield ``start(nnodes, node_rank, *options)``, which starts an agent; remaining agents are ended."""
     agents: list[Agent] = []
 
     def one(nnodes: int, claims: int, *options: str, **more: Any) -> Agent:

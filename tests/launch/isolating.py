@@ -1,7 +1,6 @@
-"""``ddp-doctor run`` that also tests the groups of nodes in $DDP_DOCTOR_GROUPS, round by round, and writes what came of
-it.
+"""``ddp-doctor run`` that also tests the groups of nodes in $DDP_DOCTOR_GROUPS, round by round.
 
-Started in place of ``python -m ddp_doctor``, on the head; the tests go to $DDP_DOCTOR_GROUP_TESTS.
+Started in place of ``python -m ddp_doctor`` on the head; the results go to $DDP_DOCTOR_GROUP_TESTS.
 """
 
 import json

@@ -42,7 +42,7 @@ def never_enters(ctx: RankContext) -> Done:
 
 
 def asleep(pid: int | None) -> Path:
-    """What says that the bad rank of the next function, which has this pid, is about to sleep."""
+    """Return the path that exists when the bad rank of the next function, with this pid, is about to sleep."""
     return Path(os.environ[once.VARIABLE], f"asleep-{pid}")
 
 
@@ -60,7 +60,7 @@ def loops_in_python(ctx: RankContext) -> Done:
 
 
 def holds_the_interpreter(ctx: RankContext) -> Done:
-    if ctx.rank == BAD:  # as a library that deadlocks with itself: PyDLL gives no other thread its turn
+    if ctx.rank == BAD:  # like a library that deadlocks with itself: PyDLL blocks all other threads
         mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
         libc.pthread_mutex_lock(mutex)
         libc.pthread_mutex_lock(mutex)
@@ -106,7 +106,7 @@ def segfaults(ctx: RankContext) -> Done:
 
 
 def all_crash(ctx: RankContext) -> Done:
-    ctx.exchange("all here", "")  # else one may still be on its way when the other was long dead
+    ctx.exchange("all here", "")  # otherwise a rank might still be starting when the other has crashed
     ctypes.string_at(0)  # the line that the report must name
     return _all_reduce(ctx)
 
@@ -163,7 +163,7 @@ def moves_slowly(ctx: RankContext) -> Done:
 
 
 def both_ends_receive(ctx: RankContext) -> Done:
-    """Ranks 0 and 1 wait for each other's data: what a dead link looks like from both ends."""
+    """Let ranks 0 and 1 wait for each other's data, as with a dead link."""
     import torch
     import torch.distributed as dist
 

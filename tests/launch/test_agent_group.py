@@ -1,4 +1,4 @@
-"""The agent group and the store client where a process behind them dies or stops; no store, no ranks."""
+"""The agent group and the store client if a process that they need dies or stops; no store, no ranks."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkey
     client, _ = call(3)
 
     client.put("result/t0/3", "x" * 8_000_000)
-    client.put("bye/3", value=True)  # nobody ever reads it
+    client.put("bye/3", value=True)  # no process ever reads it
 
     assert client.error == "ddp-doctor's TCPStore on the head node accepts no more data"
 

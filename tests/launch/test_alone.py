@@ -1,6 +1,6 @@
-"""NCCL's own diagnostics in a trial of their own: whatever comes of it, nobody is blamed and the verdict stays.
+"""NCCL's own diagnostics in a separate trial: its result never blames a rank or changes the verdict.
 
-The ranks are real ones, of gloo; the recording says that they are of NCCL.
+The ranks are real gloo ranks; the recording declares them as NCCL ranks.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
-#: Two ranks of NCCL, all of whose checks passed.
+#: Two NCCL ranks that passed all checks.
 WELL = load("process_group/two-gpu-ranks-healthy")
 PATH = (
     "n:1 NCCL DIAG [INFO] p2p: write mismatch srcRank=1 srcCudaDev=1 srcNvmlDev=1 dstRank=0 dstCudaDev=0 dstNvmlDev=0"
@@ -39,7 +39,7 @@ PATH = (
 
 
 def prints_late(ctx: Any) -> Fact:
-    """Print as NCCL does: rank 0 into C's own buffer, the last lines after the first look at it."""
+    """Print as NCCL does: rank 0 into C's own buffer, the last lines after the first read."""
     libc = ctypes.CDLL(None)
 
     def printed(*lines: str) -> None:
@@ -128,7 +128,7 @@ def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_do
     assert path.title.endswith("), path NVL")
     assert [(evidence.check, evidence.value) for evidence in path.evidence] == [
         ("nccl_diagnostics", None),
-        ("p2p", 12.4),  # one way, where the exchange both ways at once gave 11.8
+        ("p2p", 12.4),  # one way; the exchange both ways at once gave 11.8
     ]
     assert outcome.report.verdict is Verdict.UNSURE
 

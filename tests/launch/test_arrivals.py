@@ -1,4 +1,4 @@
-"""Whom the head takes in at the roll call, without a store."""
+"""The nodes that the head admits at node check-in, without a store."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from ddp_doctor.starters.place import Place
 
 
 class _Client:
-    """All that it is asked for has come already."""
+    """A client whose requested values have all arrived."""
 
     my_id, error = HEAD, None
 

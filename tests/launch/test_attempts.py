@@ -1,4 +1,4 @@
-"""Trials of remedies on real ranks: fresh processes with other settings, and nothing of them afterwards."""
+"""Trials of remedies on real ranks: fresh processes with other settings that leave nothing behind."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def agent() -> Iterator[Agent]:
         assert session.can_fork
         run = Run(Options(level=Level.QUICK), env, print, world, until=time.monotonic() + 60.0)
         yield session.agent(run)
-        assert session.partial.trials == []  # nobody is judged by a trial that tries a remedy
+        assert session.partial.trials == []  # a trial of a remedy never blames a rank
         assert session.partial.readings[1:] == []
 
 
@@ -114,7 +114,7 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
 
 
 @pytest.mark.serial
-@pytest.mark.timing  # that ranks are forked, not imported anew, shows only in the time it takes
+@pytest.mark.timing  # only the time shows that ranks are forked instead of importing torch again
 def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
     took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
 

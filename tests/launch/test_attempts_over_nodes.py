@@ -1,4 +1,4 @@
-"""Trials of remedies over several nodes: real agents, one of which makes them for all."""
+"""Trials of remedies over several nodes: real agents, one of which runs them for all."""
 
 import json
 
@@ -28,5 +28,5 @@ def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_eve
     assert alone == {"outcome": "finished", "ranks": [0, 1, 2]}
     assert min(pair["bytes_per_s"], all_ranks["bytes_per_s"]) > 0
     assert one_node["reason"] == "RuntimeError: Unable to find address for: eth9"
-    assert [report["verdict"] for report in reports] == ["healthy"] * 3  # nobody is judged by these trials
+    assert [report["verdict"] for report in reports] == ["healthy"] * 3  # these trials do not affect the verdict
     assert left == []

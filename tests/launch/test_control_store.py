@@ -1,4 +1,4 @@
-"""A control store that does not start says why: its process wrote it, or the loopback interface is down."""
+"""A control store that does not start gives its process's error or a loopback interface that is down."""
 
 import os
 from types import SimpleNamespace

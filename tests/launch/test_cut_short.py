@@ -1,4 +1,4 @@
-"""A run that is interrupted, or loses a process of its own, says what stood where and blames nobody."""
+"""A run that is interrupted or loses one of its own processes reports where the ranks were and blames none."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ PAIR = World(nproc_per_node=2, world_size=2)
 
 
 def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
-    """In place of the deadlines: a signal that comes once rank 0 waits and rank 1 sleeps."""
+    """Replace the deadlines: interrupt when rank 0 waits and rank 1 sleeps."""
     waits, sleeps = trial.ranks
     pid = sleeps.worker.pid
     if waits.open_step is not None and misbehaving.asleep(pid).exists() and process.state(pid or 0) == "S":
@@ -185,7 +185,7 @@ def test_a_helper_is_lost_when_it_stays_stopped_or_dies_and_not_while_it_is_only
     assert "killed from outside" in gone
 
 
-#: One forkserver after the other, whose torch does what the line says; then a fork by one that is stopped.
+#: Starts one forkserver after the other, whose torch runs the given line; then a stopped one forks.
 _SERVERS = """
 import os, signal, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One command for all nodes: what its agents say is heard, and none is left. The agents are stand-ins."""
+"""One command for all nodes reads its agents' messages and leaves no agent behind. The agents are stand-ins."""
 
 import os
 import resource
@@ -123,7 +123,7 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
     head = "wait_until(starter.not_started);"
     head += " wire.send_recording(repr(starter.not_started())); (folder / 'told').touch()"
-    # c stays until then: an agent that ends sooner is told to the head as well.
+    # c runs until then: an agent that exits earlier is also reported to the head.
     other = "wait_until((folder / 'told').exists)"
     starts = start(head, WAIT, other)
     argv = (sys.executable, "-c", f"import os, sys; {REFUSED}")
@@ -373,7 +373,7 @@ def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):
 
 
 def test_a_background_process_that_keeps_the_pipes_open_holds_nobody_up(tmp_path):
-    """As ssh does with ControlPersist."""
+    """ssh leaves such a process with ControlPersist."""
     os.mkfifo(tmp_path / "end")
     code = f"import os\nif os.fork(): os._exit(0)\nos.setsid(); open({str(tmp_path / 'end')!r}).read()"
     seen, _ = ended([Start("ssh a", (sys.executable, "-c", code), os.environ, (0,))])

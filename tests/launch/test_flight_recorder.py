@@ -1,4 +1,4 @@
-"""What torch's flight recorder says of real collectives, read as the witness of a rank reads it."""
+"""Entries of torch's flight recorder for real collectives, read as the witness of a rank reads them."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank read and where, and the full names that torch wrote; no names where it keeps no such record."""
+    """The entries that one rank read, and torch's full names; ``names`` is None without such a record."""
 
     recorder: str | None
     entries: list[FlightEntry]
@@ -33,7 +33,7 @@ def two_collectives(ctx: HarnessContext) -> Recorded:
     names = tuple(entry["profiling_name"] for entry in json.loads(dump())["entries"]) if dump else None
     # gloo's thread may retire an entry a moment after the caller has its result.
     wait_until(lambda: all(entry.retired for entry in flight_entries("gloo")[1]))
-    assert flight_entries("nccl") == (None, [])  # gloo's are nobody else's
+    assert flight_entries("nccl") == (None, [])  # gloo's entries are not in another backend's
     return Recorded(*flight_entries("gloo"), names)
 
 

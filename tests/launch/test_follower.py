@@ -1,4 +1,4 @@
-"""What a follower does with the head's orders."""
+"""The follower agent's response to the head's orders."""
 
 from typing import Any, cast
 

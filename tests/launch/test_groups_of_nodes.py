@@ -1,4 +1,4 @@
-"""Tests of groups of nodes, several at once: real agents, one of which orders them."""
+"""Concurrent tests of several groups of nodes: real agents, one of which orders them."""
 
 import json
 from pathlib import Path

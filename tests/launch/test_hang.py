@@ -1,4 +1,4 @@
-"""The judge, on evidence written by hand: what no single machine can be made to show at will."""
+"""The function that finds the blocking rank, on constructed evidence that no single machine can produce."""
 
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_ranks_that_crash_in_different_places_seconds_apart_are_not_put_together
 
 
 def untold(number: int, **fields: Any) -> RankEvidence:
-    """A rank of torchrun that is gone, and of whose code torchrun said nothing."""
+    """Return a torchrun rank that has exited without a code from torchrun."""
     return rank(number, WAITING, exit_code=0, exited_at=2.0).model_copy(update=fields)
 
 
@@ -309,7 +309,7 @@ def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(
     "message",
     [
         NCCL_SAYS.format("internal error", "", "Cuda failure 1"),
-        # nccl2 of torch 2.15, where another node has NCCL_MAX_NCHANNELS=2; seen on planted GPUs.
+        # nccl2 of torch 2.15 if another node has NCCL_MAX_NCHANNELS=2; seen on simulated GPUs.
         "NCCL AllReduce failed: internal error - please report this issue to the NCCL developers \nNCCL Last Error: ",
     ],
 )
@@ -458,7 +458,7 @@ WORDS = st.sampled_from(["backward", "ddp_construct", "exchange", "all_reduce"])
     says=st.lists(st.sampled_from(["recorder", "stack", "store", "nothing"]), min_size=6, max_size=6),
 )
 def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names, lost, ahead, says):
-    """One rank waits for what was lost. Its peers only sent, or go on to one of the next steps and wait there."""
+    """One rank waits for lost data. Its peers only sent, or continue to one of the next steps and wait there."""
     steps = [step(seq, name=name, detail="") for seq, name in enumerate(names)]
     evidence = []
     for number, further in enumerate([0, *ahead]):

@@ -1,4 +1,4 @@
-"""A check of the user's code is judged long before its deadline where nothing stirs, and never where something does."""
+"""A check of the user's code is evaluated long before its deadline if nothing is active, and never otherwise."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ WORKS_S = 3.5
 
 
 def computes(ctx: RankContext) -> misbehaving.Done:
-    """One rank builds something for long; it says nothing meanwhile."""
+    """Let one rank compute for a long time without output."""
     until = time.process_time() + WORKS_S * (ctx.rank == 1)
     while time.process_time() < until:
         pass
@@ -40,7 +40,7 @@ def has_it_compiled(ctx: RankContext) -> misbehaving.Done:
 
 
 def downloads(ctx: RankContext) -> misbehaving.Done:
-    """A byte now and then, for which hardly any processor is needed."""
+    """Transfer a byte intermittently, which needs very little processor time."""
     if ctx.rank == 1:
         one, other = os.pipe()
         for _ in range(int(WORKS_S / 0.5)):

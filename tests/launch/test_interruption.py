@@ -74,7 +74,7 @@ def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
 
 
 def test_an_alarm_that_is_lost_is_not_the_last():
-    """As one is that comes between the interpreter's last look at signals and the call that then waits."""
+    """Lose an alarm that arrives between the interpreter's last check of signals and a blocking call."""
 
     def work() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -131,7 +131,7 @@ main()
 """
 
 
-#: Another comes when the folder of a run is there, and nothing yet that would remove it.
+#: A second signal comes when the directory of a run exists but its cleanup is not yet registered.
 _INTERRUPTED_FOLDER = """
 import signal, sys
 from ddp_doctor.__main__ import main

@@ -1,4 +1,4 @@
-"""Which job a node is of."""
+"""The job that a node belongs to."""
 
 import pytest
 

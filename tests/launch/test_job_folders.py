@@ -1,4 +1,4 @@
-"""What ranks make outside the run folder is removed, however they end, and nothing else is."""
+"""Everything that ranks create outside of the run directory is removed, however they end, and nothing else."""
 
 import os
 import shutil
@@ -135,7 +135,7 @@ def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(working, monkeypatch
         note = left / folders.NOTE
         said = note.read_text()
         note.unlink()
-        note.write_text(said)  # this one nobody holds a lock on
+        note.write_text(said)  # no process holds a lock on this file
         (left / "t3").mkdir()
         made = Path(folders.make_job_folder(left / "t3" / "rank0.note", working))
 

@@ -1,4 +1,4 @@
-"""What the ranks beside the agent tell it: real processes, a real torchrun, and files that nobody may believe."""
+"""Messages of the ranks next to the agent: real processes, a real torchrun, and files that must not be trusted."""
 
 import fcntl
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ranks
 AGENT = OuterWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
 TREE = {"NCCL_ALGO": "Tree"}
 
-#: A rank that tells what it has and waits, as the ranks beside the agent do.
+#: A rank that reports its settings and waits, as ranks next to the agent do.
 RANK = """
 import sys
 from pathlib import Path
@@ -162,13 +162,13 @@ def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
 
 
 def started(folder: Path, script: str, *options: str, nodes: int = 1, node: int = 0, port: int = 0) -> Any:
-    """torchrun with four ranks on this node, of which each runs ``script`` and then the doctor."""
+    """Start torchrun with four ranks on this node, each of which runs ``script`` and then ddp-doctor."""
     wrapper = folder / f"wrapper{node}.sh"
     command = f"{sys.executable} -m ddp_doctor run -q --json {folder}/node{node}.json --record {folder}/node{node}.rec"
     # The agent listens for half a second: it is started when the others have said theirs, however slowly they start.
     told = f"[ $(ls {folder}/ddp-doctor-{os.getuid()}/*.rank 2>/dev/null | wc -l) -ge {3 * nodes} ]"
     last = f'[ "$LOCAL_RANK" != 0 ] || until {told}; do sleep 0.1; done'
-    # no exec: every rank has a parent of its own
+    # no exec, so that every rank has its own parent
     wrapper.write_text(f'#!/bin/sh\n{script}\n{last}\n{command} "$@"\n')
     wrapper.chmod(0o700)
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port or free_port()))

@@ -1,4 +1,4 @@
-"""An agent that ends before the nodes have met is named at once, however it was started. The agents are real."""
+"""An agent that exits before the nodes have met is reported immediately, however it was started. Agents are real."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
 
-#: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello. For the
-#: last host ssh puts another PORT, WRONG, in the place of the endpoint's, as where a tunnel leads elsewhere.
+#: An ssh and an srun that run the agents here and kill that of VICTIM as soon as it has sent hello. For the last host
+#: ssh replaces the endpoint's PORT by WRONG, like a tunnel to another server.
 STARTER = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''

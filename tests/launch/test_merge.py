@@ -1,4 +1,4 @@
-"""One trial out of the parts that the nodes hand in."""
+"""One trial merged from the parts that the nodes send."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The mesh of a job on real ranks: what is planted in one rank is named, and nobody else; healthy meshes are silent."""
+"""The mesh of a job on real ranks: only a rank with an injected fault is reported; healthy meshes have no finding."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ranks
 
 #: The rank that misbehaves.
 BAD = 1
-#: Until ranks that do nothing are judged, and those of a busy machine that still work.
+#: The time until inactive ranks are evaluated, and working ranks of a busy machine.
 HANGS = {"still_s": 2.0, "deadline_s": 60.0}
 
 
@@ -93,7 +93,7 @@ def gives_a_stale_share(ctx: RankContext) -> MeshFact:
 
 
 def mixes_up_two_axes_at_once(ctx: RankContext) -> MeshFact:
-    """As a library that hands one communicator what belongs to another while both are at work."""
+    """Mix up data of two axes in use at once, like a library that confuses two communicators."""
     import torch.distributed as dist
 
     reduce = dist.all_reduce
@@ -167,7 +167,7 @@ def test_a_mesh_of_one_rank_is_not_said_to_be_tested(play: Play):
 
 
 def with_model(play: Play, name: str) -> Scenario:
-    """The check of a model of tests/models/meshes.py, and that of its mesh, in the same processes."""
+    """Run the check of a model of tests/models/meshes.py and that of its mesh in the same processes."""
     model = f"tests.models.meshes:{name}"
     return play(user_model.probe, 4, 60.0, "user_model", needs_model=True, model=model, then=[mesh.CHECK])
 

@@ -1,4 +1,4 @@
-"""What is taken for a value of ours, and what is not."""
+"""Values that are accepted as ddp-doctor's own, and others."""
 
 import json
 import zlib

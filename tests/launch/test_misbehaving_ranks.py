@@ -1,4 +1,4 @@
-"""Each way a rank can misbehave: it is named, and nobody else; one that hangs within the check's deadline plus 3 s."""
+"""Each way a rank can misbehave: only it is reported; a hanging one within the check's deadline plus 3 s."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.ranks
 torches = pytest.mark.torches("ranks that misbehave or hang")
 
 DEADLINE_S = 2.0
-#: The deadline of a rank that hangs. A rank that ends by itself is not waited for.
+#: The deadline of a rank that hangs; it does not matter for a rank that exits.
 HANGS_S = 3.0
 RANKS = [2, pytest.param(4, marks=torches)]
 
-#: probe, the one finding, what its title says
+#: probe, its single finding, the start of its title
 CASES = [
     (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce #1"),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce #1"),
@@ -35,7 +35,7 @@ CASES = [
 OF_TWO = (misbehaving.loops_in_python, misbehaving.calls_another_operation, misbehaving.calls_another_shape)
 #: The cases in `make test`, next to a rank that never comes in a later test.
 SMOKE_OF_TWO, SMOKE_OF_FOUR = (misbehaving.loops_in_python,), (misbehaving.is_killed, misbehaving.is_stopped)
-#: Those after which no deadline is waited for, however long it is.
+#: Faults that end without waiting for a deadline, however long it is.
 ENDS = (misbehaving.exits, misbehaving.is_killed, misbehaving.segfaults, misbehaving.raises)
 
 

@@ -1,4 +1,4 @@
-"""Where NCCL's log of a rank goes, and what of it reaches the recording."""
+"""The destination of a rank's NCCL log, and the part of it in the recording."""
 
 from pathlib import Path
 from typing import Any

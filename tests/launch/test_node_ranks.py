@@ -1,4 +1,4 @@
-"""One node's part of a trial, ordered by another node."""
+"""One node's part of a trial that another node orders."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""Killed, interrupted, or robbed of a process of its own at any moment, the doctor ends in time and leaves nothing.
+"""If ddp-doctor is killed, interrupted or loses a process at any time, it ends in time and leaves nothing.
 
-The rounds here are those of ``python -m tests.lab.attack``, which plays as many random ones as one wishes.
+The rounds are those of ``python -m tests.lab.attack``, which plays any number of random ones.
 """
 
 import os
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.serial]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """On two ranks; whatever a test that fails leaves must not trouble those that follow."""
+    """Yield a run on two ranks; a failing test's processes must not affect later tests."""
     run = Run(tmp_path, 2, "--level", "quick", *WITHOUT_DDP)
     yield run
     run.kill()

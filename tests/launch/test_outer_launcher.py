@@ -1,4 +1,4 @@
-"""The ranks beside the agent: they believe its code only, and never wait without an end."""
+"""The ranks next to the agent: they trust only its exit code, and never wait forever."""
 
 import fcntl
 import math

@@ -1,4 +1,4 @@
-"""The time for which a process had no processor counts toward no limit, so a busy machine changes no result."""
+"""The time that a process had no processor counts toward no limit, so a busy machine does not change results."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Process:
 
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the kernel counts for the main thread of each process: it ran, and it had no processor."""
+    """Return the kernel's counts for each main thread: seconds that it ran, and that it had no processor."""
     counted = [0.0, 0.0]
     monkeypatch.setattr(proc, "thread_ids", lambda pid: [pid])
     monkeypatch.setattr(proc, "run_and_queued_s", lambda _pid, _thread=None: tuple(counted))

@@ -1,4 +1,4 @@
-"""Where a process stands among the nodes.
+"""The position of a process among the nodes.
 
 The environments are those of real SLURM 22.05.8, Open MPI 4.1.4 and 5.0.11 and torchrun 2.13 on hosts in
 network namespaces, reduced to what could matter; the pods' are as Kubeflow's training operator sets them.
@@ -44,7 +44,7 @@ MPI_SECOND = MPI_FIRST | pairs("""
     OMPI_MCA_orte_local_daemon_uri=1386414080.1;tcp://10.88.0.2:38169 OMPI_MCA_orte_node_regex=fan[1:1-2]@0(2)
     PMIX_HOSTNAME=fan2
 """)
-#: mpirun on fan3, which gets no rank; three ranks by slot: two on fan1, one on fan2 (shown).
+#: mpirun on fan3, which gets no rank; three ranks by slot: two on fan1, one on fan2 (this one).
 MPI_FROM_LOGIN = pairs("""
     OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3
     OMPI_MCA_ess_base_num_procs=3 OMPI_MCA_orte_hnp_uri=1506410496.0;tcp://10.88.0.3:52771

@@ -1,4 +1,4 @@
-"""What a killed run left in the temporary directory is removed by a later run, and nothing else is."""
+"""Files of a killed run in the temporary directory are removed by a later run, and nothing else."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The import of torch before ranks are forked: with what DDP needs or without; slow or stuck where it does not end."""
+"""The import of torch before ranks are forked: with or without DDP's modules; slow, or stuck if it does not end."""
 
 import os
 import sys

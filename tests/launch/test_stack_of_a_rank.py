@@ -1,4 +1,4 @@
-"""Where a rank stands, as it says itself."""
+"""The position of a rank, as it reports it."""
 
 import _thread
 import sys
@@ -30,7 +30,7 @@ def stands_in(*functions: Callable[[threading.Event, threading.Event], Any]) -> 
 
 
 def _engine_run_backward(stands: threading.Event, release: threading.Event) -> None:
-    """As torch's own in torch/autograd/graph.py, which waits for autograd's threads."""
+    """Behave like torch's function in torch/autograd/graph.py, which waits for autograd's threads."""
     lock = _thread.allocate_lock()
     lock.acquire()
 
@@ -49,7 +49,7 @@ def hook(stands: threading.Event, release: threading.Event) -> None:
 
 
 def test_a_hook_in_the_thread_that_autograd_has_for_a_gpu_is_where_the_rank_stands():
-    """Seen with torch 2.9.1 on planted GPUs: the main thread shows the call of backward alone."""
+    """Seen with torch 2.9.1 on simulated GPUs: the main thread shows only the call of backward."""
     stack = stands_in(_engine_run_backward, hook)
 
     assert stack[:2] == ["_engine_run_backward", "hook"]

@@ -1,4 +1,4 @@
-"""Whether and how one command starts the agents of all nodes: over ssh, by srun, or not at all."""
+"""How one command starts the agents of all nodes: over ssh, by srun, or not at all."""
 
 import os
 import re
@@ -126,7 +126,7 @@ def test_srun_does_not_see_what_would_change_the_step(tools):
     ],
 )
 def test_the_step_gets_the_jobs_gpus(env, options, tools):
-    """Tried on SLURM 22.05 with gres/gpu: each of these gave every node the GPUs that the job has there."""
+    """Verified on SLURM 22.05 with gres/gpu: each of these gave every node the GPUs that the job has there."""
     argv = by_srun(["a", "b"], ["x"], {**tools, **env}).argv
 
     assert list(argv[argv.index("ddp-doctor") + 1 : -1]) == options
@@ -184,7 +184,7 @@ def test_the_script_was_started_by_its_name_it_is_started_by_it_elsewhere(tools,
 
 
 def test_the_remote_script_survives_every_shell_and_every_value(tools, tmp_path):
-    """What ssh is given is run by the shell of the remote user; here by sh."""
+    """The script passed to ssh is run by the shell of the remote user; here by sh."""
     env = {
         "NCCL_SOCKET_IFNAME": "^docker0,it's",
         "NCCL_ALGO": "$(touch planted) `id` \\",

@@ -1,4 +1,4 @@
-"""What agents tell the command that started them: whole lines, whatever else is printed between them."""
+"""Messages of agents to the command that started them: whole lines, whatever is printed between them."""
 
 import os
 import subprocess

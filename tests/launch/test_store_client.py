@@ -1,4 +1,4 @@
-"""What strangers write into the store that the agents meet on: a real store, real store clients, real clients."""
+"""Foreign writes to the store that the agents meet on: a real store, real store clients, real clients."""
 
 import json
 import time
@@ -60,13 +60,13 @@ def store(server: ForkServer, tmp_path: Path) -> Iterator[Control]:
 
 @pytest.fixture
 def stranger(store: Control) -> Any:
-    """A client of somebody else's; its keys are those of the agents."""
+    """Return a foreign client with the agents' keys."""
     return connect("127.0.0.1", store.port, control_store.PREFIX, timedelta(seconds=LIMIT_S))
 
 
 @pytest.fixture
 def client(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Callable[[int], StoreClient]]:
-    """``client(my_id)``: one that is connected."""
+    """Yield ``client(my_id)``, which returns a connected client."""
     made: list[StoreClient] = []
 
     def one(my_id: int) -> StoreClient:
@@ -86,7 +86,7 @@ def _wait_for_turn(client: StoreClient) -> None:
 
 
 def _still_carries(client: StoreClient, stranger: Any) -> None:
-    """It is as well as before: what is read after the junk arrives."""
+    """Assert that it still works: a value written after the junk arrives."""
     stranger.set("after", b'"well"')
     client.await_value("after", LIMIT_S, "nothing more was heard")
     assert client.value("after") == "well"

@@ -90,7 +90,7 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
 
 
 def test_a_trial_with_settings_that_load_code_is_refused_and_said(start: Start, port: int):
-    """For the other reasons see test_trials_that_are_refused.py."""
+    """test_trials_that_are_refused.py tests the other reasons."""
     head, store = _head_and_stranger(start, port)
     settings = [{"name": "LD_PRELOAD", "value": "/tmp/x.so"}]
     record = {"trial": "t9", "ranks": [0, 1], "reproducer": {"kind": "meet"}, "limit_s": 6.0, "settings": settings}

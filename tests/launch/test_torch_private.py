@@ -1,4 +1,4 @@
-"""What torch tells beyond its documentation: which class a backend is, and what its flight recorder holds."""
+"""Undocumented parts of torch: the class of a backend, and the entries of its flight recorder."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, retires_late
 from tests.waiting import LIMIT_S
 
-#: In a process of its own: the setting is read where torch is imported.
+#: In a separate process, because the setting is read when torch is imported.
 _DETAIL = """
 import os, sys, tempfile, torch
 import torch.distributed as dist

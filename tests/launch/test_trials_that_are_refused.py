@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def node_ranks(tmp_path: Path) -> Iterator[NodeRanks]:
-    """Of a node that has started nothing: what gets as far as a fork fails the test."""
+    """Yield the ranks of a node that has started nothing; a test that gets as far as a fork fails."""
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(hostname="a"), Node(hostname="b")))
     server = ForkServer(tmp_path, {})
     yield NodeRanks(Run(Options(), {}, print, world, node=1), tmp_path, server, ("127.0.0.1", 1))
@@ -77,7 +77,7 @@ def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limi
     [(((1, 1),), {}), (((0,), (0, 1)), {}), (((1, 2),), {}), (((0, 1),), {"reproducer": None, "limit_s": None})],
 )
 def test_groups_that_overlap_or_name_other_nodes_and_those_that_try_nothing_are_refused(node_ranks, groups, more):
-    group: Any = None  # refused before anybody is told
+    group: Any = None  # refused before it is used
     with pytest.raises(Refused, match="do not match the nodes"):
         run_own_group(node_ranks, group, ordered(**more), groups)
 

@@ -20,7 +20,7 @@ def other_type_on_rank_1(ctx):
 
 
 def other_order_on_rank_2(ctx):
-    """Left to DDP, nothing is raised and the layers are mixed."""
+    """Without the check, DDP raises no error and mixes up the layers."""
     return scenarios.models_differ(ctx, "order", (2,))
 
 
@@ -54,7 +54,7 @@ def test_of_two_ranks_with_two_models_none_is_blamed(play: Play):
 
 
 def wraps_it_all_the_same(ctx):
-    """What the job does: rank 1's model has a layer of another type, and nobody has compared."""
+    """Do the same as the job: rank 1's model has a layer of another type, and no rank compares them."""
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct"):

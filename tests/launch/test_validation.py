@@ -1,4 +1,4 @@
-"""What another node hands in, and what becomes of what no node of ours would."""
+"""Values that another node sends, and the handling of values that no ddp-doctor node would send."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who is who once all nodes have reported in, and the world they make."""
+"""The ranks of nodes after all nodes have checked in, and the world they form."""
 
 import pytest
 from hypothesis import given

@@ -27,20 +27,20 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 COMMANDS = ("attach", "watch", "logs")
 FAULTS = ("runs", "ends", "raises", "killed", "sleeps", "loops", "loader stalls", "uneven batches", "memory")
-#: Faults that end a job, and those that let it hang.
+#: Faults that end a job, and faults that make it hang.
 ENDS = ("ends", "raises", "killed", "memory")
 HANGS = ("sleeps", "loops", "loader stalls", "uneven batches", "node missing")
 STUCK_AFTER_S = 12
 RANK_AT_FAULT = 1
 #: The rank that a verdict names first.
 _BLAMED = re.compile(r"(?:Stuck|Failed): (?:local )?rank (\d)", re.IGNORECASE)
-#: Of a rank that has fewer batches than the others.
+#: Printed for a rank that has fewer batches than the others.
 _OTHER_CALL = f"rank {RANK_AT_FAULT} called "
 #: ``watch`` prints its explanation some seconds after it notices a hang.
 _EXPLAINED = re.compile(r"ddp-doctor: (?:Stuck|Cannot tell|.* waits for)")
-#: What a rank prints in the step of the fault.
+#: Printed by a rank in the step of the fault.
 BEGINS = "the fault begins"
-#: Of a job, from its start to its end, and of one that hangs until its launcher is ended.
+#: Maximum seconds of a job, and until a hanging job is ended with its launcher.
 LONGEST_S, SETTLED_S = 120.0, 12.0
 
 
@@ -131,7 +131,7 @@ def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
         verdict = "wrong"
     elif fault == "node missing" and command != "logs":
         verdict = "right" if "waits for" in text else "unsure" if "Cannot tell" in text else "wrong"
-    elif named or (is_sure and command == "logs" and fault in HANGS):  # whoever ends a hang leaves no trace of it
+    elif named or (is_sure and command == "logs" and fault in HANGS):  # whatever ends a hang leaves no trace of it
         verdict = "right"
     else:
         verdict = "wrong" if is_sure or not said else "unsure"
@@ -258,7 +258,7 @@ def main(argv: Sequence[str]) -> int:
                 if any(names and name not in names for names, name in wanted):
                     continue
                 if command == "attach" and fault in ENDS:
-                    continue  # the job has ended when it could be looked at
+                    continue  # the job has exited before it can be observed
                 with socket.create_server(("127.0.0.1", 0)) as free:
                     port = free.getsockname()[1]
                 with tempfile.TemporaryDirectory(prefix="ddp-doctor-launchers-") as folder:
