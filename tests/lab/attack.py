@@ -1,11 +1,11 @@
-"""Runs of which a process is killed, stopped or interrupted at a random moment: 200 rounds by hand, some as tests.
+"""Runs with one process killed, stopped or interrupted at a random time: 200 rounds manually, some as tests.
 
     python -m tests.lab.attack --rounds 200 --seed 1
 
-A round is a whole run on 2 to 4 ranks. It has to end within the budget and a time of grace, leave no process and no
-folder, and give no false verdict: never healthy when something essential was not measured, never sick for what was
-done to the doctor's own process. ``--seed 7 --rounds 1`` repeats the round whose seed is 7, as far as processes that
-race can be repeated.
+A round is an entire run on 2 to 4 ranks. It must end within the budget plus a grace period, leave no process and no
+directory, and give no false verdict: never healthy when something essential was not measured, never unhealthy because
+of an attack on ddp-doctor's own process. ``--seed 7 --rounds 1`` repeats the round with seed 7, except for races
+between processes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent.parent
 BUDGET_S = 30.0
 #: Beyond the budget, on a machine that other work keeps busy.
 GRACE_S = LIMIT_S
-#: Without them nothing is healthy.
+#: A run is not healthy without these checks.
 ESSENTIAL = ("process_group", "allreduce", "gradient_sync", "p2p")
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -75,7 +75,7 @@ class Run:
         return found
 
     def _began(self) -> bool:
-        """Whether the agent heeds SIGTERM; before that it is Python that starts, and ends as any Python does."""
+        """Return True once the agent handles SIGTERM; before that it is a starting Python and exits like one."""
         with suppress(OSError):
             status = Path(f"/proc/{self.process.pid}/status").read_text()
             caught = int(status.partition("SigCgt:")[2].split()[0], 16)
@@ -98,7 +98,7 @@ class Run:
         return next((what for words, what in known.items() if words in command), "other")
 
     def wait_for(self, what: str) -> int | None:
-        """The pid of such a process, once there is one; None where the run ended without."""
+        """Wait for such a process and return its pid, or None if the run ends without one."""
         found: list[int] = []
 
         def look() -> bool:
@@ -110,7 +110,7 @@ class Run:
         return random.choice(found) if found else None
 
     def end(self, timeout_s: float) -> float | None:
-        """Wait for the end; the seconds since the start, None where it did not come and was made."""
+        """Wait for the end and return the seconds since the start; None after a timeout."""
         try:
             self.process.wait(max(self.began + timeout_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
@@ -133,18 +133,18 @@ class Run:
         self.process.wait(LIMIT_S)
 
     def said(self) -> str:
-        """All that it printed."""
+        """Return all that it printed."""
         return (self.folder / "said.txt").read_text(errors="replace")
 
     def report(self) -> dict[str, Any] | None:
-        """Its report, None where it wrote none."""
+        """Return its report, or None if it wrote none."""
         with suppress(OSError):
             report: dict[str, Any] = json.loads(self.report_path.read_text())
             return report
         return None
 
     def ranks_of(self, pid: int | None) -> set[int]:
-        """Which rank this process was. Its name does not tell: a fresh rank is still called as the forkserver."""
+        """Return the ranks of this process. Its name is not enough: a fresh rank has the name of the forkserver."""
         trials = recordings.load_recording(self.recording_path).trials
         return {rank.rank for trial in trials for rank in trial.evidence if rank.pid == pid}
 
@@ -173,11 +173,11 @@ def _is_pending(pid: int, number: int) -> bool:
 
 
 def _to_all(number: signal.Signals) -> Callable[[int], None]:
-    """As a terminal does for Ctrl-C, and a scheduler for the end of a job."""
+    """Signal the process group, as a terminal does for Ctrl-C and a scheduler at the end of a job."""
     return lambda pid: os.killpg(os.getpgid(pid), number)
 
 
-#: What is done to which process. Nothing ends an agent that stays stopped, so that is left out.
+#: The actions by process. Nothing ends an agent that stays stopped, so this is omitted.
 TO_AGENT: dict[str, Callable[[int], None]] = {
     "kill": _send(signal.SIGKILL),
     "stop for a while": _stop_for_a_while,
@@ -197,7 +197,7 @@ VICTIMS = ("agent", "forkserver", "tracker", "store", "rank", "rank", "torchrun"
 
 @dataclass
 class Round:
-    """One run and what is done to it, all of it from one seed."""
+    """One run and the attack on it, determined by one seed."""
 
     seed: int
     ranks: int = field(init=False)
@@ -214,7 +214,7 @@ class Round:
         self.delay_s = round(chance.choice((0.0, chance.uniform(0.0, longest_s))), 2)
 
     def play(self, folder: Path) -> tuple[str, list[str]]:
-        """What came of it in words, and what is wrong."""
+        """Return a description of the result, and the errors."""
         under_torchrun = ("--level", "standard") if self.victim == "torchrun" else ("--level", "quick")
         run = Run(folder, self.ranks, *under_torchrun)
         hit, name = None, "nobody"
@@ -249,7 +249,7 @@ class Round:
         return wrong if early or agent_killed else [*wrong, f"no report, exit {code}: {said[-500:]}"]
 
     def _false(self, report: dict[str, Any], hit: set[int]) -> list[str]:
-        """What is wrong with the verdict; ``hit`` are the ranks that may be named."""
+        """Return the errors of the verdict; ``hit`` are the ranks that may be blamed."""
         status = {check["id"]: check["status"] for check in report["checks"]}
         wrong = [f"no word of {check.id}" for check in CHECKS if check.id not in status]
         unread = [name for name in ESSENTIAL if status.get(name) not in ("passed", "found")]
@@ -266,7 +266,7 @@ class Round:
 
 
 def main() -> int:
-    """Play rounds; 1 where something was wrong."""
+    """Play rounds; return 1 if there were errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has one more")

@@ -2,9 +2,9 @@
 
     python cable.py INTERFACE INTERFACE DELAY_MS
 
-Stands in for `tc netem delay`, which some kernels lack. Run by faults.delay in the switch. Each frame
-is handed on with the header that says what the sender left to the hardware (checksum, segmentation),
-so that large sends stay large: 2 Gbit/s and more at no delay.
+Replaces `tc netem delay`, which some kernels lack. faults.delay runs it in the switch. Each frame keeps the header with
+the work that the sender left to the hardware (checksum, segmentation), so that large sends stay large: 2 Gbit/s and
+more without delay.
 """
 
 import asyncio
@@ -48,19 +48,19 @@ def hand_on(loop: asyncio.AbstractEventLoop, one: socket.socket, other: socket.s
 
 
 def send(end: socket.socket, frames: list[bytes]) -> None:
-    """Send the frames; those that the interface does not take are lost, as in a cable."""
+    """Send the frames; frames that the interface does not accept are lost, as in a cable."""
     for frame in frames:
         with contextlib.suppress(OSError):
             end.send(frame)
 
 
 def arrived(end: socket.socket) -> list[bytes]:
-    """What has arrived by now, at most 64 frames."""
+    """Return the frames that have arrived, at most 64."""
     frames: list[bytes] = []
     try:
         while len(frames) < 64:
             frames.append(end.recv(LARGEST))
-    except OSError:  # no more frames, or the interface is down, which is told once
+    except OSError:  # no more frames, or the interface is down, which is reported once
         pass
     return frames
 

@@ -40,7 +40,7 @@ def ssh_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def two_hosts() -> Iterator[Lab]:
-    """For a test that breaks them beyond repair."""
+    """Yield two hosts that a test may damage permanently."""
     if reason := why_no_lab():
         pytest.skip(reason)
     with Lab(nodes=2) as made:

@@ -1,10 +1,9 @@
-"""Run a command in a host and end as it ends.
+"""Run a command in a host and exit as it does.
 
     python -I -S enter.py [--foreground] PID FOLDER COMMAND...
 
-The command gets a session of its own, or with --foreground stays on the terminal. ``nsenter`` would
-do, but it stops itself when the command is stopped: then nobody sees the command end, and neither
-can the host.
+The command gets its own session, or stays on the terminal with --foreground. ``nsenter`` is not sufficient: it stops
+itself when the command is stopped, so no process sees the command exit and the host cannot exit.
 """
 
 import ctypes

@@ -1,14 +1,15 @@
-"""The faults of a cluster, what torchrun says to them, and what the doctor has to say.
+"""The faults of a cluster, the response of torchrun, and the expected findings of ddp-doctor.
 
-``torchrun`` is what torch 2.13 with gloo did with the same fault on such hosts, one rank each, time-outs as they
-come: the first line that says anything, and who had ended after 120 s. The doctor's answer is written as
+``torchrun`` is the response of torch 2.13 with gloo to the same fault on such hosts, with one rank each and default
+timeouts: the first meaningful line, and the nodes that had exited after 120 s. The expected answer of ddp-doctor is
+written as
 
     {"all": "DD530 node2"}                    every node's report has this code, and blames node2 and nobody else
     {"node0": "DD516 ?node1", "node1": "DD512|DD513 node0 node0~node1"}    one of these codes; these culprits
     {"all": "DD550&DD553 node1"}             both codes
 
-A pair is written node0~node1, a node that is missing and not blamed ?node1; settings go by their names.
-Codes are regular expressions. Codes and culprits of severity info are free.
+A pair is written node0~node1, a missing node that is not blamed ?node1; settings are written by name. Codes are regular
+expressions. Codes and culprits of severity info are not checked.
 """
 
 from collections.abc import Mapping
@@ -22,13 +23,13 @@ Evidence = Literal["start", "join", "fault"]
 
 @dataclass(frozen=True)
 class Row:
-    """One fault. Every host runs the doctor with one rank; node0 is the head."""
+    """One fault. Every host runs ddp-doctor with one rank; node0 is the head."""
 
     id: str
     fault: str
     torchrun: str
     says: Mapping[str, str] = field(default_factory=dict)  # empty: nothing above info
-    exit: int | None = 1  # of all nodes; None where a fault that does no harm may be error or less
+    exit: int | None = 1  # of all nodes; None if a harmless fault may be an error or less
     nodes: int = 2
     plant: tuple[str, ...] = ()  # before the start
     strike: str = ""  # while the ranks run
@@ -46,7 +47,7 @@ class Row:
 
     @property
     def join_timeout_s(self) -> int:
-        """Short only where it is waited for: the other hosts have come by then, and may take long for it."""
+        """The join timeout: short only if the row waits for it, because other hosts may join slowly."""
         return 10 if self.evidence == "join" else 60
 
 
@@ -61,30 +62,30 @@ FAST_GLOO = ("environment:{}:GLOO_SOCKET_IFNAME={}").format
 
 
 def _works(name: str, fault: str, *plant: str, torchrun: str = "works", **more: Any) -> Row:
-    """No fault, or one that does no harm: nothing above info."""
+    """Return a row without fault or with a harmless one: no finding above info."""
     return Row(name, fault, torchrun, exit=0, plant=plant, **more)
 
 
 def _all_say(name: str, fault: str, torchrun: str, says: str, *plant: str, **more: Any) -> Row:
-    """A fault of which every node's report says the same."""
+    """Return a row of a fault that every node's report shows equally."""
     return Row(name, fault, torchrun, {"all": says}, plant=plant, **more)
 
 
 def _unmet(
     name: str, fault: str, torchrun: str, node1: str, *plant: str, node0: str = "DD516 ?node1", **more: Any
 ) -> Row:
-    """node1 cannot get through to node0 and says why; node0 misses it once the time for the roll call is up."""
+    """Return a row where node1 cannot reach node0 and reports why; node0 reports it missing after the join timeout."""
     says = {"node0": node0, "node1": node1}
     return Row(name, fault, torchrun, says, plant=plant, evidence="join", **more)
 
 
 def _absent(name: str, fault: str, torchrun: str, absent: str, says: Mapping[str, str], **more: Any) -> Row:
-    """A node on which nobody starts the command."""
+    """Return a row with a node where the command is not started."""
     return Row(name, fault, torchrun, says, absent=(absent,), evidence="join", **more)
 
 
 def _told(name: str, fault: str, torchrun: str, node: str, option: str, says: str, **more: Any) -> Row:
-    """One node is started with an option that the others are not."""
+    """Return a row where one node is started with a different option."""
     return _all_say(name, fault, torchrun, says, arguments={node: tuple(option.split())}, **more)
 
 
@@ -104,7 +105,7 @@ def _loopback(name: str, hosts: str, torchrun: str, network: str = C_CLASS, node
 
 
 def _ifname(name: str, codes: str, torchrun: str, hosts: str, **more: Any) -> Row:
-    """A GLOO_SOCKET_IFNAME, the first word of ``name``, that leads nowhere; "bare": eth1 has no cable."""
+    """Return a row with an unusable GLOO_SOCKET_IFNAME, the first word of ``name``; "bare": eth1 has no cable."""
     value, own, bare = name.partition("-")[0], hosts.split(), "bare" in name
     culprits = "node1 node0~node1" if len(own) == 1 else BOTH
     return _all_say(
@@ -128,7 +129,7 @@ def _struck(name: str, fault: str, torchrun: str, strike: str, says: str | Mappi
 
 
 def _cut(name: str, fault: str, torchrun: str, strike: str) -> Row:
-    """A link of node1 fails: the two halves cannot agree, and each says what it sees."""
+    """Return a row where a link of node1 fails: the two halves cannot agree, and each reports its view."""
     says = dict.fromkeys(("node0", "node1"), "DD540 node1 node0~node1")
     return _struck(name, fault, torchrun, strike, says)
 
@@ -148,14 +149,14 @@ def _differs(name: str, fault: str, codes: str, *plant: str) -> Row:
 
 
 def _pairs(name: str, fault: str, torchrun: str, says: str, *plant: str, **more: Any) -> Row:
-    """A fault that the matrix of pairs alone has to name."""
+    """Return a row of a fault that only the matrix of pairs can identify."""
     only = {f"node{host}": ("--only", "p2p") for host in range(4)}
     return _all_say(f"pairs-{name}", fault, torchrun, says, *plant, nodes=4, arguments=only, **more)
 
 
 # --- the table ------------------------------------------------------------------------------------
 
-# Name, fault, what torchrun did, then what the shape asks for; a row stands on one line or two.
+# Name, fault, torchrun's response, then the arguments of the shape; a row takes one or two lines.
 # fmt: off
 
 HEALTHY = (

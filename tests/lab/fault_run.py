@@ -1,4 +1,4 @@
-"""One row of the fault table: plant, run the doctor on all hosts, and say what came of it."""
+"""One row of the fault table: inject the fault, run ddp-doctor on all hosts, and report the outcome."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Report = Mapping[str, object]
 
 @dataclass
 class Outcome:
-    """What became of a row; a line of the table. ``problems`` and ``late`` are empty where all is as it should be."""
+    """The outcome of a row, a line of the table. ``problems`` and ``late`` are empty on success."""
 
     id: str
     fault: str
@@ -36,10 +36,10 @@ class Outcome:
     innocents: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)  # right, but not in time
-    printed: dict[str, str] = field(default_factory=dict)  # the last lines, where there is a problem
+    printed: dict[str, str] = field(default_factory=dict)  # the last lines, if there is a problem
 
     def as_json(self) -> str:
-        """One line."""
+        """Return it as one line."""
         return json.dumps(asdict(self))
 
 
@@ -56,7 +56,7 @@ class Scene:
 
 
 def run_row(row: Row) -> Outcome:
-    """Run it on hosts of its own."""
+    """Run the row on its own hosts."""
     outcome = Outcome(row.id, row.fault, row.torchrun)
     with ExitStack() as stack:
         lab = Lab(row.nodes, row.network, second_nic=row.second_nic, ipv6=row.ipv6)
@@ -121,7 +121,7 @@ def _before_all_others() -> Iterator[None]:
 
 
 def _strike(scene: Scene, outcome: Outcome) -> None:
-    """Plant the fault of a running job, as soon as the process that is waited for runs."""
+    """Inject the fault into a running job when the expected process runs."""
     if scene.row.strike:
         with _before_all_others():
             _plant_in_time(scene, outcome)
@@ -143,7 +143,7 @@ def _plant_in_time(scene: Scene, outcome: Outcome) -> None:
 
 
 def _wait(scene: Scene, outcome: Outcome) -> None:
-    """Until all have ended that can, or the cap."""
+    """Wait until all hosts that can exit have exited, up to the time limit."""
     ends = []
     for host in _speaking(scene):
         process = scene.started[host.name]
@@ -183,7 +183,7 @@ def _culprit(culprit: Mapping[str, object]) -> str:
 
 
 def _end_of(culprit: Mapping[str, object], name: str, *numbers: str) -> str:
-    """A host by its name; one that never came has none, and is called by its number."""
+    """Return the name of a host, or its number if it never joined."""
     said = str(culprit.get(name) or "")
     number = next((culprit[it] for it in numbers if culprit.get(it) is not None), "?")
     return f"node{number}" if not said or said.startswith("node rank") else said
@@ -221,7 +221,7 @@ def _judge_ends(row: Row, outcome: Outcome) -> None:
 
 
 def _end(scene: Scene, outcome: Outcome) -> None:
-    """Take the fault away; then nothing of the doctor may be left anywhere."""
+    """Remove the fault; then no process or file of ddp-doctor may be left on any host."""
     if scene.strike is not None:
         scene.strike.undo()
     for name in scene.row.lost:
@@ -234,7 +234,7 @@ def _end(scene: Scene, outcome: Outcome) -> None:
 
 
 def _is_the_doctors(row: Row, line: str) -> bool:
-    """Whether it could have been removed: files of a host that was killed could not."""
+    """Return True if it could have been removed, unlike files of a host that was killed."""
     host, _, what = line.partition(": ")
     return host not in row.lost or what.startswith("process")
 

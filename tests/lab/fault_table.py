@@ -16,14 +16,14 @@ HEAD = "| fault | torchrun | finding | culprit | seconds | exits | right |\n|---
 
 
 def keep(outcome: Outcome) -> None:
-    """Append a line to the file that the variable names; nothing where it names none."""
+    """Append a line to the file that the variable names, if set."""
     if path := os.environ.get(VARIABLE):
         with Path(path).open("a") as table:
             table.write(f"{outcome.as_json()}\n")
 
 
 def read(path: Path) -> list[Outcome]:
-    """All outcomes; the last one of each row."""
+    """Return all outcomes; the last one of each row."""
     lines = (json.loads(line) for line in path.read_text().splitlines())
     return list({line["id"]: Outcome(**line) for line in lines}.values())
 
@@ -52,7 +52,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _by_host(words: dict[str, list[str]]) -> str:
-    """``DD530`` where all say the same, else ``node0: DD516, node1: DD512``."""
+    """Return ``DD530`` if all hosts report the same, otherwise ``node0: DD516, node1: DD512``."""
     said = {name: " ".join(each) or "-" for name, each in words.items()}
     if len(set(said.values())) <= 1:
         return next(iter(said.values()), "-")

@@ -1,9 +1,9 @@
-"""All faults by name, as people and tables write them.
+"""All faults by name, in the notation of users and tables.
 
     with faults.plant(lab, "loss:node1:5"):
         ...
 
-Each is a function of network_faults or host_faults, which plants it and returns how to undo it.
+Each is a function of network_faults or host_faults, which injects it and returns how to undo it.
 """
 
 import inspect
@@ -22,7 +22,7 @@ FAULTS: dict[str, Callable[..., Planted]] = {
 
 
 def usage(name: str) -> str:
-    """How a fault is written: ``loss:HOST[:PERCENT]``."""
+    """Return the notation of a fault: ``loss:HOST[:PERCENT]``."""
     words = [name]
     for parameter in inspect.signature(FAULTS[name]).parameters.values():
         if parameter.annotation is not Lab:
@@ -32,7 +32,7 @@ def usage(name: str) -> str:
 
 
 def plant(lab: Lab, text: str) -> Planted:
-    """Plant a fault as ``usage`` writes it. Raises ValueError where it cannot be read."""
+    """Inject a fault in the notation of ``usage``. Raises ValueError if it is invalid."""
     name, *words = text.split(":", 1)
     if name not in FAULTS:
         raise ValueError(f"no fault {name!r}; there are {', '.join(FAULTS)}")

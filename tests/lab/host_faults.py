@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 def power_off(lab: Lab, host: Host) -> Planted:
-    """The host is gone without a word: the link first, then all that runs. Undone by a fresh boot."""
+    """Remove the host without notice: first its link, then all its processes. Undone by a fresh boot."""
     lab.switch.ip(f"link set {lab.port(host)} down")
     host.halt()
     return Planted(lambda: lab.boot(host))
@@ -35,7 +35,7 @@ def stop(host: Host, name: str) -> Planted:
 
 
 def stop_all(host: Host) -> Planted:
-    """All that runs on the host now is stopped by SIGSTOP; its kernel still answers."""
+    """Stop all current processes of the host with SIGSTOP; its kernel still answers."""
     pids = host.pids()
     _stop(pids)
     return Planted(lambda: _send(signal.SIGCONT, pids))
@@ -48,13 +48,13 @@ def kill(host: Host, name: str) -> Planted:
 
 
 def kill_all(host: Host) -> Planted:
-    """All that runs on the host now is killed; its kernel still answers, and there is no undoing."""
+    """Kill all current processes of the host; its kernel still answers. Cannot be undone."""
     _send(signal.SIGKILL, host.pids())
     return Planted()
 
 
 def starved(host: Host, percent: float = 10.0) -> Planted:
-    """All that runs on the host now, and what it starts, gets so much of one processor."""
+    """Limit all processes of the host, including new ones, to this share of one processor."""
     folder = next(it for it in map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup")) if it.is_dir())
     group = folder / f"ddp-lab-{os.getpid()}-{next(_numbers)}"
     group.mkdir()
@@ -75,7 +75,7 @@ def starved(host: Host, percent: float = 10.0) -> Planted:
 
 
 def held_port(host: Host, port: int = 29400) -> Planted:
-    """Another program listens on the port and never says a word."""
+    """Let another program listen on the port without ever answering."""
     program = host.start((sys.executable, "-S", WIRE, "mute", str(port)))
     program.wait_for_output("ready")
     return Planted(program.wait, program.kill)
@@ -104,7 +104,7 @@ def names_of_family(lab: Lab, host: Host, family: int) -> Planted:
 
 
 def only_family(lab: Lab, host: Host, family: int) -> Planted:
-    """The host has IPv4 (4) or IPv6 (6) addresses on eth0 only, and all hosts' names say so."""
+    """Keep only the IPv4 (4) or IPv6 (6) addresses of the host's eth0, also in all hosts' /etc/hosts."""
     kept, before = host.addresses["eth0"], {it: it.read_hosts() for it in lab.hosts}
     gone = [address for address in kept if (6 if ":" in address else 4) != family]
     host.ip(*(f"address delete {address} dev eth0" for address in gone))
@@ -122,7 +122,7 @@ def only_family(lab: Lab, host: Host, family: int) -> Planted:
 
 
 def bridge_interface(host: Host, name: str = "docker0", address: str = "172.17.0.1/16") -> Planted:
-    """An interface that leads nowhere, such as Docker's bridge without containers."""
+    """Add an interface without a connection, such as Docker's bridge without containers."""
     host.ip(f"link add {name} type bridge", f"address add {address} dev {name}", f"link set {name} up")
     return Planted(lambda: host.ip(f"link delete {name}"))
 
@@ -148,28 +148,28 @@ def renamed_interface(host: Host, nic: str = "eth1", name: str = "ens5") -> Plan
     return Planted(lambda: rename(name, nic))
 
 
-# What differs between hosts
+# Differences between hosts
 
 
 def environment(host: Host, assignment: str) -> Planted:
-    """``NAME=VALUE`` in the environment of all that is started on the host from now on."""
+    """Set ``NAME=VALUE`` in the environment of all processes started on the host from now on."""
     name, _, value = assignment.partition("=")
     return _environment(host, {name: value})
 
 
 def skewed_clock(host: Host, seconds: int = 3600) -> Planted:
-    """The clock of all that is started on the host from now on is wrong by so much."""
+    """Skew the clock of all processes started on the host from now on."""
     folder = host.folder / f"overlay{next(_numbers)}"
     return _environment(host, overlays.skewed_clock(folder, seconds))
 
 
 def misdeed(host: Host, what: str = "wrong", one_in: int = 1) -> Planted:
-    """Ranks of the host that send data change it (wrong), hang or die; or only one in so many processes does."""
+    """Let ranks of the host change sent data (wrong), hang or die; or only one in this many processes."""
     return _environment(host, overlays.misdeed(host.folder / f"overlay{next(_numbers)}", what, one_in))
 
 
 def other_version(host: Host, package: str, version: str) -> Planted:
-    """A Python package says another version there to all that is started from now on."""
+    """Let a Python package report another version to all processes started from now on."""
     folder = overlays.other_version(host.folder / f"overlay{next(_numbers)}", package, version)
     return _environment(host, {"PYTHONPATH": f"{folder}:{host.environment['PYTHONPATH']}"})
 

@@ -4,10 +4,10 @@
         done = lab["node1"].run(("ping", "-c1", "node0"))
         started = lab.start_everywhere(lambda host: ("ddp-doctor", "run", "--node-rank", str(host.index)))
 
-A host is a process (init.sh) in network, process, mount, IPC and name namespaces that have no name
-outside. So two labs cannot collide, and nothing can be left: when this process ends, however it
-ends, the pipes to those first processes close, they end, and the kernel kills all that runs in their
-hosts and removes the networks. The switch is one more such host, with a bridge for every network.
+A host is a process (init.sh) in network, process, mount, IPC and name namespaces that have no name outside. So two labs
+cannot collide, and nothing can be left: when this process exits for any reason, the pipes to those first processes
+close and they exit. The kernel then kills all processes of their hosts and removes the networks. The switch is one more
+such host, with a bridge for every network.
 """
 
 import compileall
@@ -47,7 +47,7 @@ WITHOUT_DDP = ("--skip", ",".join(check.id for check in CHECKS if check.group ==
 
 
 def why_no_lab(*more_tools: str) -> str | None:
-    """Why no lab can be made here; None where it can."""
+    """Return why no lab can be created here, or None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     if missing := [tool for tool in (*TOOLS, *more_tools) if shutil.which(tool) is None]:
@@ -57,13 +57,13 @@ def why_no_lab(*more_tools: str) -> str | None:
 
 @cache
 def _why_no_namespaces() -> str | None:
-    """What the kernel or the container that this runs in says to hosts of their own."""
+    """Return the error of the kernel or the surrounding container about namespaces, or None."""
     done = subprocess.run(("unshare", *NAMESPACES, "--fork", "true"), check=False, capture_output=True, text=True)
     return f"needs namespaces: {done.stderr.strip()}" if done.returncode else None
 
 
 class Host:
-    """One host. ``address`` is its IPv4 address on eth0, or the IPv6 one where there is no other."""
+    """One host. ``address`` is its IPv4 address on eth0, or its IPv6 address without one."""
 
     def __init__(self, name: str, index: int, folder: Path) -> None:
         self.name = name
@@ -121,7 +121,7 @@ class Host:
         self._pid = int(said)
 
     def halt(self) -> None:
-        """End the host with all its processes; nothing where it is down already."""
+        """End the host with all its processes; does nothing if it is already down."""
         if self._init is None:
             return
         for stream in (self._init.stdin, self._init.stdout, self._init.stderr):
@@ -134,11 +134,11 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """Whether it runs."""
+        """Return True if it runs."""
         return self._init is not None and self._init.poll() is None
 
     def enter(self, argv: Sequence[str | Path], *, cwd: Path | None = None) -> tuple[str, ...]:
-        """The command that runs ``argv`` in this host, in a session of its own."""
+        """Return the command that runs ``argv`` in this host, in a separate session."""
         folder = cwd or self.folder / "home"
         inside = (sys.executable, "-I", "-S", str(ENTER), str(self._pid), str(folder))
         return (*inside, *map(str, argv))
@@ -189,11 +189,11 @@ class Host:
         self.net("sh", "-e", text="\n".join(lines))
 
     def pids(self) -> list[int]:
-        """All processes that run in this host except its first, by their ids outside."""
+        """Return all processes of this host except its first, by their pids outside."""
         return [pid for pid in pids_in(self._pid) if pid != self._pid] if self.is_up else []
 
     def find_process(self, name: str) -> int | None:
-        """The process of this name (/proc/PID/comm, at most 15 characters); None where there is none."""
+        """Return the process with this name (/proc/PID/comm, at most 15 characters), or None."""
         return next((pid for pid in self.pids() if comm(pid) == name), None)
 
     def wait_for_process(self, name: str) -> int:
@@ -203,7 +203,7 @@ class Host:
         return pid
 
     def left_behind(self, without: Collection[int] = ()) -> list[str]:
-        """Processes, shared memory and temporary files that are there now, one line each."""
+        """Return its current processes, shared memory and temporary files, one line each."""
         if not self.is_up:
             return []
         names = ((pid, comm(pid)) for pid in self.pids() if pid not in without)
@@ -216,7 +216,7 @@ class Host:
         ]
 
     def read_hosts(self) -> str:
-        """Its /etc/hosts."""
+        """Return its /etc/hosts."""
         return (self.folder / "etc/hosts").read_text()
 
     def write_hosts(self, text: str) -> None:
@@ -225,10 +225,10 @@ class Host:
 
 
 class Lab:
-    """``nodes`` hosts node0, node1, … on one switch; ``name`` calls them otherwise.
+    """A lab of ``nodes`` hosts node0, node1, … on one switch; ``name`` renames them.
 
-    ``network`` and ``second_network`` are the first three numbers of the IPv4 addresses; node0 has
-    .1. eth1 and its switch are there with ``second_nic``. The IPv6 addresses of eth0 are fd77::1 and on.
+    ``network`` and ``second_network`` are the first three numbers of the IPv4 addresses; node0 has .1. With
+    ``second_nic`` there are eth1 and its switch. The IPv6 addresses of eth0 start at fd77::1.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class Lab:
         without: Collection[int] = (),
         counts: Callable[[str], bool] = lambda _line: True,
     ) -> list[str]:
-        """What ``counts`` and is still there after a time of grace, one line each, without these processes."""
+        """Return the lines that ``counts`` accepts after a grace period, without these processes."""
         found: list[str] = []
 
         def look() -> bool:
@@ -360,7 +360,7 @@ def sweep() -> None:
 
 
 def compile_package() -> None:
-    """Keep the package compiled, as an installation is: else each process of each host compiles it anew."""
+    """Keep the package compiled, as in an installation; otherwise each process of each host compiles it again."""
     for folder in (ROOT / "ddp_doctor", ROOT / "ddp_doctor/checks"):  # the second is a link, which is not followed
         compileall.compile_dir(folder, quiet=2)
 
@@ -375,7 +375,7 @@ def _checked(
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What a login on the host would give: nothing of the lab's own environment but the path."""
+    """Return the environment of a login on the host: only the path comes from the lab's own environment."""
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": str(ROOT),

@@ -1,7 +1,7 @@
-"""Many layouts of a host, and in each what the probe foretells and what the real libraries take.
+"""Many layouts of a host, with the probe's predictions and the real libraries' choices.
 
-Run in network, name and mount namespaces of its own; prints one JSON object a line. Where a libnccl is at
-hand (in LD_LIBRARY_PATH, or beside torch) it is asked too; gloo's word is what this process listens on.
+Run in separate network, name and mount namespaces; prints one JSON object per line. If a libnccl is available (in
+LD_LIBRARY_PATH or next to torch), it is asked as well. gloo's choice is the address that this process listens on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAMILIES = (None, "AF_INET6")
 
 
 def sh(*commands: str) -> None:
-    """Run commands of iproute2 and the like."""
+    """Run commands of iproute2 and similar tools."""
     for command in commands:
         subprocess.run(command.split(), check=True)
 
@@ -44,7 +44,7 @@ def lay_out(folder: Path) -> None:
     sh("hostname hosta", "ip link set lo up")
     for name, addresses in NICS.items():
         sh(f"ip link add {name} type veth peer name p{name}")
-        for end in (name, f"p{name}"):  # without the link-local addresses that IPv6 makes by itself
+        for end in (name, f"p{name}"):  # without the link-local addresses that IPv6 adds by default
             sh(f"ip link set {end} addrgenmode none", f"ip link set {end} up")
         for address in addresses:
             sh(f"ip {'-6 ' if ':' in address else ''}addr add {address} dev {name}{' nodad' * (':' in address)}")
@@ -54,7 +54,7 @@ def lay_out(folder: Path) -> None:
 
 
 def compare(label: str, env: dict[str, str]) -> None:
-    """Print what is foretold and what is real, for both backends."""
+    """Print the predicted and real choices of both backends."""
     seen = probe(LiveContext({**os.environ, **env}, time.monotonic() + 60))
     row = {
         "label": label,
@@ -68,7 +68,7 @@ def compare(label: str, env: dict[str, str]) -> None:
 
 
 def real_gloo(env: dict[str, str]) -> list[str] | None:
-    """The addresses on which gloo listens; None where it cannot start."""
+    """Return the addresses on which gloo listens, or None if it cannot start."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
@@ -87,7 +87,7 @@ def real_gloo(env: dict[str, str]) -> list[str] | None:
 
 
 def main(folder: Path) -> None:
-    """All layouts, one after the other."""
+    """Compare all layouts, one after the other."""
     warnings.simplefilter("ignore")
     lay_out(folder)
     hosts = folder / "hosts"

@@ -27,7 +27,7 @@ _MOST_S = 400.0
 
 @dataclass(frozen=True)
 class Row:
-    """What is planted, and who is to be named for it."""
+    """An injected fault, and the nodes, pairs and leaves to blame for it."""
 
     id: str
     plant: tuple[str, ...] = ()  # before the start
@@ -60,7 +60,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the run came to, as node0 and all others told it."""
+    """The result of the run, as node0 and all other nodes reported it."""
 
     named: frozenset[str]  # by findings above information
     codes: frozenset[str]
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def run_row(row: Row, hosts: int = HOSTS) -> Outcome:
-    """Run it on hosts of its own."""
+    """Run the row on its own hosts."""
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(hosts))
         (lab.folder / "leaves").write_text(LEAVES)

@@ -1,7 +1,7 @@
 """Faults of firewalls, links and the switch.
 
-Filters that speak of connections act on TCP's first packet only, so that what is connected stays so, as
-with any stateful firewall. No filter touches the loopback interface.
+Filters on connections affect only TCP's first packet, so that existing connections persist, as with any stateful
+firewall. No filter affects the loopback interface.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def drop_port(host: Host, port: int = 29400) -> Planted:
 
 
 def reject_port(host: Host, port: int = 29400) -> Planted:
-    """New connections to one port are refused, as if nobody listened."""
+    """Refuse new connections to one port, as without a listener."""
     return _filter(host, incoming=f"{NEW} tcp dport {port} reject with tcp reset")
 
 
@@ -52,17 +52,17 @@ def reject_all_but(host: Host, port: int = 29400) -> Planted:
 
 
 def block_inbound(host: Host) -> Planted:
-    """Nobody can connect to the host; it can connect to all."""
+    """Block connections to the host; it can connect to all others."""
     return _filter(host, incoming=f"{NEW} drop")
 
 
 def silence(host: Host) -> Planted:
-    """The host hears and says nothing; its links stay up."""
+    """Block all traffic of the host; its links stay up."""
     return _filter(host, incoming="drop", outgoing="drop")
 
 
 def cut_path(host: Host, peer: Host) -> Planted:
-    """Nothing passes between these two; both reach all others."""
+    """Block all traffic between these two hosts; both reach all others."""
     address = _address(peer)
     return _filter(host, incoming=f"{address('saddr')} drop", outgoing=f"{address('daddr')} drop")
 
@@ -136,7 +136,7 @@ def delay(lab: Lab, host: Host, one_way_ms: float = 25.0) -> Planted:
 
 
 def foreign_switch(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
-    """The cable leads to a switch on which no other host is."""
+    """Connect the cable to a switch without other hosts."""
     port, bridge, alone = lab.port(host, nic), f"br{nic.removeprefix('eth')}", f"alone{next(_numbers)}"
     lab.switch.ip(f"link add {alone} type bridge", f"link set {alone} up", f"link set {port} master {alone}")
     return Planted(lambda: lab.switch.ip(f"link set {port} master {bridge}", f"link delete {alone}"))
@@ -148,7 +148,7 @@ def rate(lab: Lab, host: Host, mbit_per_s: int = 100, nic: str = "eth0") -> Plan
 
 
 def rate_out(host: Host, mbit_per_s: int = 100, nic: str = "eth0") -> Planted:
-    """What the host sends is as slow as this; what it receives is as fast as ever."""
+    """Limit the rate of the host's sends; receiving is unaffected."""
     return _shaped(mbit_per_s, (host, nic))
 
 
@@ -160,13 +160,13 @@ def _shaped(mbit_per_s: int, *ends: tuple[Host, str]) -> Planted:
 
 
 def burst_credit(host: Host, nic: str = "eth1", kbytes: int = 6000, kbytes_per_s: int = 1000) -> Planted:
-    """What the host sends is as fast as ever until it has used up its credit, as small cloud instances have it."""
+    """Limit the rate of the host's sends once its credit is used up, as on small cloud instances."""
     spent = f"oifname {nic} quota over {kbytes} kbytes limit rate over {kbytes_per_s} kbytes/second"
     return _rule(host, "inet", "output", f"{spent} burst 128 kbytes drop")
 
 
 def slow_path(host: Host, peer: Host, mbit_per_s: int = 100) -> Planted:
-    """What the host sends to the peer is as slow as this; what comes back is as fast as ever."""
+    """Limit the rate of the host's sends to the peer; the other direction is unaffected."""
     host.net("tc", "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")  # passes what is of no class
     host.net(
         "tc",
@@ -189,13 +189,13 @@ def slow_path(host: Host, peer: Host, mbit_per_s: int = 100) -> Planted:
 
 
 def mtu(host: Host, size: int = JUMBO) -> Planted:
-    """The host alone sends larger packets. TCP agrees on the smaller size, so this does no harm."""
+    """Let only this host send larger packets. TCP agrees on the smaller size, so this is harmless."""
     host.ip(f"link set eth0 mtu {size}")
     return Planted(lambda: host.ip(f"link set eth0 mtu {STANDARD}"))
 
 
 def mtu_black_hole(lab: Lab, host: Host) -> Planted:
-    """All hosts send 9000 bytes, and the switch's port of this one takes 1500: large packets vanish."""
+    """Let all hosts send 9000 bytes while the switch's port of this one accepts 1500: large packets vanish."""
     _mtu(lab, JUMBO, lambda other: STANDARD if other is host else JUMBO)
     small = [_no_segmentation(lab, other) for other in lab.hosts]
     return Planted(lambda: _mtu(lab, STANDARD, lambda _: STANDARD), *(each.undo for each in small))
@@ -209,7 +209,7 @@ def _filter(host: Host, incoming: str = "", outgoing: str = "") -> Planted:
 
 
 def _rule(place: Host, family: str, hook: str, rule: str) -> Planted:
-    """One rule of nftables in a table of its own."""
+    """Add one rule of nftables in a separate table."""
     table = f"fault{next(_numbers)}"
     place.net(
         *("nft", "-f", "-"),
@@ -224,9 +224,9 @@ def _address(peer: Host) -> Callable[[str], str]:
 
 
 def _no_segmentation(lab: Lab, host: Host) -> Planted:
-    """Packets to and from the host are as small on the wire as they would be on a real one.
+    """Disable segmentation offload, so that packets are as small as on a real wire.
 
-    Otherwise up to 64 kB travel as one packet, for which no MTU counts.
+    Otherwise up to 64 kB travel as one packet that no MTU applies to.
     """
 
     ends = ((host, "eth0"), (lab.switch, lab.port(host)))

@@ -1,4 +1,4 @@
-"""Run by test_oom.py inside a memory cgroup: two ranks, of which rank 1 takes more memory than there is."""
+"""Run by test_oom.py inside a memory cgroup: two ranks; rank 1 uses more memory than available."""
 
 import os
 import sys

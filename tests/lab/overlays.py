@@ -1,4 +1,4 @@
-"""What makes one host differ from the others without installing anything: versions and clocks."""
+"""Differences of one host from the others without installing anything: versions and clocks."""
 
 import importlib.metadata
 import importlib.util
@@ -10,9 +10,9 @@ CLOCK, MISDEEDS = (Path(__file__).with_name(name) for name in ("skewed_clock.c",
 
 
 def other_version(folder: Path, package: str, version: str) -> Path:
-    """A folder for PYTHONPATH in which ``package`` is the installed one and says another version.
+    """Return a directory for PYTHONPATH with the installed ``package`` and another version.
 
-    All its files are links, except the one that holds ``__version__``, and its metadata.
+    All its files are links, except the file with ``__version__``, and its metadata.
     """
     spec = importlib.util.find_spec(package)
     assert spec is not None
@@ -35,12 +35,12 @@ def other_version(folder: Path, package: str, version: str) -> Path:
 
 
 def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
-    """The environment in which the wall clock is wrong by so much; needs the C compiler."""
+    """Return the environment in which the wall clock is wrong by ``seconds``; needs the C compiler."""
     return {**_preloaded(folder, CLOCK), "SKEW_S": str(seconds)}
 
 
 def misdeed(folder: Path, what: str, one_in: int) -> dict[str, str]:
-    """The environment in which ranks do this when they send, or one in so many does; needs the C compiler."""
+    """Return the environment in which ranks, or one in this many, misbehave when they send; needs the C compiler."""
     return {**_preloaded(folder, MISDEEDS), "MISDEED": what, "MISDEED_ONE_IN": str(one_in)}
 
 

@@ -1,4 +1,4 @@
-"""A fault that stands, and how it is taken away."""
+"""An injected fault, and how it is removed."""
 
 from collections.abc import Callable
 

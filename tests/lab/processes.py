@@ -20,7 +20,7 @@ def to_its_end(
     limit_s: float = LIMIT_S,
     check: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
-    """A command, here and with this process's environment unless others are named, and all that it printed."""
+    """Run a command to its end, by default in this directory and environment, and return its output."""
     return subprocess.run(
         argv, env=env, cwd=cwd, input=given, timeout=limit_s, check=check, capture_output=True, text=True
     )
@@ -41,12 +41,12 @@ class HostProcess:
 
     @property
     def pid(self) -> int | None:
-        """The command itself, a child of the one that entered the host; None where it has ended."""
+        """The pid of the command, a child of the process that entered the host; None if it has exited."""
         wait_until(lambda: self._entering.poll() is not None or _children(self._entering.pid), "the command starts")
         return next(iter(_children(self._entering.pid)), None)
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal; None while it runs."""
         code = self._entering.poll()
         if code is not None and self.ended is None:
             self.ended = time.monotonic()
@@ -64,26 +64,26 @@ class HostProcess:
         assert text in self.output(), f"no {text!r} from {self._entering.args!r}: {self.errors()}"
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command; nothing where it has ended."""
+        """Send a signal to the command unless it has exited."""
         if (pid := self.pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it immediately."""
         self.signal(signal.SIGKILL)
 
     def output(self) -> str:
-        """What it has printed on its standard output."""
+        """Return its standard output."""
         return self.stdout.read_text(errors="replace")
 
     def errors(self) -> str:
-        """What it has printed on its standard error."""
+        """Return its standard error."""
         return self.stderr.read_text(errors="replace")
 
 
 def pids_in(first: int) -> Iterator[int]:
-    """All processes in the process namespace of ``first``, by their ids outside."""
+    """Yield all processes in the process namespace of ``first``, by their pids outside."""
     wanted = Path(f"/proc/{first}/ns/pid").stat().st_ino
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -92,22 +92,22 @@ def pids_in(first: int) -> Iterator[int]:
 
 
 def pids_with(variable: str) -> Iterator[int]:
-    """All processes with this ``NAME=value`` in their environment; zombies have none."""
-    for entry in Path("/proc").iterdir():  # glob asks each for its state, and raises where one has just ended
+    """Yield all processes with this ``NAME=value`` in their environment; zombies have none."""
+    for entry in Path("/proc").iterdir():  # glob reads the state of each entry and raises if a process has just exited
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 yield int(entry.name)
 
 
 def comm(pid: int) -> str:
-    """The name of a process, at most 15 characters; empty where it is gone."""
+    """Return the name of a process, at most 15 characters; empty if it has exited."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 
 def state(pid: int) -> str:
-    """The letter ps shows: T is stopped, S sleeps; empty where the process is gone."""
+    """Return the state letter that ps shows: T is stopped, S sleeps; empty if the process has exited."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""

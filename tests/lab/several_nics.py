@@ -17,7 +17,7 @@ _MOST_S = 200.0
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run, as node0 told it; the others must say the same."""
+    """The result of a run, as node0 reported it; the other nodes must report the same."""
 
     report: dict[str, Any]
     recording: dict[str, Any]
@@ -26,11 +26,11 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
     def findings(self) -> dict[str, dict[str, Any]]:
-        """Those above information, by code."""
+        """Return the findings above info, by code."""
         return {one["code"]: one for one in self.report["findings"] if one["severity"] != "info"}
 
     def settings(self) -> list[dict[str, Any]]:
-        """All that is recommended to be set or unset, in any finding."""
+        """Return all settings that any finding recommends to set or unset."""
         return [
             setting for one in self.report["findings"] for remedy in one["remedies"] for setting in remedy["settings"]
         ]

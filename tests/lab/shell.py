@@ -1,9 +1,9 @@
-"""Hosts to try things on by hand.
+"""Hosts for manual experiments.
 
     python -m tests.lab.shell [--nodes 4] [--second-nic] [--ipv6 dual] [--fault loss:node1:5 ...]
 
-Brings the hosts up, says how to enter them, plants and undoes faults as they are typed, and takes all
-down again at Ctrl-C or Ctrl-D. See docs/how-to/lab.md.
+Starts the hosts, prints how to enter them, injects and undoes faults as they are typed, and stops all hosts at Ctrl-C
+or Ctrl-D. See docs/how-to/lab.md.
 """
 
 import argparse
@@ -31,7 +31,7 @@ exec {python} -I -S {enter} --foreground {pid} "$PWD" env {environment} "$@"
 
 
 class Shell:
-    """What is typed, and what it does to the lab."""
+    """The commands of the shell, and their effect on the lab."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -44,7 +44,7 @@ class Shell:
         }
 
     def introduce(self) -> str:
-        """Write the scripts that enter the hosts, and say how to use them."""
+        """Write the scripts that enter the hosts, and return how to use them."""
         self.write_scripts()
         rows = (f"  {host.name:<8} {', '.join(_plain(host)):<24}" for host in self.lab.hosts)
         example = "node0 ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400 --node-rank 0"
@@ -67,7 +67,7 @@ class Shell:
         return self.lab.folder / "bin"
 
     def write_scripts(self) -> None:
-        """One script for each host that is up, with its environment as it is now."""
+        """Write a script for each running host, with its current environment."""
         self.bin.mkdir(exist_ok=True)
         for host in self.lab.hosts:
             script = self.bin / host.name
@@ -75,7 +75,7 @@ class Shell:
             script.chmod(0o755)
 
     def obey(self, line: str) -> str:
-        """Do what was typed and say what came of it."""
+        """Run a typed command and return its result."""
         word, _, text = line.strip().partition(" ")
         if word not in self.commands:
             return f"no command {word!r}; try help" if word else ""
@@ -94,7 +94,7 @@ class Shell:
         return f"planted {text}"
 
     def undo(self, text: str) -> str:
-        """Undo a fault, the last one where none is named."""
+        """Undo a fault, by default the last one."""
         text = text or next(reversed(self.planted), "")
         if text not in self.planted:
             return "no such fault stands; faults lists them"
@@ -102,7 +102,7 @@ class Shell:
         return f"undone {text}"
 
     def faults(self, _text: str) -> str:
-        """All faults with their first sentence, then those that stand."""
+        """List all faults with their first sentence, then the active ones."""
         rows = [f"  {faults.usage(name):<36} {(it.__doc__ or '').splitlines()[0]}" for name, it in FAULTS]
         return "\n".join([*rows, f"planted: {', '.join(self.planted) or 'none'}"])
 
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
     if reason := why_no_lab():
         sys.stderr.write(f"no lab here: {reason}\n")
         return 1
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was started with `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even if it was started with `&`
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     lab = Lab(given.nodes, given.network, second_nic=given.second_nic, ipv6=given.ipv6)
     with contextlib.suppress(KeyboardInterrupt), lab:

@@ -3,12 +3,12 @@
     with Slurm(nodes=2, HealthCheckProgram="/etc/slurm/healthcheck.sh", HealthCheckInterval="2") as slurm:
         slurm.run("srun", "-N2", "hostname")
 
-The hosts are those of hosts.py, so nothing is left when they end. They see ``folder/etc`` as /etc/slurm and
-folders of their own as /var/lib and /var/log: a SLURM of the machine itself is neither read nor touched.
+The hosts are those of hosts.py, so nothing is left when they exit. They see ``folder/etc`` as /etc/slurm and separate
+directories as /var/lib and /var/log: a SLURM of the machine itself is neither read nor changed.
 
-Needs root and Debian's slurm-wlm and munge. slurm.conf says what a small machine needs: slurmd can own no
-cgroups in a host (CgroupPlugin, proctrack/linuxproc, task/none), and there are fewer CPUs than the nodes
-claim to have (config_overrides).
+Needs root and Debian's slurm-wlm and munge. slurm.conf has the settings for a small machine: slurmd cannot own cgroups
+in a host (CgroupPlugin, proctrack/linuxproc, task/none), and there are fewer CPUs than the nodes declare
+(config_overrides).
 """
 
 import os
@@ -63,7 +63,7 @@ _WAITED = re.compile(r"^srun: (?:Job (?:\S+ )?step creation .*, retrying|Step cr
 
 
 def why_no_slurm() -> str | None:
-    """Why no SLURM can be started here; None where it can."""
+    """Return why no SLURM can be started here, or None if it can."""
     return why_no_lab(*TOOLS)
 
 
@@ -98,7 +98,7 @@ class Slurm:
         self.lab.teardown()
 
     def run(self, *argv: str, timeout_s: float = LIMIT_S) -> "subprocess.CompletedProcess[str]":
-        """Run a command on node0, as a user would on the login node."""
+        """Run a command on node0, as a user on the login node would."""
         return self.head.run(argv, timeout_s=timeout_s, check=False)
 
     def script(self, path: str, text: str) -> Path:
@@ -126,21 +126,21 @@ class Slurm:
         return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.strip()
 
     def reason(self, node: str) -> str:
-        """Why ``sinfo -R`` says that it does not serve; whole, where sinfo by itself cuts; else empty."""
+        """Return the full reason of ``sinfo -R`` for an unavailable node, which sinfo truncates by default; or ""."""
         rows = self.run("sinfo", "-R", "-h", "-N", "-n", node, "-o", "%E").stdout.splitlines()
         return rows[0] if rows else ""
 
     def undrain(self, node: str) -> None:
-        """As an operator does with ``state=resume``, which would wait for SLURM's next ping of the node."""
+        """Undrain a node like ``state=resume``, without waiting for SLURM's next ping of the node."""
         done = self.run("scontrol", "update", f"nodename={node}", "state=undrain")
         assert done.returncode == 0, done.stderr
 
     def seen(self, host: Host, path: str) -> Path:
-        """Where a file is that ``host`` calls ``path``, below /var/lib or /var/log."""
+        """Return the location of a file that ``host`` calls ``path``, below /var/lib or /var/log."""
         return self.folder / host.name / path.lstrip("/")
 
     def plant_gpus(self, host: Host, fault: str = "healthy") -> None:
-        """Give a host the stand-in for NVIDIA's library with this fault, in place of one it had."""
+        """Give a host the stand-in for NVIDIA's library with this fault, replacing an earlier one."""
         folder = self.folder / host.name / "nvidia"
         library = folder / SONAME
         new = folder / "new"
@@ -175,7 +175,7 @@ class Slurm:
     # --- start ---
 
     def _start(self) -> None:
-        self.lab.folder.chmod(0o755)  # munge wants its socket to be within everybody's reach
+        self.lab.folder.chmod(0o755)  # munge requires its socket to be accessible to all users
         for made in ("state", "munge", *(f"{node.name}.spool" for node in self.nodes)):
             (self.folder / made).mkdir()
         self.script("own-tmp.sh", OWN_TMP.format(lab=self.lab.folder))
@@ -226,12 +226,12 @@ class Job:
         return _WAITED.sub("", self._output.read_text())
 
     def field(self, name: str) -> str:
-        """One field of ``scontrol show job``, such as JobState, ExitCode or NodeList."""
+        """Return one field of ``scontrol show job``, such as JobState, ExitCode or NodeList."""
         shown = self._slurm.run("scontrol", "show", "job", self.number).stdout
         return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
 
     def wait(self) -> str:
-        """Return its last state."""
+        """Wait for the end and return the last state."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         self._slurm.wait_until(lambda: self.field("JobState") in ended)
         return self.field("JobState")

@@ -26,7 +26,7 @@ Host *
 
 
 def why_no_ssh(*more_tools: str) -> str | None:
-    """Why no ssh can be served here; None where it can."""
+    """Return why no ssh can be served here, or None if it can."""
     return why_no_lab("sshd", "ssh", "ssh-keygen", *more_tools)
 
 
@@ -53,5 +53,5 @@ def know_hosts(lab: Lab) -> None:
 
 
 def environment(lab: Lab, host: Host) -> dict[str, str]:
-    """The user's own ssh is that of the lab."""
+    """Return the environment that makes the lab's ssh the user's."""
     return {"PATH": f"{lab.folder}/ssh:{host.environment['PATH']}"}

@@ -37,14 +37,14 @@ ATTACH = (sys.executable, "-m", "ddp_doctor", "attach")
 
 
 def rank_of(rank: int, size: int, head: str, local: int = 0, local_size: int = 1) -> dict[str, str]:
-    """What torchrun gives a rank."""
+    """Return the variables that torchrun sets for a rank."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     numbers = dict(zip(names, map(str, (rank, size, local, local_size)), strict=True))
     return {**numbers, "MASTER_ADDR": head, "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
 
 
 def seen(pid: int) -> tuple[str, str, str, int]:
-    """What must be the same after a look at a process: state, tracer, signals, open files."""
+    """Return what attaching must not change in a process: state, tracer, signals, open files."""
     status = proc.status(pid)
     state = status["State"][0].replace("R", "S")
     return state, status["TracerPid"], status["SigPnd"], len([*Path(f"/proc/{pid}/fd").iterdir()])
@@ -52,7 +52,7 @@ def seen(pid: int) -> tuple[str, str, str, int]:
 
 @pytest.fixture(scope="module")
 def job(ssh_lab: Lab) -> list[int]:
-    """A rank on each host, the last of which stands still."""
+    """Start a rank on each host; the last rank makes no progress."""
     started = [host.start((sys.executable, SPREAD), env=rank_of(host.index, 3, "node0")) for host in ssh_lab.hosts]
     for process in started:
         process.wait_for_output("begun")
@@ -185,7 +185,7 @@ def forked(begin: Callable[[], None]) -> Iterator[int]:
 
 
 def as_one_who(begins: Callable[[], None], tells: Callable[[], str]) -> str:
-    """What a process tells that has begun so."""
+    """Return the output of a process that runs ``begins`` first."""
     receiving, sending = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -204,9 +204,9 @@ def as_one_who(begins: Callable[[], None], tells: Callable[[], str]) -> str:
 
 
 def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
-    """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
+    """Return why a process cannot read another's stack after ``begins``, with the fix; or "read"."""
     with tempfile.TemporaryDirectory() as folder:
-        # Another user may run this copy, even if only root can reach the one beside this interpreter.
+        # Another user can run this copy even if only root can reach the py-spy next to this interpreter.
         shutil.copy(Path(sys.executable).with_name("py-spy"), folder)
         Path(folder).chmod(0o755)
         env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

@@ -12,17 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.lab
 
-#: A /dev of its own, without shm.
+#: A separate /dev without shm.
 NO_SHM = """
 mkdir dev; mount -t tmpfs tmpfs dev; cp -a /dev/null /dev/zero /dev/random /dev/urandom dev/
 ln -s /proc/self/fd dev/fd; mount --move dev /dev
 """
-#: Nothing can be written but on /dev/shm, as with Kubernetes' readOnlyRootFilesystem.
+#: Only /dev/shm is writable, as with Kubernetes' readOnlyRootFilesystem.
 READ_ONLY = "unset TMPDIR; for each in / /tmp; do mount --bind $each $each; mount -o remount,ro,bind $each; done"
 
 
 def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, report and stderr of a doctor in namespaces of its own, in which ``before`` ran first."""
+    """Return exit code, report and stderr of ddp-doctor in separate namespaces, in which ``before`` ran first."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     script = f"set -e; {before}\nexec {sys.executable} -m ddp_doctor {' '.join(arguments)} --json -"

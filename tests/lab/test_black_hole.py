@@ -23,7 +23,7 @@ table inet hole {
 
 @pytest.fixture
 def hole() -> Iterator[str]:
-    """A namespace in which the loopback interface drops packets above 20 kB."""
+    """Yield a namespace whose loopback interface drops packets above 20 kB."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nft")):
         pytest.skip("needs root, iproute2 and nftables")
     name = f"ddpd-hole-{os.getpid()}"

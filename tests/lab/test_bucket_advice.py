@@ -1,7 +1,6 @@
-"""Bucket sizes on links of two hosts: what was predicted, what was measured, and what was advised of it.
+"""Bucket sizes on links of two hosts: predictions, measurements, and the resulting advice.
 
-The hosts share the machine's processors with whatever else runs, so the bounds are generous. ``pytest -s``
-prints the figures.
+The hosts share the machine's processors with other load, so the bounds are generous. ``pytest -s`` prints the figures.
 """
 
 from statistics import median
@@ -26,7 +25,7 @@ def _lab() -> None:
 
 
 def steps(*plant: str, options: tuple[str, ...] = (), level: str = "thorough") -> Run:
-    """A run of two hosts, of nothing but the steps."""
+    """Run only the steps on two hosts."""
     with Lab(nodes=2) as lab:
         for fault in plant:
             faults.plant(lab, fault)
@@ -46,7 +45,7 @@ def codes(done: Run) -> set[str]:
 
 
 def tried(done: Run) -> dict[float, tuple[float, float]]:
-    """Of each size that was tried: predicted, and the median of the slowest rank's steps."""
+    """Return, for each tried size, the prediction and the median of the slowest rank's steps."""
     both = zip(*(fact["buckets"]["trials"] for fact in facts(done)), strict=True)
     found = {}
     for trials in both:

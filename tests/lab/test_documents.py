@@ -15,8 +15,8 @@ from tests.recordings import path_of
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 TOPOLOGY = ROOT / "tests/samples/topology/classic-two-socket.txt"
-#: Commands that a person has, and this machine need not. The environment of the tests is the one that make has made,
-#: and what tests the whole project is only looked up.
+#: Commands that users have but this machine may lack. The environment of the tests is the one created by make. Commands
+#: that test the entire project are only looked up.
 TOOLS = {
     "ddp-doctor": f'[ "$1" != run ] || set -- "$@" $BRIEFLY\nexec {sys.executable} -m ddp_doctor "$@"',
     "python": f'exec {sys.executable} "$@"',
@@ -25,7 +25,7 @@ TOOLS = {
     f'exec {shutil.which("make")} VENV=$venv ARGS="$BRIEFLY" -o $venv/.installed -o $venv/.installed-dev "$@"',
     "nvidia-smi": f"[ \"$*\" != 'topo -m' ] || cat {TOPOLOGY}",
     "ssh": 'shift; exec sh -c "$*"',
-    # A shell that reads the start-up file of the home, where /etc has what lies in etc there.
+    # A shell that reads the home's start-up file and sees the home's etc in /etc.
     "in-a-shell": "exec unshare --mount sh -c 'mount -t overlay overlay -o lowerdir=$HOME/etc:/etc /etc"
     ' && exec bash -c ". ~/.bashrc; $0; :"\' "$*"',
 }
@@ -52,7 +52,7 @@ class Net(torch.nn.Sequential):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A working directory with the files that the documents speak of."""
+    """Return a working directory with the files that the documents mention."""
     for folder in ("bin", "train", "etc"):
         (tmp_path / folder).mkdir()
     for name, script in TOOLS.items():
@@ -77,7 +77,7 @@ def _model_of_the_page() -> str:
 
 
 def typed(command: str, home: Path, *, is_shown: bool = True) -> "subprocess.CompletedProcess[str]":
-    """Return what a shell prints, stderr included. In the command, 4711 stands for a living process.
+    """Return the output of a shell, including stderr. In the command, 4711 stands for a living process.
 
     If the document does not show the output of a run, the run has the lowest level or few repeats.
     """
@@ -106,7 +106,7 @@ WITHOUT_A_GPU = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the 
 
 
 def from_checkout(command: str) -> str:
-    """The command, of which examples in tests/ are found from anywhere."""
+    """Return the command with paths to tests/ that are valid from any directory."""
     return command.replace(" tests/", f" {ROOT}/tests/")
 
 

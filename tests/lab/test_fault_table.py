@@ -1,6 +1,6 @@
-"""Every fault of the table: the right finding and culprit, no innocent, and nothing left; some also in time.
+"""Every fault of the table: the right finding and culprit, no healthy node, and nothing left; some also in time.
 
-All must end within LIMIT_S. How long a row takes is measured where it has the machine to itself.
+All must end within LIMIT_S. The duration of a row is measured if no other test runs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Real gloo ranks hang, and their dumps name who did it: in both forms, whole, and with one gone or cut off."""
+"""Real gloo ranks hang, and their dumps identify the culprit: both forms, complete, incomplete or truncated."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The lab's hosts are hosts: own network, name, processes and files; and nothing of them is ever left."""
+"""The lab's hosts have their own network, name, processes and files, and never leave anything behind."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Pages in a real browser: nothing is loaded or run, and axe finds no fault that keeps a person from reading them."""
+"""Pages in a real browser: nothing is loaded or run, and axe finds no accessibility fault."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is foretold of gloo's and NCCL's choice, beside what they really take, on a host of many layouts."""
+"""Predictions of gloo's and NCCL's interfaces compared with their real choices, on a host with many layouts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ IPV6 = ("all", "default")
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> list[dict[str, object]]:
-    """One comparison a row, made in namespaces that end with the script."""
+    """Return one comparison per row, made in namespaces that end with the script."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
         pytest.skip("needs root, iproute2 and util-linux")
     folder = tmp_path_factory.mktemp("host")
@@ -48,7 +48,7 @@ def _agree(foretold: str | None, real: list[str] | None) -> bool:
 
 
 def test_nccl_takes_what_was_foretold_and_goes_down_its_order(rows):
-    """libnccl comes with CUDA builds of torch; without one the order alone is looked at."""
+    """Without libnccl, which comes with CUDA builds of torch, only the order is checked."""
     asked = [row for row in rows if row["real_nccl"] is not None]
     last = [row["nccl"][0] for row in rows if not row["env"]][-4:]
 

@@ -10,7 +10,7 @@ from tests.lab.isolation_run import ROWS, Row, run_row
 
 pytestmark = pytest.mark.lab
 
-#: A slow one, two that fail each in its own way, one that dies, and none.
+#: A slow node, two that fail differently, one that dies, and none.
 THESE = ("healthy", "slow-nic", "two-at-once", "killed")
 #: Even with two faults at once, most hosts are healthy.
 HOSTS = 6

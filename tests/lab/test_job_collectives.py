@@ -1,4 +1,4 @@
-"""`run --collectives-of` on real dumps: 200 collectives of four groups come through, or hang where the job hung."""
+"""`run --collectives-of` on real dumps: 200 collectives of four groups finish, or hang where the job hung."""
 
 from __future__ import annotations
 

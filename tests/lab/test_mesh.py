@@ -1,4 +1,4 @@
-"""A mesh over two hosts: an axis that crosses a slow network is told, and so is another mesh on one of them."""
+"""A mesh over two hosts: an axis that crosses a slow network and a different mesh on one host are reported."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -38,7 +38,7 @@ def mpirun(lab: Lab, host: Host, *options: str) -> "subprocess.CompletedProcess[
 
 
 def the_report(lab: Lab) -> dict[str, Any]:
-    """The only one: where one command starts all nodes, the head writes what was asked for."""
+    """Return the only report: if one command starts all nodes, the head writes the requested outputs."""
     (path,) = lab.folder.rglob("report-*.json")
     report: dict[str, Any] = json.loads(path.read_text())
     path.unlink()

@@ -1,8 +1,8 @@
-"""The table of variables against real libraries: which names they know, and which defaults they have.
+"""The table of variables compared with real libraries: the names they know, and their defaults.
 
-NCCL keeps each name as a text ("NCCL_IB_TIMEOUT"), and for each number a function (ncclParamIbTimeout) that reads
-it and needs no GPU. With a number of its own in every variable, each function tells which one it reads; with none,
-what the default is. A wheel is 150 to 300 MB, which is why this stands with the lab.
+NCCL keeps each name as a text ("NCCL_IB_TIMEOUT"), and for each number a function (ncclParamIbTimeout) that reads it
+and needs no GPU. With a different number in every variable, each function shows which one it reads; without variables,
+it shows the default. A wheel is 150 to 300 MB, so this test is part of the lab.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NO_VARIABLES = {
     "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_MSG_ID": "constant, named in a warning",
 }
 
-#: Variables that a release reads only where it was built otherwise than the wheels.
+#: Variables that a release reads only if it was built differently from the wheels.
 NOT_IN_WHEELS = {"NCCL_PROXY_PROFILE": "built with ENABLE_PROFILER alone, src/misc/profiler.cc"}
 
-#: Defaults that the table writes in words, as the library has them.
+#: Values in the library of defaults that the table describes in words.
 IN_WORDS = {"ncclConfig": -(2**31), "no limit": 2**63 - 1}
 
 #: Calls functions of a library by their addresses, and prints what they return.
@@ -75,7 +75,7 @@ def read_at(nccl_release: str) -> set[str]:
 
 
 def told(library: Path, functions: dict[str, int], **env: str) -> dict[str, int]:
-    """What the functions that read one number each return, in a fresh process."""
+    """Return the results, in a fresh process, of the functions that read one number each."""
     done = subprocess.run(
         (sys.executable, "-c", ASK, str(library)),
         input=json.dumps(functions),
@@ -107,7 +107,7 @@ def defaults(library: Path) -> dict[str, int]:
     return {name: unset[function] for function, name in reads.items()}
 
 
-#: Values of which NCCL makes something else than they say, or that look so.
+#: Values that NCCL reads differently from how they look, or that seem to be such values.
 ODD = ("7", "-1", "true", "off", "4MB", "1.5", "0x10", "010", "1e3", " 7", "7 ", "'1'", "nan", "9" * 20, str(-(2**63)))
 
 

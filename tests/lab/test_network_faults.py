@@ -1,4 +1,4 @@
-"""Each fault of the network does what its name says, to whom it says, and is gone when undone."""
+"""Each network fault has the effect of its name on the named hosts, and is gone when undone."""
 
 import pytest
 

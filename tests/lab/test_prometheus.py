@@ -35,7 +35,7 @@ SLOW, STUCK = "connectivity/node-at-100-mbit", "hang/check-moves-slowly"
 
 
 def promtool(*arguments: str, given: str | None = None) -> str:
-    """What it prints; it finds no fault."""
+    """Return the output of promtool, which must not report an error."""
     done = subprocess.run(["promtool", *arguments], input=given, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
@@ -48,7 +48,7 @@ def test_promtool_has_nothing_to_say_of_the_metrics():
 
 
 _RATE = "ddp_doctor_bandwidth_bytes_per_second"
-#: A healthy week of node1, a sample each half hour, and what happens to it afterwards; gone:9100 goes for ever.
+#: A healthy week of node1 with a sample per half hour, and later events; gone:9100 disappears for good.
 _SAMPLES = {
     'up{instance="node1:9100"}': "1x400",
     'up{instance="gone:9100"}': "1x200 0x200",
@@ -68,7 +68,7 @@ _SAMPLES = {
 }
 _WHY = " On that node, ddp-doctor replay --last "
 _BELOW = "More than 20 % below its median of seven days "
-#: At some hours of it: the alert, and its labels, summary and description where it fires.
+#: The expected alert at some hours, with its labels, summary and description if it fires.
 _ALERTS: list[tuple[int, str, tuple[dict[str, str], str, str] | None]] = [
     (168, "Unhealthy", None),
     (
@@ -243,7 +243,7 @@ def at(report: Report, ago: timedelta) -> Report:
 
 
 def hostile(report: Report) -> Report:
-    """Its unhealthy node has a name that would end its label, or its line."""
+    """Return the report with a host name that would end its label or line."""
     nodes = tuple(
         node.model_copy(update={"hostname": HOSTILE if node.verdict is Verdict.UNHEALTHY else node.hostname})
         for node in report.nodes

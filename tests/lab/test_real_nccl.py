@@ -112,7 +112,7 @@ def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(tmp_path):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) to build a plug-in")
 def test_a_plugin_that_nccl_finds_and_one_that_it_does_not_are_told_apart_as_it_tells_them(tmp_path):
-    """NCCL opens plug-ins for networks with a GPU only; those for its environment it opens alike, without."""
+    """NCCL opens network plug-ins only with a GPU; it opens environment plug-ins the same way without one."""
     compile_library(tmp_path / "libnccl-env-x.so", "int nothing;\n")
     compile_library(tmp_path / "libnccl-net-x.so", "int nothing;\n")
     env = {"LD_LIBRARY_PATH": str(tmp_path), "NCCL_DEBUG": "INFO", "HOME": str(tmp_path)}

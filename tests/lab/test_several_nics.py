@@ -1,4 +1,4 @@
-"""Hosts with two NICs: what is wrong with the first is named, the second is tried, and its proof written down."""
+"""Hosts with two NICs: a fault of the first is reported, the second is tested, and its proof is recorded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def told(finding: dict[str, Any]) -> list[tuple[str, str, str | None]]:
 
 ONE_NAME = [("GLOO_SOCKET_IFNAME", "eth1", None)]
 
-#: what is planted, where the nodes meet, the finding's code, what the second measurement says
+#: the injected fault, the rendezvous, the finding's code, the result of the second measurement
 PROVED = (
     pytest.param(APART, SECOND, "DD535", "passes", id="not cabled to each other"),
     pytest.param(("cable-out:node1",), SECOND, "DD521", "passes", id="cable out"),
@@ -161,7 +161,7 @@ def test_a_wrong_choice_is_mended_and_with_its_file_the_next_run_is_healthy(plan
         assert (second.exits, second.findings()) == ({0}, {}), second.texts["node0"]
 
 
-#: what no setting can help: what is planted, whether there are two networks, the code, words of the right repair
+#: faults that no setting fixes: the fault, whether there are two networks, the code, a word of the right repair
 NO_SETTING = (
     pytest.param(("drop-all-but:node0", "drop-all-but:node1"), True, "DD531", "firewall", id="ports blocked"),
     pytest.param(("block-inbound:node1",), False, "DD530", "firewall", id="inbound blocked"),

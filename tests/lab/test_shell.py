@@ -1,4 +1,4 @@
-"""The lab by hand: typed as a person would, entered as a person would."""
+"""The lab's shell, used and entered as a person would."""
 
 import re
 import signal

@@ -80,7 +80,7 @@ def comes_to(slurm: Slurm, node: str, state: str) -> None:
 
 
 def install(slurm: Slurm, template: str, *edits: tuple[str, str], python: str = sys.executable) -> str:
-    """Write a template where its own first lines say; returns the path."""
+    """Write a template to the location in its first lines; returns the path."""
     text = templates.text(template, python)
     for old, new in edits:
         assert old in text
@@ -112,13 +112,13 @@ def mend_doctor(slurm: Slurm, node: str) -> None:
 
 
 def running(slurm: Slurm, node: str, name: str) -> set[str]:
-    """The processes of this name on the node; a zombie that nobody has reaped does not run."""
+    """Return the processes of this name on the node, without zombies."""
     lines = slurm[node].run(("ps", "-o", "pid=,stat=", "-C", name), check=False).stdout.splitlines()
     return {pid for pid, state in map(str.split, lines) if not state.startswith("Z")}
 
 
 def until_running_checks_end(slurm: Slurm, node: str) -> None:
-    """Those that run now: on a busy machine the next one begins at once."""
+    """Wait for the current checks; on a busy machine the next one begins immediately."""
     begun = running(slurm, node, HEALTHCHECK[:15])
     slurm.wait_until(lambda: not begun & running(slurm, node, HEALTHCHECK[:15]))
 
@@ -287,7 +287,7 @@ def test_the_health_check_without_scontrol_only_writes_its_log(checked, measure)
 
 
 def gated(slurm: Slurm, gate: str, *before: str, options: tuple[str, ...] = ("-N1",)) -> Job:
-    """A batch script in front of whose training the gate stands."""
+    """Submit a batch script with the gate before its training."""
     return slurm.batch("\n".join(("set -euo pipefail", *before, f". {gate}", "srun echo trained")), *options)
 
 

@@ -1,4 +1,4 @@
-"""`ddp-doctor run` over the nodes of a real SLURM: under srun, and by itself from a batch script or a shell."""
+"""`ddp-doctor run` over the nodes of a real SLURM: under srun, and without it from a batch script or a shell."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_take
     assert hosts(slurm.folder / "salloc.json") == ["node1", "node2"]
 
 
-#: As docs/how-to/many-nodes.md has it: srun takes no empty list, and as many nodes as the job has if nobody says so.
+#: Taken from docs/how-to/many-nodes.md: srun rejects an empty list, and uses all nodes of the job by default.
 WITHOUT_BAD = """
 {doctor} --bad-nodes bad; echo exit $?
 srun --nodes=$((SLURM_NNODES - $(wc -l < bad))) $([ -s bad ] && echo --exclude=./bad) {next}

@@ -1,4 +1,4 @@
-"""A watcher beside real ranks, one of which hangs."""
+"""A watcher next to real ranks, one of which hangs."""
 
 import os
 import subprocess

@@ -24,7 +24,7 @@ def serve(port: int) -> None:
 
 
 def mute(port: int) -> None:
-    """Hold the port: connections are made and nothing is answered."""
+    """Hold the port: accept connections without answering."""
     listener = _listener(port)
     print("ready", flush=True)
     kept = []
@@ -52,7 +52,7 @@ def dial(host: str, port: int, size: int = 0, timeout_s: float = 2.0) -> dict[st
 
 
 def _name(error: OSError) -> str:
-    """``ECONNREFUSED``; ``timeout`` and names that do not resolve carry no number of their own."""
+    """Return ``ECONNREFUSED`` and similar; ``timeout`` and unresolvable names have no number."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, socket.gaierror):
