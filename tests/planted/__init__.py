@@ -1,13 +1,13 @@
-"""Planted GPUs: the unchanged libnccl of NVIDIA's wheels, run on a machine without one.
+"""Simulated GPUs: the unchanged libnccl of NVIDIA's wheels, run on a machine without a GPU.
 
-A machine is one of tests/machines. Its PCI tree and adapters become a /sys, its stand-in for libnvidia-ml says which
-GPUs there are, and from these two the planted CUDA (runtime and driver) and libibverbs answer, so that none of them can
-contradict another. Topology search, transports, tuning, bootstrap, messages and RAS are then NCCL's own. Kernels do
-nothing, data of collectives does not move, and time, bandwidth and what breaks inside a GPU are not to be seen:
-what comes of these machines is always called "planted", never "seen on a GPU".
+A machine is one of tests/machines. Its PCI tree and adapters become a /sys, and its stand-in for libnvidia-ml defines
+the GPUs. The simulated CUDA (runtime and driver) and libibverbs answer from these two, so that none of them can
+contradict another. Topology search, transports, tuning, bootstrap, messages and RAS are NCCL's own. Kernels do nothing,
+data of collectives does not move, and time, bandwidth and faults inside a GPU are not simulated. Results of these
+machines are always called "planted", never "seen on a GPU".
 
-Nothing of NVIDIA's is changed or kept: the redirection of libnccl's own runtime lives in the memory of one process
-(redirect.c, docs/adr).
+Nothing of NVIDIA's is changed or kept: the redirection of libnccl's own runtime exists only in the memory of one
+process (redirect.c, docs/adr).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.waiting import LIMIT_S
 
 _HERE = Path(__file__).parent
 _CUDA = ("machine.c", "memory.c", "streams.c", "devices.c", "redirect.c")
-#: What a rank preloads.
+#: The library that a rank preloads.
 WAITS = "waits.so"
 #: Where nvidia-smi stands, for PATH.
 TOOLS = "bin"
@@ -36,21 +36,21 @@ _FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOUR
 
 @cache
 def libraries() -> Path:
-    """A folder with libcuda, libnvidia-ml and libibverbs, for LD_LIBRARY_PATH; skips where there is no C compiler."""
+    """Return a directory with libcuda, libnvidia-ml and libibverbs for LD_LIBRARY_PATH; skips without a C compiler."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) to build the planted CUDA with")
     return once("planted-libraries", _compile)
 
 
 def why_none() -> str | None:
-    """Why no GPU can be planted here; None where one can."""
+    """Return why no GPU can be simulated here, or None if it can."""
     if platform.machine() != "x86_64":
         return f"no GPU can be planted on {platform.machine()}: redirect.c writes jumps of x86_64"
     return why_no_lab("cc")
 
 
 def why_not_before(library: Path) -> str | None:
-    """Why this libnccl cannot be redirected; None where it can."""
+    """Return why this libnccl cannot be redirected, or None if it can."""
     return None if _holds_the_runtime(library) else f"{library} has no symbols of a CUDA runtime to redirect"
 
 

@@ -1,7 +1,7 @@
-"""Machines put together at random, the same for a number every time: CPUs, PCIe switches, GPUs, NVLinks, adapters.
+"""Random machines, reproducible by number: CPUs, PCIe switches, GPUs, NVLinks, adapters.
 
-What NVML says of them is written from the same places in the tree: the ancestor of two GPUs as nvidia-smi's legend has
-it, and the slower of a GPU's own link and its slot's.
+NVML's data is derived from the same places in the tree: the common ancestor of two GPUs as in nvidia-smi's legend, and
+the slower of a GPU's own link and its slot's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Complex:
 
 
 def hosts(number: int) -> tuple[list[Whole], int]:
-    """One machine or, each third time, two alike; and how many ranks run on them, one a GPU."""
+    """Return one machine (every third time two equal ones) and the number of ranks, one per GPU."""
     two = number % 3 == 0
     machines = [at_random(number, node, gpus=2 if two else None) for node in range(2 if two else 1)]
     return machines, sum(len((machine.nvml or {})["NVML_STAND_IN_BUSES"].split(",")) for machine in machines)
@@ -98,7 +98,7 @@ def _cpu(dice: Random) -> str:
 
 
 def _seat_gpu(dice: Random, board: Board, seat: Seat, generation: int, acs: int) -> tuple[int, int]:
-    """The generation and width that NVML has of it: those of the slower of the GPU and its slot."""
+    """Return NVML's generation and width: the lower values of the GPU and its slot."""
     board.seat(seat.bus_id, seat.above, node=seat.node, cpus=CPUS[seat.node], acs=acs)
     of_slot = dice.choice((generation, generation, generation - 1)), dice.choice((16, 16, 8))
     link(board, seat.bus_id, generation, 16)
@@ -127,7 +127,7 @@ def _adapters(dice: Random, board: Board, complexes: list[Complex], node: int) -
 
 
 def _wiring(dice: Random, places: list[Seat], links: int) -> str:
-    """What the stand-in for NVML is told: sockets, and of each pair ancestor, P2P status and NVLinks."""
+    """Return the stand-in's input: sockets, and ancestor, P2P status and NVLinks of each pair."""
     joined = dice.choice((_none, _pairs, _ring, _all, _switch))(len(places), links) if links else {}
     status = _CHIPSET if not joined and dice.random() < 0.25 else 0
     devices = [

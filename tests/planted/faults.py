@@ -1,6 +1,6 @@
-"""Faults planted before the real NCCL: what is done to two ranks, what NCCL says of it, and how each rank ends.
+"""Faults injected into the real NCCL: the change to two ranks, NCCL's message, and how each rank exits.
 
-A row is what was seen with NCCL 2.21.5, 2.27.5 and 2.32.3; ``python -m tests.planted.table`` shows it anew.
+A row was observed with NCCL 2.21.5, 2.27.5 and 2.32.3; ``python -m tests.planted.table`` repeats it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.planted import rank
 
-#: How a rank ends: the code of NCCL's result with which it left (5: invalid usage), the signal, a hang, or well.
+#: How a rank exits: with the code of NCCL's result (5: invalid usage), by a signal, never, or well.
 WELL, HANGS, SIGFPE, SIGSEGV, NO_ID = "well", "hangs", "SIGFPE", "SIGSEGV", "got no id"
 _NAMES = {0: WELL, None: HANGS, -8: SIGFPE, -11: SIGSEGV, rank.NO_ID: NO_ID}
 UNHANDLED, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE = "1", "2", "3", "4", "5", "6"
@@ -24,10 +24,10 @@ def end(code: int | None) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """``how`` are arguments of ``Machines.run``; ``says`` and ``ends`` are of all releases but those in ``of``.
+    """A fault: ``how`` are arguments of ``Machines.run``; ``says`` and ``ends`` apply to all releases except ``of``.
 
-    ``says`` is a pattern of a line, "" where NCCL warns of nothing. ``ends`` are patterns for rank 0 and rank 1: where
-    two fail of each other, the first to notice is chance. ``of`` has (says, ends) by the start of a release.
+    ``says`` is a pattern of a line, "" if NCCL logs no warning. ``ends`` are patterns for rank 0 and rank 1: if two
+    fail because of each other, the first to notice is random. ``of`` has (says, ends) by the start of a release.
     """
 
     name: str
@@ -169,7 +169,7 @@ FAULTS = (
         "sends fail after all retries",
         {**_everyone(PLANTED_IB="completion"), "size": 16 << 20},
         r"Got completion from peer \S+ with status=(IBV_WC_RETRY_EXC_ERR\()?12",
-        (WELL, WELL),  # the error is asynchronous: nobody waits for it here
+        (WELL, WELL),  # the error is asynchronous, and no rank waits for it here
         hosts=2,
     ),
     Fault(

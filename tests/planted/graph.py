@@ -1,4 +1,4 @@
-"""What NCCL says that it found out and decided: paths between GPUs, NICs, channels, its tuning table."""
+"""NCCL's reported findings and decisions: paths between GPUs, NICs, channels, its tuning table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEAKS = {"NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET,TUNING,P2P,SHM", "NCCL_P2P_PXN_LE
 _FROM = re.compile(r"NCCL INFO (GPU|NET)/(\S+) :(.*)")
 _TO = re.compile(r"(GPU|NET)/(\S+) \(\d+/([\d.]+)/(\w+)\)")
 _NIC = re.compile(r"\[(\d+)\](\w+):\d+/\w+")
-#: Of sends and receives between two ranks: rings and trees are Channel 00/0.
+#: Sends and receives between two ranks; rings and trees have Channel 00/0.
 _BY_NIC = re.compile(r"Channel \d+/1 : (\d+)\[\d+\] -> (\d+)\[\d+\] \[(send|receive)\] via NET/IB/(\d+)(/GDRDMA)?")
 _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d, nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+/\w+), sameChannels (\d)"
@@ -39,7 +39,7 @@ class ByNic:
 
 
 def bus_ids(buses: str) -> list[str]:
-    """PCI addresses as NCCL writes them: ``00000000:1b:00.0`` is ``1b000``."""
+    """Return PCI addresses in NCCL's notation: ``00000000:1b:00.0`` is ``1b000``."""
     return [f"{int(bus.replace(':', '').replace('.', ''), 16):x}" for bus in buses.lower().split(",")]
 
 
@@ -47,10 +47,10 @@ End = int | str
 
 
 def paths(said: str, gpus: Sequence[str]) -> dict[tuple[End, End], Path]:
-    """The ways between GPUs of a machine, by their place in ``gpus``, and adapters by name.
+    """Return the paths between GPUs of a machine, by their place in ``gpus``, and adapters by name.
 
-    The rate is that of the slower direction: in one of them NCCL may count a way over NVLink and the faster slot of
-    another GPU, which no data take.
+    The rate is that of the slower direction: in the other one NCCL may count a path over NVLink and the faster slot of
+    another GPU, which no data use.
     """
     names: dict[tuple[str, str], End] = {("GPU", bus): place for place, bus in enumerate(gpus)}
     names |= {("NET", number): name for number, name in _names(said).items()}
@@ -99,7 +99,7 @@ class Decided:
 
 
 def decided(said: str) -> Decided:
-    """What one rank's log has of it, rank 0's for the tuning table."""
+    """Return the decisions in one rank's log; the tuning table is in rank 0's."""
     most = re.search(r"System : maxBw ([\d.]+)", said)
     channels = re.search(r"(\d+ coll channels, .*per peer)", said)
     trees = re.search(r"NCCL INFO Trees (.*)", said)

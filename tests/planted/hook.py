@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 class AroundTorch:
-    """Finds torch where it is, once, and plants GPUs when it has been executed."""
+    """Finds the real torch once, and sets up the simulated GPUs after torch has been executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -44,7 +44,7 @@ def _plant(torch: ModuleType, cuda: ctypes.CDLL) -> None:
     for library in (f"libcudart.so.{major}", "libnccl.so.2"):
         if cuda.planted_attach(library.encode()) <= 0:
             raise ImportError(f"{library} was not redirected")
-    # Filed as torch's own, so that who looks at the stacks of a job finds the frames that it has on a GPU.
+    # Filed as torch's own, so that the stack of a job has the same frames as on a GPU.
     operators = Path(__file__).with_name("operators.py")
     exec(compile(operators.read_text(), str(home / "_ops.py"), "exec"), {"__name__": "planted_operators"})
 

@@ -39,14 +39,14 @@ MACHINES = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the doctor has before anything runs: of pairs of ranks within a node, and of each its way to the network."""
+    """The predictions before a run: for pairs of ranks within a node, and each rank's way to the network."""
 
     pairs: Mapping[tuple[int, int], Expected]
     network: Mapping[int, ToNetwork]
 
 
 def predicted(machines: Sequence[Whole], release: str) -> Prediction:
-    """What it predicts of NCCL's ``release``, with one rank a GPU."""
+    """Return the prediction for NCCL's ``release`` with one rank per GPU."""
     major, minor, patch = map(int, release.split("."))
     code = (major * 100 + minor) * 100 + patch
     recording = record([replace(machine, nccl_version=code) for machine in machines])
@@ -66,7 +66,7 @@ Difference = tuple[str, str]  # of what, and in words
 
 
 def compared(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> tuple[Counter[str], list[Difference]]:
-    """How many answers of each question were asked, and those that differ from what NCCL says or does."""
+    """Return the number of answers per question, and the answers that differ from NCCL's."""
     asked: Counter[str] = Counter()
     differ: list[Difference] = []
     for question, about, doctor, nccl in _answers(machines, foreseen, ran):
@@ -77,7 +77,7 @@ def compared(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> tuple
 
 
 def _answers(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> Iterator[tuple[str, object, object, object]]:
-    """Question, whom about, the doctor's answer and NCCL's; what the doctor calls unsure is another question."""
+    """Yield question, subject, ddp-doctor's answer and NCCL's; an unsure answer is a separate question."""
     each, ways = len(ran.said) // len(machines), ran.via()
     seen = [
         paths(ran.said[node * each], bus_ids((machine.nvml or {}).get("NVML_STAND_IN_BUSES", _BUSES)))
@@ -104,5 +104,5 @@ def _answers(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> Itera
                 yield "rate to NIC", (rank, nic, way.code), way.rate_gb_per_s, path.rate
 
 
-#: Where the stand-in's GPUs are.
+#: The bus ids of the stand-in's GPUs.
 _BUSES = ",".join(f"00000000:{bus}:00.0" for bus in BUSES)

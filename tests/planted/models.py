@@ -1,4 +1,4 @@
-"""A model for ``--model`` whose second rank comes to grief in its first backward, or has its data elsewhere."""
+"""A model for ``--model`` whose second rank fails in its first backward, or has its data elsewhere."""
 
 import os
 import signal
@@ -48,12 +48,12 @@ def hangs() -> Any:
 
 
 def killed() -> Any:
-    """As by the kernel when memory runs out."""
+    """Be killed, as by the kernel without memory."""
     return _made("is killed")
 
 
 def stopped() -> Any:
-    """As by a debugger."""
+    """Be stopped, as by a debugger."""
     return _made("is stopped")
 
 

@@ -89,7 +89,7 @@ def _way(one: object, two: object) -> str:
 
 
 def _leads_to(one: object, link: int, two: object) -> bool:
-    """Whether this NVLink goes to the other GPU, or to a switch that the same link of the other goes to as well."""
+    """Return True if this NVLink goes to the other GPU, or if the same link of both goes to a switch."""
     try:
         kinds = [nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link) for gpu in (one, two)]
         if not (nvml.nvmlDeviceGetNvLinkState(one, link) and nvml.nvmlDeviceGetNvLinkState(two, link)):

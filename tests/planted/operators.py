@@ -1,7 +1,7 @@
-"""Operators on tensors of planted GPUs: PyTorch's kernels for the CPU compute them over the same memory.
+"""Operators on tensors of simulated GPUs: PyTorch's CPU kernels compute them in the same memory.
 
-They are registered in the place of the kernels for CUDA, so that autograd, DDP's reducer and every thread meet
-them. The host waits for the current stream first, where with a GPU it would go on: by our rule, not PyTorch's.
+They replace the kernels for CUDA, so that autograd, DDP's reducer and every thread use them. The host first waits for
+the current stream, although with a GPU it would continue: this is our rule, not PyTorch's.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ MIXED = {"aten::copy_", "aten::index", "aten::_index_put_impl_", "aten::_foreach
 
 
 def register() -> object:
-    """Put ours in the place of all kernels for CUDA that compute; they are there while the result is kept."""
+    """Replace all computing kernels for CUDA while the result is kept."""
     ours: Any = torch.library.Library("aten", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
     names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     with warnings.catch_warnings():
@@ -62,7 +62,7 @@ class Operator:
 
 
 def computed(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call gives with tensors on the CPU in the place of those on a GPU."""
+    """Return the result of a call with CPU tensors in place of GPU tensors."""
     flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.is_cuda]
     all_devices = {one.device for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.dim()}
     if len(all_devices) > 1 and call.name().partition(".")[0] not in MIXED:
@@ -218,5 +218,5 @@ REPLACED = {
     "_fused_sdp_choice": _fused_sdp_choice,
 }
 
-torch.backends.cudnn.enabled = False  # its convolutions are kernels of its own
+torch.backends.cudnn.enabled = False  # its convolutions are separate kernels
 torch._planted_operators = register()  # type: ignore[attr-defined]

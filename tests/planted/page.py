@@ -1,9 +1,9 @@
-"""Run torch's CUDA build and the doctor on planted GPUs, and write what came of it: ``make planted-torch``.
+"""Runs torch's CUDA build and ddp-doctor on simulated GPUs and writes the results: ``make planted-torch``.
 
     python -m tests.planted.page [--environment FOLDER] [PYTEST ARGUMENTS]
 
-The environment is build/planted-torch, made where it is missing (7 GB) and kept. The results go into
-docs/reference/compatibility.md, under "planted". Exits with 1 where a test failed or none could run.
+The environment is build/planted-torch, created if missing (7 GB) and kept. The results go into
+docs/reference/compatibility.md, under "planted". Exits with 1 if a test failed or none could run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
 
 
 def placed(page: str, text: str) -> str:
-    """The page with the section of this torch anew; those of others stay."""
+    """Return the page with a new section of this torch; other sections stay."""
     before, _, rest = page.partition(BEGIN)
     written, _, after = rest.partition(END)
     sections = {_TORCH.findall(one)[0]: one.strip() for one in _SECTION.split(written) if one.strip()}

@@ -1,7 +1,7 @@
-"""What the doctor predicts of planted machines against what NCCL does, and what NCCL decides there, as facts.
+"""Predictions of ddp-doctor for simulated machines compared with NCCL, and NCCL's decisions as facts.
 
-Both are made anew by ``make planted-all``: the first is part of its page, the second decided.json beside this file, of
-machine and release. The planted rates and channels are NCCL's own plans; no data have moved.
+``make planted-all`` updates both: the first is part of its page, the second is decided.json in this directory, by
+machine and release. The simulated rates and channels are NCCL's own plans; no data moved.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.planted.world import Machines
 
 DECIDED = Path(__file__).with_name("decided.json")
 MADE_AT_RANDOM = 30
-#: Of this size the algorithm is asked for.
+#: The message size for which the algorithm is queried.
 _BYTES = 64 << 20
 
 
 def kinds() -> Iterator[Kind]:
-    """Those that have a name, then those put together at random."""
+    """Yield the named machines, then the random ones."""
     yield from MACHINES
     for number in range(MADE_AT_RANDOM):
         machines, ranks = at_random.hosts(number)
@@ -56,7 +56,7 @@ def lines() -> Iterator[str]:
                 wrong += Counter(question for question, _ in differ)
                 if not kind.name.startswith("at random"):
                     facts.setdefault(kind.name, {})[release] = _facts(ran.said[0])
-                elif release in tuning.RELEASES[1:]:  # the first does not say what it takes
+                elif release in tuning.RELEASES[1:]:  # the first release does not report its choice
                     for choice in tuning.choices(planted, release, kind.ranks // len(machines)):
                         total["algorithm"] += 1
                         if choice.ours != choice.nccls:
@@ -72,7 +72,7 @@ def lines() -> Iterator[str]:
 
 
 def _facts(said: str) -> dict[str, Any]:
-    """Of rank 0: channels, GB/s of the search, the all-reduce row of the tuning table, algorithm for 64 MiB."""
+    """Return rank 0's channels, GB/s of the search, all-reduce row of the tuning table, algorithm for 64 MiB."""
     found = decided(said)
     return {
         "max_bw": found.most_gb_per_s,

@@ -1,7 +1,6 @@
-"""One rank of the real NCCL among planted GPUs: ``rank.py LIBNCCL RANK WORLD DEVICE ID_FILE COLLECTIVES BYTES``.
+"""One rank of the real NCCL on simulated GPUs: ``rank.py LIBNCCL RANK WORLD DEVICE ID_FILE COLLECTIVES BYTES``.
 
-Prints what each call returned, as NCCL's own lines stand around it. The unique id goes from rank 0 to the others
-through a file.
+Prints the result of each call between NCCL's own lines. The unique id goes from rank 0 to the others through a file.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ NO_ID = 9
 
 
 class UniqueId(ctypes.Structure):
-    """128 bytes that say where rank 0 listens."""
+    """128 bytes with the address where rank 0 listens."""
 
     _fields_ = (("bytes", ctypes.c_char * 128),)
 
@@ -73,7 +72,7 @@ def exchange(
     rank: int,
     world: int,
 ) -> None:
-    """Send to every other rank and receive from it, so that NCCL says which way it takes between each two."""
+    """Exchange data with every other rank, so that NCCL reports the path between each pair."""
     data = ctypes.c_void_p()
     cuda.planted_malloc(ctypes.byref(data), ctypes.c_size_t(1 << 20))
     check("ncclGroupStart", nccl.ncclGroupStart())
@@ -93,7 +92,7 @@ def hand_over(file: Path, content: bytes) -> None:
 
 
 def received(file: Path) -> bytes:
-    """What rank 0 wrote, once it has."""
+    """Return the unique id of rank 0 when it has been written."""
     wait_until(file.exists, "rank 0 writes the unique id")
     return file.read_bytes()
 

@@ -1,7 +1,8 @@
-"""All ranks of one host of the real NCCL in one process, which is cheap for many hosts:
-``ranks_of_host.py LIBNCCL HOST HOSTS EACH ID_FILE [BYTES …]``.
+"""All ranks of one host of the real NCCL in one process, which makes many hosts cheap.
 
-NCCL prints its tuning table while communicators are made, before any link is set up; then what it takes for an
+Run as ``ranks_of_host.py LIBNCCL HOST HOSTS EACH ID_FILE [BYTES …]``.
+
+NCCL prints its tuning table while communicators are created, before any link is set up; then its choice for an
 all-reduce of each size.
 """
 

@@ -1,7 +1,7 @@
-"""Values of NCCL's variables: what the doctor says of each, and what NCCL makes of it.
+"""Values of NCCL's variables: ddp-doctor's statement on each, and NCCL's interpretation.
 
-A row is what was seen with the releases of tests/nccl_wheels; ``make planted-all`` shows it anew, and
-tests/planted/test_settings.py holds the doctor's words to it without any NCCL.
+A row was observed with the releases of tests/nccl_wheels; ``make planted-all`` repeats it, and
+tests/planted/test_settings.py checks ddp-doctor's statements without NCCL.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ByRelease = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Tried:
-    """``nccl`` is a pattern of NCCL's line, "" where it prints none that ``shows`` finds; ``of`` differs from it.
+    """A tried value: ``nccl`` matches NCCL's line among those of ``shows``, "" if there is none; ``of``: exceptions.
 
-    ``doctor`` are words of the doctor, "nothing" where it finds nothing wrong; ``doctor_of`` differs from it. The keys
-    of both are starts of releases. ``seen`` is False where NCCL hands the value on to the network card, or says nothing
-    of it. ``base`` is set in any case; of a remedy ``before`` is a pattern of the line without the setting.
+    ``doctor`` is text of ddp-doctor, "nothing" if it reports no fault; ``doctor_of`` has exceptions. The keys of both
+    are starts of releases. ``seen`` is False if NCCL passes the value on to the network card, or does not report it.
+    ``base`` is always set; for a remedy ``before`` is a pattern of the line without the setting.
     """
 
     env: Mapping[str, str]
@@ -56,12 +56,12 @@ class Tried:
 
 
 def at(release: str, usual: str, of: ByRelease) -> str:
-    """What holds for a release."""
+    """Return the value for a release."""
     return next((other for start, other in of.items() if release.startswith(start)), usual)
 
 
 def doctor_says(env: Mapping[str, str], release: str) -> str:
-    """What the doctor finds wrong with these settings where this NCCL is loaded."""
+    """Return ddp-doctor's statement on these settings with this NCCL."""
     nccl = parsed(release)
     found = [f"{name} {wrong.becomes}" for name, value in env.items() if (wrong := misread(name, value, nccl))]
     ranges = [f"{name} {beyond.says}" for name in env if not found and (beyond := out_of_range(name, env, nccl))]
@@ -96,7 +96,7 @@ def _card(name: str, value: str) -> Tried:
 
 
 def _list(name: str, value: str, nccl: str, doctor: str, doctor_of: ByRelease | None = None) -> Tried:
-    """A list of algorithms or protocols that NCCL 2.21 takes without a word."""
+    """Return the row of a list of algorithms or protocols that NCCL 2.21 accepts without a message."""
     return Tried(
         {name: value},
         "pair",
@@ -279,7 +279,7 @@ REMEDIES: tuple[Tried, ...] = (
 
 
 class Plants:
-    """One planted DGX H100 and two of them, and what was seen without any of the settings."""
+    """One simulated DGX H100, two of them, and the observations without any of the settings."""
 
     def __init__(self, one: Machines, two: Machines) -> None:
         self._hosts: Mapping[Where, Machines] = {"one": one, "pair": one, "two": two}
@@ -301,7 +301,7 @@ class Plants:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a release did: NCCL's line without and with the setting, how ranks ended, whether the row has it so."""
+    """The observation of a release: NCCL's line without and with the setting, the ranks' exits, and the match."""
 
     release: str
     before: str

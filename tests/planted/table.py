@@ -1,8 +1,8 @@
-"""All planted machines and faults with all releases: what NCCL did, as a page of tables.
+"""All simulated machines and faults with all releases: NCCL's behavior as a page of tables.
 
     python -m tests.planted.table docs/reference/nccl-planted.md
 
-Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes an hour and more.
+Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes an hour or more.
 """
 
 from __future__ import annotations

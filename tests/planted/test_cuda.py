@@ -1,4 +1,4 @@
-"""The planted CUDA by itself: it shows GPUs as a driver does."""
+"""The simulated CUDA alone: it shows GPUs as a driver does."""
 
 import json
 import os

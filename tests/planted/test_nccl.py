@@ -1,6 +1,7 @@
-"""The real NCCL among planted GPUs: what the doctor predicts against what NCCL does, and faults in NCCL's own words.
+"""The real NCCL on simulated GPUs: ddp-doctor's predictions compared with NCCL, and faults in NCCL's messages.
 
-Nothing here was seen on a GPU. ``make planted`` runs these, ``make planted-all`` all machines, faults and releases.
+Nothing here was seen on a GPU. ``make planted`` runs these tests, ``make planted-all`` all machines, faults and
+releases.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ NAMES = (
 
 
 def skip_where_none_can_be_planted() -> None:
-    """By hand; continuous integration refuses each of the reasons."""
+    """Skip in manual runs; continuous integration fails for each of the reasons."""
     if reason := why_none():
         pytest.skip(reason)
 
 
 def nccl(release: str) -> Path:
-    """The libnccl of a release; skips where no GPU can be planted before it."""
+    """Return the libnccl of a release; skips if no GPU can be simulated for it."""
     skip_where_none_can_be_planted()
     library = libnccl(release)
     if reason := why_not_before(library):
@@ -139,7 +140,7 @@ def test_nccl_takes_slices_that_it_can_tell_apart(
     assert bool(ran.lines(ONE_GPU)) is refused
 
 
-#: What libnccl is to rank.py, and calls a function of the runtime within it that NVIDIA may have added yesterday.
+#: A stand-in for libnccl in rank.py, with a function of the runtime that NVIDIA may have added recently.
 NEWER = """
 __attribute__((noipa)) static int cudaFree(volatile int *at) { return *at + at[1] * at[2] - at[3]; }
 __attribute__((noipa)) static int cudaOfTomorrow(volatile int *at) { return *at + at[1] * at[2] - at[4]; }

@@ -1,4 +1,4 @@
-"""Which of the files of settings counts to the real NCCL, by release, and to the doctor."""
+"""The settings file that applies in the real NCCL, by release, and in ddp-doctor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.planted
 #: Each is set in one place more than the one before.
 NAMES = ("NCCL_CHECK_POINTERS", "NCCL_DMABUF_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MAX_NCHANNELS")
 SYSTEM, PASSWD, HOME, NAMED, ENVIRONMENT = "12345"
-#: What the doctor reads of the files.
+#: Prints what ddp-doctor reads of the files.
 ASKS = """
 import json, os, time
 from ddp_doctor.probing.nccl_interface import conf_files
@@ -42,7 +42,7 @@ def lines(value: str, first: int) -> str:
 
 @pytest.fixture(scope="module")
 def planted() -> Iterator[Machines]:
-    """A host with an /etc of its own, where a user's folder by passwd is not $HOME."""
+    """Yield a host with its own /etc, where a user's directory in passwd is not $HOME."""
     skip_where_none_can_be_planted()
     with Machines([servers.dgx_h100()]) as machines:
         [host] = machines.hosts

@@ -1,6 +1,6 @@
-"""NCCL's own diagnostics on planted GPUs: what the real library prints is what the doctor reads.
+"""NCCL's own diagnostics on simulated GPUs: ddp-doctor reads what the real library prints.
 
-No data moves between planted GPUs, so NCCL finds each direct path at fault: that is of the planted machine.
+No data moves between simulated GPUs, so NCCL reports each direct path as faulty: this is due to the simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.planted.world import Machines
 
 pytestmark = [pytest.mark.planted, pytest.mark.timeout(600)]
 
-#: What each release tells of on two hosts: in 2.32.3 of all that it looks at.
+#: The subjects that each release reports on two hosts; 2.32.3 reports all that it checks.
 SUBJECTS = {
     "2.27.5": set[str](),
     "2.32.3": {

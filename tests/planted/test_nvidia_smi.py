@@ -1,4 +1,4 @@
-"""A planted machine to nvidia-smi: what it prints is what the doctor reads of NVML and /sys there."""
+"""A simulated machine and nvidia-smi: its output equals ddp-doctor's reading of NVML and /sys."""
 
 from __future__ import annotations
 

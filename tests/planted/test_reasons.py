@@ -1,4 +1,4 @@
-"""Where no GPU can be planted: tests are skipped by hand with the reason, which continuous integration refuses."""
+"""Machines that cannot simulate a GPU: manual runs skip tests with the reason, continuous integration fails."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_missing_is_the_reason(
 
 @pytest.mark.parametrize("stripped", [True, False])
 def test_a_library_without_symbols_cannot_be_redirected(stripped: bool, tmp_path: Path):
-    libraries()  # skips where there is no compiler
+    libraries()  # skips without a compiler
     (tmp_path / "some.c").write_text(
         "static int cudaMalloc(void) { return 1; } int ncclInit(void) { return cudaMalloc(); }\n"
     )

@@ -1,4 +1,4 @@
-"""What the doctor says of settings is what the table of tried ones has, for each release of NCCL."""
+"""The statements of ddp-doctor on settings match the table of tried ones, for each release of NCCL."""
 
 import re
 

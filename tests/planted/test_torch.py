@@ -1,6 +1,6 @@
-"""torch's CUDA build on planted GPUs, and the doctor on top of it, from one end to the other.
+"""torch's CUDA build on simulated GPUs with ddp-doctor, end to end.
 
-Nothing here was seen on a GPU. ``make planted-torch`` runs these.
+Nothing here was seen on a GPU. ``make planted-torch`` runs these tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.planted.with_torch import PlantedTorch, ended
 
 pytestmark = [pytest.mark.planted_torch, pytest.mark.timeout(1200)]
 
-#: Of the machine that runs the tests, not of the planted one: its load, and its few CPUs.
+#: Findings about the machine that runs the tests, not the simulated one: its load, and its few CPUs.
 NOT_JUDGED = {"DD224", "DD227", "DD409"}
 #: All but what measures rates: products of matrices take the CPU longer than a check has.
 QUICK = ("--level", "quick", "--skip", "gpu_speed,p2p")
@@ -108,7 +108,7 @@ def run(
 
 @dataclass(frozen=True)
 class Fault:
-    """``says`` is a pattern of the title; ``culprits`` are kinds with a rank, a host or a name, and nobody else."""
+    """A fault: ``says`` is a pattern of the title; ``culprits`` are all kinds with a rank, a host or a name."""
 
     name: str
     code: str
@@ -361,7 +361,7 @@ def test_the_doctor_finds_nothing_wrong(kind: str):
 
 
 def test_what_nccls_own_diagnostics_name_on_two_hosts_makes_the_run_unsure():
-    """No data moves for them between planted GPUs, so that NCCL finds each path at fault."""
+    """No data moves between simulated GPUs, so NCCL reports each path as faulty."""
     skip_where_none_can_be_planted()
     of = _env(0, 1, LD_PRELOAD=str(libnccl("2.32.3")))
 
@@ -431,8 +431,8 @@ def test_ddp_trains_to_the_same_weights_on_all_ranks(tmp_path: Path):
     assert ran[0].output.endswith("total 3.0\n")
 
 
-#: What of tests/gpu no planted GPU can pass: what rests on rates and times, since kernels run on the CPU, and on memory
-#: in use, of which NVML shows none of torch's.
+#: Tests of tests/gpu that no simulated GPU can pass: tests of rates and times, because kernels run on the CPU, and of
+#: memory in use, because NVML does not show torch's.
 NOT_PLANTED = (
     "test_gpu_speed.py",
     "test_busy_gpu.py",

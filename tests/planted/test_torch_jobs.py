@@ -1,6 +1,6 @@
-"""Jobs over the real ProcessGroupNCCL that hang, as attach, watch and logs see them.
+"""Hanging jobs over the real ProcessGroupNCCL, as attach, watch and logs report them.
 
-Nothing here was seen on a GPU. ``make planted-torch`` runs these.
+Nothing here was seen on a GPU. ``make planted-torch`` runs these tests.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_attach_names_the_rank_that_called_another_collective_by_what_nccl_count
 def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_off(
     planted: PlantedTorch, script: Path, tmp_path: Path
 ):
-    """torch 2.9 writes a dump of each rank at a time-out also where TORCH_FR_BUFFER_SIZE is not set."""
+    """torch 2.9 writes a dump of each rank at a timeout even if TORCH_FR_BUFFER_SIZE is not set."""
     dumps = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
     ranks = planted.start_ranks(script, RANKS, "outside", "5", env=dumps)
     try:

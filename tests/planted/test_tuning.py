@@ -28,7 +28,7 @@ def test_the_kept_table_is_what_nccl_prints(at: int):
     assert sorted(printed, key=str) == sorted(kept, key=str)
 
 
-@pytest.mark.parametrize("release", RELEASES[1:])  # the first does not say what it takes
+@pytest.mark.parametrize("release", RELEASES[1:])  # the first release does not report its choice
 @pytest.mark.parametrize("number", [0, 1], ids=["two hosts", "one host"])
 def test_nccl_takes_the_algorithm_that_follows_from_its_table(number: int, release: str):
     nccl(release)

@@ -1,4 +1,4 @@
-"""When ranks of the real NCCL are taken for hanging."""
+"""The decision that ranks of the real NCCL hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 
 
 def test_a_rank_that_has_ended_is_not_taken_for_one_that_sleeps():
-    """Who started it may have to wait for the processor before it can say how the rank ended."""
+    """Its parent may have to wait for the processor before it can report how the rank exited."""
     rank = subprocess.Popen(("true",))
     wait_until(lambda: state(rank.pid) == "Z")
 

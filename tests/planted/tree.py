@@ -12,7 +12,7 @@ from tests.machines.whole import Whole
 
 #: Folders of the real /sys that are put into a planted one: the host's own interfaces, CPUs and cgroups.
 REAL = ("class/net", "devices/virtual", "devices/system/cpu", "fs/cgroup")
-#: A family of CPUs from here on is told in two parts, which NCCL puts together otherwise than Linux does.
+#: A CPU family of at least this value is reported in two parts, which NCCL combines differently from Linux.
 _EXTENDED = 15
 
 
@@ -39,8 +39,10 @@ def plant(machine: Whole, root: Path) -> None:
 
 
 def settings(machine: Whole, file: Path) -> dict[str, str]:
-    """What of a machine stands in no /sys: its CPUs, which NCCL asks by an instruction unless a ``file`` has them, and
-    whether memory of a GPU can be handed on as a dma-buf."""
+    """Return settings of a machine that are not in /sys: its CPUs, and whether dma-buf can export GPU memory.
+
+    NCCL reads the CPUs by an instruction unless a ``file`` has them.
+    """
     told = dict(re.findall(r"(?m)^(.*?)\s*: (.*)$", machine.board.tree.read("/proc/cpuinfo")))
     family = int(told.get("cpu family", 0))
     family = family if family < _EXTENDED else _EXTENDED + (family - _EXTENDED << 4)
@@ -53,7 +55,7 @@ def settings(machine: Whole, file: Path) -> dict[str, str]:
 
 
 def _complete(root: Path, bus_id: str, device: Path) -> None:
-    """What NCCL reads of a device beside the doctor: subsystem, CPUs as a mask, and its bus by name."""
+    """Add the files that NCCL reads in addition to ddp-doctor: subsystem, CPUs as a mask, and the bus by name."""
     for name in ("vendor", "device"):
         (device / f"subsystem_{name}").write_text((device / name).read_text())
     (device / "subsystem").symlink_to(os.path.relpath(root / "bus/pci", device))

@@ -1,8 +1,8 @@
-"""NCCL's own tuning table of planted machines, as the data file that expected bandwidths are read from.
+"""NCCL's own tuning table of simulated machines, as the data file for expected bandwidths.
 
     python -m tests.planted.tuning ddp_doctor/knowledge/network/data/nccl_tuning.csv
 
-Needs root, as the lab does, a C compiler and NVIDIA's wheels; takes half an hour. No data move: the numbers are NCCL's
+Needs root, as the lab does, a C compiler and NVIDIA's wheels; takes half an hour. No data moves: the numbers are NCCL's
 plans, from which it chooses an algorithm.
 """
 
@@ -99,9 +99,9 @@ _ALL, _PARTS, _HOSTS = range(2, 9), (1, 2, 4, 8), (2, 4, 8)
 
 
 def _rails(gpu: str, nvml: dict[str, str], nics: int, gbit: int, *more: int, paired: bool = False) -> Kind:
-    """Several hosts with these rails; ``more`` are numbers of hosts beside the usual ones.
+    """Return several hosts with these rails; ``more`` are additional numbers of hosts.
 
-    Of one A100 a host NCCL 2.32.3 plans two rings over two NICs, 48 GB/s through its slot of 24: left out.
+    With one A100 per host, NCCL 2.32.3 plans two rings over two NICs, 48 GB/s through its slot of 24: omitted.
     """
 
     def build(node: int) -> Whole:
@@ -129,7 +129,7 @@ KINDS = (
 
 
 def said(planted: Machines, release: str, each: int, sizes: Sequence[int] = ()) -> str:
-    """What rank 0 says where this release runs on so many ranks of each machine, with an all-reduce of each size."""
+    """Return rank 0's output with this number of ranks per machine, with an all-reduce of each size."""
     folder, library = Path(tempfile.mkdtemp(dir=planted.hosts[0].folder.parent)), libnccl(release)
     started = []
     for at, (host, machine) in enumerate(zip(planted.hosts, planted.machines, strict=True)):
@@ -170,7 +170,7 @@ def table(words: str, older: Table | None = None) -> Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm and protocol of an all-reduce that follow from NCCL's table, and those that NCCL takes."""
+    """The algorithm and protocol of an all-reduce according to NCCL's table, and NCCL's choice."""
 
     size_bytes: int
     ours: str

@@ -40,7 +40,7 @@ _DEVICES = "null zero full random urandom tty ptmx stdin stdout stderr fd"
 
 
 def environment() -> Path:
-    """The environment, whose interpreters plant GPUs where PLANTED_TORCH is set; skips where there is none."""
+    """Return the environment whose interpreters simulate GPUs if PLANTED_TORCH is set; skips without one."""
     folder = Path(os.environ.get(VARIABLE, HOME))
     packages = next(folder.glob("lib/python3*/site-packages"), None)
     if packages is None or not (packages / "nvidia/nccl").exists():
@@ -147,7 +147,7 @@ class PlantedTorch(Machines):
         missing: Sequence[int] = (),
         limit_s: float = LIMIT_S,
     ) -> dict[int, Ended]:
-        """The same, to the end of all; those that still run after ``limit_s`` are killed."""
+        """Do the same and wait for all ranks; ranks that still run after ``limit_s`` are killed."""
         started = self.start_ranks(script, world, *arguments, env=env, of=of, missing=missing)
         end = time.monotonic() + limit_s
         return {rank: ended(process, end - time.monotonic()) for rank, process in started.items()}
@@ -184,13 +184,13 @@ def _text(tree: Mapping[str, object], path: str) -> str:
 
 
 def _cpus(planted: str) -> str:
-    """The processors that are really there, which are virtual where the planted ones are."""
+    """Return the real processors, marked virtual if the simulated ones are."""
     real = Path(_CPUS).read_text()
     return real if " hypervisor" in planted else real.replace(" hypervisor", "")
 
 
 def _plant_driver(host: Host, tree: Mapping[str, object]) -> None:
-    """A /dev and a /proc/driver of the host's own with what the machine's tree has of a driver there."""
+    """Give the host its own /dev and /proc/driver with the driver's files in the machine's tree."""
     new, script = host.folder / "dev", ["mount -t tmpfs none $new", "mkdir $new/shm $new/pts $new/mqueue"]
     new.mkdir()
     script += [f"for it in {_DEVICES}; do [ ! -e /dev/$it ] || cp -a /dev/$it $new/; done"]

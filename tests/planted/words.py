@@ -1,4 +1,4 @@
-"""The words of NCCL that the doctor looks for, beside those that its releases have."""
+"""NCCL's messages that ddp-doctor searches for, compared with the messages of its releases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests import elf
 from tests.nccl_wheels import RELEASES, libnccl
 from tests.planted.world import Ran
 
-#: What a format of the C library, or another text, is put in the place of.
+#: Values in place of a format of the C library or another text.
 _PUT_IN = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 
 
 def named(ran: Ran) -> str:
-    """The causes that ``ddp-doctor logs`` names where each rank's output is a file."""
+    """Return the causes that ``ddp-doctor logs`` finds in the ranks' outputs as files."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as folder:
         files = [Path(folder) / f"rank{rank}.log" for rank, said in enumerate(ran.said) if said]
         for file, said in zip(files, filter(None, ran.said), strict=True):
@@ -30,7 +30,7 @@ def named(ran: Ran) -> str:
 
 
 def has(texts: list[str], word: str) -> bool:
-    """Whether a library has a text that prints this word."""
+    """Return True if a library has a text that prints this word."""
     parts = [part for part in _PUT_IN.split(word) if len(part.strip()) > 3]
     pattern = re.compile(".*".join(map(re.escape, parts)))
     return bool(parts) and any(pattern.search(text) for text in texts)

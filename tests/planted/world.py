@@ -1,4 +1,4 @@
-"""Ranks of the real NCCL on planted machines, each machine a host with a network of its own."""
+"""Ranks of the real NCCL on simulated machines, each machine a host with its own network."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.planted.tree import REAL, plant, settings
 from tests.waiting import wait_until
 
 RANK = Path(__file__).with_name("rank.py")
-#: Ranks that still run hang once none of them has printed or ended and none works, looked at so often: for longer than
-#: the second that NCCL's own threads sleep at a time, while a rank that aborts waits for them.
+#: Running ranks hang if none of them has printed, exited or worked in this many samples: longer than the second that
+#: NCCL's own threads sleep at a time while an aborting rank waits for them.
 _LOOKS, _BETWEEN_LOOKS_S = 40, 0.05
-#: Processor time without a word after which a wait spins: healthy ranks need 0.1 s.
+#: Processor time without output after which a wait counts as spinning: healthy ranks need 0.1 s.
 _SPINNING_S = 1.0
 #: ``Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA``
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)")
@@ -31,23 +31,23 @@ Env = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of each rank: an exit code, negative for a signal, None for one that hung; and what it said."""
+    """The result of each rank: an exit code, negative for a signal, None if it hung; and its output."""
 
     codes: tuple[int | None, ...]
     said: tuple[str, ...]
 
     @property
     def hung(self) -> tuple[int, ...]:
-        """Ranks that neither ended nor said anything any more."""
+        """Ranks that neither exited nor printed anything more."""
         return tuple(rank for rank, code in enumerate(self.codes) if code is None)
 
     def lines(self, pattern: str) -> tuple[str, ...]:
-        """What NCCL said on any rank where it matches, each once, without time, host and process."""
+        """Return the matching lines of NCCL on any rank, each once, without time, host and process."""
         found = dict.fromkeys(line for text in self.said for line in text.splitlines() if re.search(pattern, line))
         return tuple(dict.fromkeys(re.sub(r"^(\[[-\d :]+\] )?\S+:\d+:\d+ ", "", line) for line in found))
 
     def via(self) -> dict[tuple[int, int], str]:
-        """Which transport NCCL uses from one rank to another: ``P2P/CUMEM/read`` is ``P2P/CUMEM``."""
+        """Return the transport from one rank to another: ``P2P/CUMEM/read`` is ``P2P/CUMEM``."""
         channels = re.findall(
             r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)", "\n".join(self.said)
         )
@@ -92,10 +92,10 @@ class Machines:
         devices: Sequence[int] | None = None,
         told: Mapping[int, Mapping[str, object]] | None = None,
     ) -> Ran:
-        """So many ranks, the same number on each machine, each with so many all-reduces of ``size`` bytes.
+        """Run the ranks, the same number on each machine, each with ``calls`` all-reduces of ``size`` bytes.
 
-        ``env`` is everyone's, ``of`` a rank's own; ``told`` is what one is told otherwise (library, rank, world).
-        Fails where NCCL calls a function of CUDA that is not planted.
+        ``env`` applies to all, ``of`` to single ranks; ``told`` replaces arguments of single ranks (library, rank,
+        world). Fails if NCCL calls a function of CUDA that is not simulated.
         """
         self._runs += 1
         each = ranks // len(self.hosts)
@@ -130,7 +130,7 @@ class Machines:
 
 
 def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
-    """Exit codes of those that end; what hangs is killed."""
+    """Return the exit codes of processes that exit; hanging ones are killed."""
     quiet = _Quiet(processes)
 
     def is_over() -> bool:
@@ -151,8 +151,11 @@ def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
 
 
 class _Quiet:
-    """Whether all that still run hang: at each of many looks all of them slept at once or had long been spinning, and
-    none has printed or ended since the first. One that waits for the processor does not sleep."""
+    """Detects that all running processes hang.
+
+    In each of many samples all of them slept or had been spinning for long, and none has printed or exited since the
+    first. A process that waits for the processor does not sleep.
+    """
 
     def __init__(self, processes: Sequence[HostProcess]) -> None:
         self._processes = processes
@@ -173,7 +176,7 @@ class _Quiet:
 
 
 def asleep(pid: int) -> bool:
-    """Whether no thread of a process runs, waits for a processor or for a disk, or has ended."""
+    """Return True if no thread of a process runs, waits for a processor or disk, or has exited."""
     try:
         threads = [*Path(f"/proc/{pid}/task").iterdir()]
     except OSError:  # all have
@@ -182,13 +185,13 @@ def asleep(pid: int) -> bool:
 
 
 def _processor_s(pid: int) -> float:
-    """Processor time of a process; 0 where it has ended."""
+    """Return the processor time of a process; 0 if it has exited."""
     fields = _fields(Path(f"/proc/{pid}"))
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _fields(folder: Path) -> list[str]:
-    """What the kernel tells of a process or thread, after its name; that it is a zombie where it has ended."""
+    """Return the kernel's fields of a process or thread after its name; a zombie's if it has exited."""
     try:
         return (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
