@@ -1,4 +1,4 @@
-"""A tree in place of / with PCI devices where the kernel has them: in nested folders, and links to them."""
+"""A tree in place of / with PCI devices as the kernel shows them: nested directories, and links to them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.rdma_trees import CLASS, Tree
 
 PCI = "/sys/bus/pci/devices"
 UP_DAYS = 30.0
-#: Above a device: its host bridge, the root port, and where there is a switch its upstream and downstream port.
+#: The path above a device: its host bridge, the root port, and a switch's upstream and downstream port.
 Above = tuple[str, ...]
 
 _GEN5, _GEN4, _GEN1 = "32.0 GT/s PCIe", "16.0 GT/s PCIe", "2.5 GT/s PCIe"
-#: Bytes 0x100: error reporting, then ACS, whose control register stands at 0x146.
+#: Bytes from 0x100: error reporting, then ACS, whose control register is at 0x146.
 _REPORTING, _ACS = b"\x01\x00\x12\x14", b"\x0d\x00\x01\x00\x5f\x00"
 
 
@@ -28,7 +28,7 @@ def config_space(acs: int) -> bytes:
 
 
 class Board:
-    """The tree. Seconds since the boot are those of the real clock and a month, so that ages are known."""
+    """The tree. Seconds since the boot are the real clock's plus a month, so that ages are known."""
 
     def __init__(self, *, as_root: bool = False) -> None:
         self.tree = MemoryFiles()
@@ -91,9 +91,9 @@ class Board:
             self.tree.write(f"/sys/kernel/iommu_groups/{group}/type", f"{kind}\n")
 
     def rdma(self, tree: Tree, places: Mapping[str, tuple[str, Above, int]], node: int = 0) -> dict[str, OSError]:
-        """The RDMA devices of a tree, seated at (bus id, above, NUMA node); what cannot be read of them.
+        """Add the RDMA devices of a tree at (bus id, above, NUMA node); return their unreadable files.
 
-        ``node`` makes the GUIDs those of another machine.
+        ``node`` selects the GUIDs of another machine.
         """
         for name, (bus_id, above, numa) in places.items():
             if not self.tree.exists(f"{PCI}/{bus_id}"):

@@ -1,4 +1,4 @@
-"""One fault at a time on the second of two DGX H100 (or HGX A100 with RoCE), and what must be said of it."""
+"""One fault at a time on the second of two DGX H100 (or HGX A100 with RoCE), and its expected findings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.machines import planting as plant
 from tests.machines.planting import GPU, NIC, Pair, dgx_pair, roce_pair
 
 MOST_NAMES = 4
-#: Worth knowing of the healthy pair too: its port for storage, beside InfiniBand.
+#: Info finding of the healthy pair as well: its port for storage next to InfiniBand.
 ALWAYS = ("DD563",)
 XID_79 = f"NVRM: Xid (PCI:{GPU[:-2]}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault, the whole of what must be said of it (code, severity, who is to blame), and how it is planted."""
+    """A fault, all expected findings (code, severity, culprit), and the function that injects it."""
 
     name: str
     says: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The healthy machines, and the little that may be said of each."""
+"""The healthy machines, and the few findings that each may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Build = Callable[[], Sequence[Whole]]
 
 @dataclass(frozen=True)
 class Healthy:
-    """A machine, or several of one run, of which nothing above info may be said."""
+    """A machine, or several of one run, without findings above info."""
 
     name: str
     build: Build

@@ -15,7 +15,7 @@ from tests.words import pairs
 _ETH = Interface(name="eth0", addresses=("10.224.0.4/16",), speed_mbps=50000)
 
 
-#: What the documentation of each cloud has people set, and what images for GPUs bring along.
+#: Variables that the documentation of each cloud recommends, and that images for GPUs set.
 _IMAGE = pairs("""
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility CUDA_VERSION=12.8.1.012
     NCCL_VERSION=2.25.1 NV_LIBNCCL_PACKAGE=libnccl2=2.25.1-1+cuda12.8 OMPI_MCA_coll_hcoll_enable=0
@@ -150,7 +150,7 @@ def slurm_step_of_others(node: int = 0) -> Whole:
 
 
 def pods_with_roce(node: int = 0) -> Whole:
-    """A pod with all GPUs of an HGX A100 and interfaces of its own over the host's RoCE cards."""
+    """Return a pod with all GPUs of an HGX A100 and its own interfaces over the host's RoCE cards."""
     board = Board()
     parts.linux(board, parts.EPYC, node=node)
     parts.dgx_tree(board, "0x20b2")
@@ -172,7 +172,7 @@ def pods_with_roce(node: int = 0) -> Whole:
 
 
 def azure(node: int = 0) -> Whole:
-    """An ND H100 v5: a VM whose GPUs and InfiniBand functions each have a PCI domain of their own, NUMA hidden."""
+    """Return an ND H100 v5: a VM with a PCI domain per GPU and InfiniBand function, and hidden NUMA nodes."""
     board = Board()
     parts.linux(board, node=node, virtual="Microsoft Corporation")
     board.tree.write("/sys/class/dmi/id/product_name", "Virtual Machine\n")
@@ -236,7 +236,7 @@ def pod() -> Whole:
 
 
 def slurm_step() -> Whole:
-    """A step of SLURM with two of eight GPUs in a control group; the log tells of other people's GPUs."""
+    """Return a SLURM step with two of eight GPUs in a control group; the log includes other users' GPUs."""
     machine = dgx_h100()
     board = machine.board
     board.said("NVRM: Xid (PCI:0000:d1:00): 94, pid=55, name=python3, Contained: SM (0x1). RST: No, D-RST: No", 3600)
@@ -283,7 +283,7 @@ def workstation() -> Whole:
 
 
 def laptop() -> Whole:
-    """One GeForce beside Intel's graphics: idle clocks, half of the lanes, persistence mode off."""
+    """Return a machine with one GeForce next to Intel graphics: idle clocks, half of the lanes, no persistence mode."""
     board = Board()
     parts.linux(board, cpus=20, memory_gib=32)
     board.seat(

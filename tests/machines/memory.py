@@ -27,11 +27,11 @@ Entry = Union[dict[str, "Entry"], bytes, Link]  # noqa: UP007  a name of itself 
 
 
 class MemoryFiles:
-    """The tree. Paths are absolute; a link may lead nowhere."""
+    """The tree. Paths are absolute; a link may be broken."""
 
     def __init__(self) -> None:
         self._top: dict[str, Entry] = {}
-        self._folders: dict[str, dict[str, Entry]] = {}  # found by path while nothing is linked or removed
+        self._folders: dict[str, dict[str, Entry]] = {}  # by path, while nothing is linked or removed
 
     # --- building ---------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class MemoryFiles:
         raise _error(errno.ENOSYS, path)
 
     def _at(self, path: str, *, follow: bool = True) -> Entry:
-        """What is there. Its folder is looked for once: probes read hundreds of files of few folders."""
+        """Return the entry. Directories are cached, because probes read hundreds of files in few directories."""
         parent, _, name = path.rpartition("/")
         if parent not in self._folders:
             with suppress(OSError):

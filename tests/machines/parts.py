@@ -1,4 +1,4 @@
-"""What machines are put together from: Linux, NVIDIA's driver, a DGX's tree, everyday words of the kernel."""
+"""Parts of machines: Linux, NVIDIA's driver, a DGX's tree, common kernel messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IPOIB = Interface(name="ib0", addresses=("192.168.100.1/24",), speed_mbps=40000
 def linux(
     board: Board, cpu: str = XEON, *, node: int = 0, virtual: str = "", cpus: int = 128, memory_gib: int = 2000
 ) -> None:
-    """What every Linux shows; ``virtual`` is the maker of a virtual machine."""
+    """Add the files of every Linux; ``virtual`` is the vendor of a virtual machine."""
     flag = " hypervisor" if virtual and cpu is not GRACE else ""
     kib = memory_gib * 2**20
     board.files(
@@ -80,7 +80,7 @@ def driver(
 
 
 def everyday(board: Board, gpu: str, nic: str | None = None, switch: str | None = None) -> None:
-    """What healthy machines log too: links that come up, a program that crashed yesterday, a corrected error."""
+    """Log the lines of healthy machines: links that come up, yesterday's crash of a program, a corrected error."""
     board.said(
         f"NVRM: Xid (PCI:{gpu[:-2]}): 31, pid=90210, name=python3, Ch 00000010, intr 00000000. MMU Fault: ENGINE"
         " GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f22_c0000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
@@ -113,8 +113,10 @@ SWITCH_PORTS = ("16", "3d", "4d", "5b", "98", "be", "cc", "da")
 
 
 def dgx_tree(board: Board, device: str = "0x2330", acs: int = 0, *, paired: bool = False) -> None:
-    """Eight GPUs, each with a NIC's place below a PCIe switch of its own, or two and two as in machines with A100; four
-    a socket, and four NVSwitches."""
+    """Add eight GPUs, four per socket, and four NVSwitches.
+
+    Each GPU and the place of its NIC are below one PCIe switch, or pairs of GPUs as in machines with A100.
+    """
     for at, bus in enumerate(GPUS):
         above = below(at // 2 * 2, at % 2) if paired else below(at, 0)
         board.seat(f"0000:{bus}:00.0", above, device=device, node=at // 4, cpus=CPUS[at // 4], acs=acs)
@@ -140,7 +142,7 @@ def below(at: int, port: int) -> Above:
 
 
 def rails(tree: Tree, first: int = 0, *, paired: bool = False) -> dict[str, tuple[str, Above, int]]:
-    """The places of mlx5_0 to mlx5_7, beside their GPUs, and of a dual-port card for storage."""
+    """Return the places of mlx5_0 to mlx5_7 next to their GPUs, and of a dual-port card for storage."""
     above = [below(at // 2 * 2, 2 + at % 2) if paired else below(at, 1) for at in range(8)]
     places = {f"mlx5_{first + at}": (f"0000:{NICS[at]}:00.0", above[at], at // 4) for at in range(8)}
     for function in (0, 1):

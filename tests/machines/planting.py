@@ -1,4 +1,4 @@
-"""How a fault is planted on the second of two machines: functions that change the pair, or give one that does."""
+"""Injects faults on the second of two machines: functions that change the pair, or return one that does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.machines.whole import Whole, linked
 
 Pair = list[Whole]
 MIB = 2**20
-#: GPU 3 and its NIC, where most faults are planted.
+#: GPU 3 and its NIC, the location of most faults.
 GPU, NIC = "0000:61:00.0", "0000:5e:00.0"
 
 
 def dgx_pair() -> Pair:
-    """Two DGX H100, seen by root, so that all is seen."""
+    """Return two DGX H100, read by root, so that everything is visible."""
     return [servers.dgx_h100(node, as_root=True) for node in range(2)]
 
 
@@ -72,7 +72,7 @@ def every(one: Callable[[int], Callable[[Pair], None]]) -> Callable[[Pair], None
 
 
 def via(nodes: tuple[int, ...], within: str = "", between: str = "", says: str = "") -> Callable[[Pair], None]:
-    """What NCCL's log tells, where the fault shows in it."""
+    """Return a function that sets the lines of NCCL's log which show the fault."""
 
     def plant(pair: Pair) -> None:
         for node in nodes:
@@ -155,7 +155,7 @@ def conf(pair: Pair) -> None:
 
 
 def another_table(pair: Pair) -> None:
-    """A VLAN has put entries before those of IPv4, and both nodes ask for the usual index."""
+    """Insert entries of a VLAN before the IPv4 ones; both nodes request the usual index."""
     tree = rdma_trees.roce(1, shift=2)
     for path, text in tree.files.items():
         if "/gids/" in path or "/gid_attrs/" in path:
@@ -175,7 +175,7 @@ def no_address(pair: Pair) -> None:
 
 
 def loopback_names(pair: Pair) -> None:
-    """As Debian's installer leaves /etc/hosts."""
+    """Set up /etc/hosts as Debian's installer does."""
     for machine in pair:
         machine.names[machine.host] = ("127.0.1.1",)
 

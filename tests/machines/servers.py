@@ -84,7 +84,7 @@ def _slower(tree: rdma_trees.Tree, rate: str, kind: str, board_id: str) -> None:
 
 
 def a100_pcie(*, as_root: bool = False) -> Whole:
-    """Four A100 PCIe, each on a root port of its own, two a socket of a two-socket EPYC, one HDR card."""
+    """Return four A100 PCIe on separate root ports of a two-socket EPYC, two per socket, with one HDR card."""
     board = Board(as_root=as_root)
     parts.linux(board, parts.EPYC)
     for at, bus in enumerate(BUSES[:4]):
@@ -118,8 +118,10 @@ def a10g_pcie() -> Whole:
 
 
 def nic_beside_each_gpu(node: int = 0) -> Whole:
-    """Two A100 PCIe, one a socket, each with an HDR card below its PCIe switch, so that the network may be faster than
-    the link between the sockets."""
+    """Return two A100 PCIe, one per socket, each with an HDR card below its PCIe switch.
+
+    The network may then be faster than the link between the sockets.
+    """
     board = Board()
     parts.linux(board, node=node)
     tree = rdma_trees.Tree()
@@ -227,7 +229,7 @@ def gb200(node: int = 0, *, as_root: bool = False) -> Whole:
 
 
 def gh200(*, as_root: bool = False) -> Whole:
-    """One GH200: a GPU beside its Grace."""
+    """Return one GH200: a GPU next to its Grace."""
     board = Board(as_root=as_root)
     parts.linux(board, parts.GRACE, cpus=72)
     board.seat("0009:01:00.0", ("pci0009:00", "0009:00:00.0"), device="0x2342", cpus="0-71")

@@ -17,7 +17,7 @@ from tests.machines.faults import FAULTS, Planted, said
 from tests.machines.healthy import MACHINES, Healthy
 from tests.machines.whole import judge, judged, look, record
 
-#: What is worth knowing of a healthy machine, at most.
+#: Maximum number of info findings of a healthy machine.
 MOST_INFOS = 4
 #: The kind of cluster that a machine is in; all others have InfiniBand.
 KINDS: dict[str, Kind] = {

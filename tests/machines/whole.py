@@ -1,4 +1,4 @@
-"""A machine that the probes can be let loose on, and what all rules say of one or several of them."""
+"""A machine for all probes, and the findings of all rules on one or several of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ended(text: str, code: int = 0, said: str = "") -> CommandResult:
 
 @dataclass
 class Whole:
-    """One machine, and the process on it that looks."""
+    """One machine, and the process on it that runs the checks."""
 
     board: Board
     host: str = "node0"
@@ -143,7 +143,7 @@ class WholeContext(LiveContext):
 
 
 def look(machine: Whole, command: str = "run") -> list[Reading]:
-    """What all node checks read; a prolog leaves out the one that it leaves out."""
+    """Return the readings of all node checks; a prolog skips the same checks as in reality."""
     places = (Where.NODE, Where.AFTERWARDS)
     checks = [one for one in CHECKS if one.where in places and not one.needs_baseline]
     left_out = {"interfaces", "rdma_after"} if command == "prolog" else set()
@@ -219,7 +219,7 @@ def _trial(machines: Sequence[Whole], world: World) -> TrialRecord:
 
 
 def _log(machine: Whole, rank: int, local: int, each: int, size: int) -> Iterator[str]:
-    """What NCCL logs on one rank: to all of its node, and from the last to the next node."""
+    """Yield NCCL's log of one rank: to all ranks of its node, and from the last to the next node."""
     major, rest = divmod(machine.nccl_version, 10000)
     yield f"NCCL version {major}.{rest // 100}.{rest % 100}+cuda12.8"
     yield from machine.says.splitlines()

@@ -56,7 +56,7 @@ def recurrent_packed():
 
 
 class UnevenExperts(nn.Module):
-    """All experts take part, with as many samples as the gate gives them, none perhaps."""
+    """All experts take part; the gate chooses the number of samples for each, possibly none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def normalised_by_hooks():
 
 
 def watched_on_the_first_rank():
-    """A logger that looks at gradients on rank 0 alone and changes none."""
+    """A logger that reads gradients on rank 0 only and does not change them."""
     net = nn.Linear(4, 4)
     seen: list[float] = []
     weight: Any = net.weight
@@ -174,7 +174,7 @@ def with_average():
 
 
 class FrozenBackbone(nn.Module):
-    """Its backbone stays in eval(), with two samples a batch: its BatchNorm does not normalize with them."""
+    """A frozen backbone in eval() with two samples per batch: its BatchNorm does not normalize with them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def checkpointed():
 
 
 class Dropping(nn.Module):
-    """Stochastic depth by numpy's and Python's own generators, with a share of each block in the loss all the same."""
+    """Stochastic depth by numpy's and Python's generators, but a share of each block is always in the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ def encoded():
 
 
 class Graph:
-    """As torch_geometric's Data: an object with tensors, lists and a .to()."""
+    """An object with tensors, lists and a .to(), like torch_geometric's Data."""
 
     def __init__(self, x: Any, edges: Any) -> None:
         self.x, self.edges = x, edges

@@ -1,4 +1,4 @@
-"""Models that torch.compile takes alike on all ranks, and planted differences: rank 1's of three."""
+"""Models that torch.compile handles equally on all ranks, and injected differences on rank 1 of three."""
 
 from typing import Any
 

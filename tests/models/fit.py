@@ -102,7 +102,7 @@ def tied():
 
 
 def lora():
-    """Frozen layers with a small trainable pair beside each."""
+    """Frozen layers, each with a small trainable pair."""
 
     class Adapted(nn.Module):
         def __init__(self) -> None:

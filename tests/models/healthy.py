@@ -1,4 +1,4 @@
-"""Models that go with DDP, each with what might be taken for a fault."""
+"""Models that work with DDP but have a property that looks like a fault."""
 
 import threading
 import time
@@ -61,7 +61,7 @@ def transformer():
 
 
 class SharedBranch(ConvNet):
-    """A branch that all ranks take together: the step decides, of which the batch tells."""
+    """A branch that all ranks take together, because it depends on the step in the batch."""
 
     def takes_extra(self, images: Any) -> bool:
         return bool(images.shape[0] > 1)
@@ -94,7 +94,7 @@ def odd_ones():
 
 
 class UnlikeAtFirst(nn.Module):
-    """Each rank begins with weights of its own, which DDP makes equal."""
+    """Each rank begins with its own weights, which DDP equalizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def uneven_batches():
 
 
 def wide_net():
-    """64 KiB of gradients, which a DDP of its own options packs."""
+    """64 KiB of gradients, packed by a DDP with non-default options."""
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     return net, lambda step: torch.ones(32, 64), {"gradient_as_bucket_view": True}
 
@@ -143,7 +143,7 @@ def many_layers():
 
 
 class Experts(nn.Module):
-    """Each sample goes to one of four experts: some get none on some ranks, in other batches others."""
+    """Each sample goes to one of four experts; some get no samples on some ranks, and this changes between batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def static_graph():
 
 
 class SlowAtFirst(ConvNet):
-    """As one that torch.compile has wrapped: the first forward takes its time."""
+    """A model with a slow first forward, as after torch.compile."""
 
     def __init__(self) -> None:
         super().__init__()

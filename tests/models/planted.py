@@ -91,7 +91,7 @@ def ignored():
 
 
 class Restless(ConvNet):
-    """Draws from a generator of its own, which nobody seeds anew."""
+    """Draws from its own generator, which is never seeded again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def normalised_by_rank():
 
 
 class Twice(UnlikeAtFirst):
-    """A layer in two reentrant checkpoints, so that DDP reduces its gradient before the second is there."""
+    """A layer in two reentrant checkpoints, so that DDP reduces its gradient before the second part exists."""
 
     def forward(self, given: Any) -> Any:
         given = given.requires_grad_()
@@ -141,7 +141,7 @@ def twice():
 
 
 class DislikesDdp(ConvNet):
-    """Works by itself and fails in DDP, as a second forward before a backward or a hook of another library does."""
+    """Works alone and fails in DDP, like a second forward before a backward or a hook of another library."""
 
     def forward(self, images: Any) -> Any:
         wrapper: Any = nn.parallel.DistributedDataParallel
@@ -262,7 +262,7 @@ def raises_without_words():
 
 
 class HookedOnOneRank(ConvNet):
-    """A hook on one rank doubles a gradient there; the loss is the same everywhere."""
+    """A hook on one rank doubles a gradient on it; the loss is the same on all ranks."""
 
     def __init__(self, rank: int, kind: str = "register_hook") -> None:
         super().__init__()
@@ -342,7 +342,7 @@ def made_late():
 
 
 class ResetByHooks(ConvNet):
-    """An optimizer in the backward: each gradient is used and dropped where it is made, before it is the mean."""
+    """An optimizer in the backward: each gradient is used and dropped immediately, before it is averaged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ def scaled_on_the_first():
 
 
 class DrawsFromItsOwn(ConvNet):
-    """Its outputs are zero at first: state that no seed reaches."""
+    """Its outputs are zero at first, because of state that no seed affects."""
 
     def forward(self, images: Any) -> Any:
         return super().forward(images) * float(next(self.draws) >= 4)

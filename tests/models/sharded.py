@@ -231,7 +231,7 @@ def with_groups():
 
 
 class ConvNet(nn.Module):
-    """BatchNorm, whose bias before it gets a gradient that is rounding alone."""
+    """A network with BatchNorm: the bias before it gets a gradient of rounding errors only."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ def ignored() -> dict[str, Any]:
 
 
 def ignored_and_reduced():
-    """The job averages the gradient that fully_shard leaves alone."""
+    """The job averages the gradient of a parameter that fully_shard ignores."""
 
     def step(model: Any, optimizer: Any, batch: Any) -> Any:
         made = loss(model(batch[0]), batch)
@@ -144,7 +144,7 @@ def over_a_part():
 
 
 def stale_shard():
-    """One rank's optimizer leaves out the first layer."""
+    """The optimizer of one rank omits the first layer."""
 
     def optimizer(parameters: Any) -> Any:
         own = list(parameters)
@@ -245,7 +245,7 @@ def in_fsdp1():
 
 
 def without_a_root():
-    """All parameters are in units, which the model itself is not."""
+    """All parameters are in sharding units, but the model itself is not one."""
     model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     for layer in model:
         fully_shard(layer)

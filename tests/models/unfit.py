@@ -1,4 +1,4 @@
-"""Factories whose models cannot be estimated, or only in part."""
+"""Factories whose models cannot be estimated, or only partially."""
 
 import urllib.request
 
@@ -23,7 +23,7 @@ def downloads():
 
 
 def needs_values():
-    """Its depths are values of a tensor, as those of stochastic depth are."""
+    """Its depths are values of a tensor, as with stochastic depth."""
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 4)]
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Dropout(rate)) for rate in rates)), _batch
 
@@ -34,7 +34,7 @@ def _batch(step: int) -> torch.Tensor:
 
 @torch.library.custom_op("unfit::of_a_gpu", mutates_args=())
 def of_a_gpu(x: torch.Tensor) -> torch.Tensor:
-    """A kernel that does not say what it returns."""
+    """A kernel without a declared result."""
     return x.clone()
 
 
@@ -70,7 +70,7 @@ def alone():
 
 
 def grows():
-    """Layers of one class and size, each of which makes its image four times as large."""
+    """Layers of one class and size; each makes its image four times as large."""
     return nn.Sequential(*(nn.ConvTranspose2d(16, 16, 2, stride=2) for _ in range(7))), lambda step: torch.randn(
         1, 16, 4, 4
     )

@@ -24,9 +24,9 @@ SONAME = "libnvidia-ml.so.1"
 
 @functools.cache
 def library_folder(*defines: str) -> str:
-    """A folder with the compiled stand-in, for LD_LIBRARY_PATH; skips where there is no C compiler.
+    """Return a directory with the compiled stand-in for LD_LIBRARY_PATH; skips without a C compiler.
 
-    ``library_folder("OLD_DRIVER")`` is one that lacks what a 470 driver lacks.
+    ``library_folder("OLD_DRIVER")`` lacks the functions that a 470 driver lacks.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -43,13 +43,13 @@ def library_folder(*defines: str) -> str:
 
 
 def environment(fault: str = "healthy", *defines: str, **more: str) -> dict[str, str]:
-    """What a process needs in its environment to meet the stand-in with ``fault`` planted."""
+    """Return the environment that makes a process load the stand-in with the injected ``fault``."""
     return {"LD_LIBRARY_PATH": library_folder(*defines), "NVML_STAND_IN": fault, **MEASURED, **more}
 
 
 @functools.cache
 def answer(child: str, limit_s: str, fault: str = "healthy", *defines: str, **more: str) -> CommandResult:
-    """What ``sources/child_NAME.py`` prints with ``fault`` planted, in a process of its own; each is asked once."""
+    """Return the output of ``sources/child_NAME.py`` with the injected ``fault``, from a separate process."""
     env = environment(fault, *defines, **more)
     script = Path(sources.__file__).with_name(f"child_{child}.py")
     done = bound_to(env["LD_LIBRARY_PATH"], _CHILD)(str(script), limit_s, env=env)

@@ -1,6 +1,6 @@
-"""Every fault that the stand-in plays, through the real pynvml to the verdict.
+"""Every fault of the stand-in, through the real pynvml to the verdict.
 
-The rules and the verdict are those of ``ddp-doctor prolog``, on a tree in place of / with eight H100s on the bus.
+The rules and the verdict are the same as in ``ddp-doctor prolog``, on a tree in place of / with eight H100s on the bus.
 tests/checks/test_gpu_faults.py asserts CASES.
 """
 

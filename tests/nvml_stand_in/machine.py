@@ -1,4 +1,4 @@
-"""A tree in place of /: what the kernel shows of a node, beside the stand-in for the driver's library."""
+"""A tree in place of /: the kernel's files of a node, used with the stand-in for the driver's library."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
 
 class Machine:
-    """A tree in place of /, with the PCI bus of a node and nothing else."""
+    """A tree in place of /, with only the PCI bus of a node."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Machine:
         return StandInContext(env, time.monotonic() + 1000, root=str(self.root))
 
     def seen_to_hang(self, probe: Callable[[Context], Seen], fault: str) -> Seen:
-        """What a probe says of a driver that hangs; that it had no time to reach it, it says too, and gets more."""
+        """Return a probe's fact about a hanging driver; gives it more time if it did not reach the driver."""
         for limit_s in limits_s(0.1):
             with suppress(TookTooLong):
                 return probe(self.context(environment(fault), 1.0 + limit_s))
