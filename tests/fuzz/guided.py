@@ -1,9 +1,9 @@
 """The coverage-guided fuzzer: ``python -m tests.fuzz.guided [--seconds 20 | --inputs 500] [TARGET ...]``.
 
-Each parser runs in a process of its own under atheris (libFuzzer), from its seeds, with inputs of up to 64 KiB.
-So many seconds try new inputs each time; so many inputs are the same ones each time.
-A crash is any exception that the parser's docstring does not name, a hang more than a second of CPU time. Prints
-one line for each; exit code 1, with the input kept in ``build/fuzz``, where one was found.
+Each parser runs in a separate process under atheris (libFuzzer), starting from its seeds, with inputs of up to 64 KiB.
+``--seconds`` tries new inputs in each run; ``--inputs`` tries the same ones. A crash is any exception that the parser's
+docstring does not name, a hang is more than a second of CPU time. Prints one line for each. Exit code 1 if one was
+found; its input is kept in ``build/fuzz``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TookTooLong(Exception):
 def main(arguments: list[str]) -> int:
     import atheris
 
-    # It tells of each module on stderr.
+    # It prints each module on stderr.
     with redirect_stderr(StringIO()), atheris.instrument_imports(include=list(_INSTRUMENTED)):
         from tests.fuzz.targets import TARGETS
     options = _options(arguments)
@@ -71,7 +71,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _fuzzed(target: Target, until: Sequence[str]) -> tuple[int, bool]:
-    """How many inputs were tried, and whether none fell. In a fork: to instrument the parsers anew takes long."""
+    """Return the number of inputs, and whether all passed. Runs in a fork, because instrumenting parsers is slow."""
     kept = KEPT / target.name
     kept.mkdir(parents=True, exist_ok=True)
     log = kept / "log"
@@ -88,13 +88,13 @@ def _fuzzed(target: Target, until: Sequence[str]) -> tuple[int, bool]:
 
 
 def _end_of(told: str) -> str:
-    """The traceback that the fuzzer prints, which stands before its own statistics."""
+    """Return the traceback that the fuzzer prints before its statistics."""
     start = max(told.find("Uncaught Python exception"), 0)
     return told[start : start + 4000] if start else told[-4000:]
 
 
 def _fuzz_for_ever(target: Target, until: Sequence[str], log: Path) -> NoReturn:
-    """Run the fuzzer in this process, which libFuzzer ends itself; what it prints goes to ``log``."""
+    """Run the fuzzer in this process, which libFuzzer ends itself; output goes to ``log``."""
     import atheris
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

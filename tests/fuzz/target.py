@@ -1,4 +1,4 @@
-"""What the fuzzers know of a parser, and a machine whose every file holds the text of the moment."""
+"""The description of a parser for the fuzzers, and a machine whose every file has the current text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.fakes import FakeContext
 
-#: What every folder of that machine holds: names that some parser looks for.
+#: The names in every directory of that machine: names that some parser searches for.
 NAMES = (
     *("0000:61:00.0", "0000:61:00.4", "mlx5_0", "efa_0", "eth0", "bond0", "uverbs0", "nvidia0", "nvidiactl", "kfd"),
     *("0", "1", "2", "5403", "accel0", "nvidia_peermem", "link_downed", "libibverbs.so.1", "mlx5.driver"),
@@ -25,7 +25,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """``module.function``, as NOT_FOREIGN writes it."""
+        """The name ``module.function``, in the format of NOT_FOREIGN."""
         return f"{self.parses.__module__.rpartition('.')[2]}.{self.parses.__name__}"
 
 
@@ -34,7 +34,7 @@ def direct(parses: Callable[[str], object], *seeds: str, refuses: type[Exception
 
 
 class Machine(FakeContext):
-    """A machine of files and links alone; every folder holds NAMES."""
+    """A machine with only files and links; every directory has NAMES."""
 
     def listdir(self, path: str) -> list[str]:
         return sorted(NAMES)
@@ -66,5 +66,5 @@ def machine(text: str) -> FakeContext:
 
 
 def reader(text: str) -> Callable[[str], str]:
-    """The text, or the next part of it, for every path."""
+    """Return a reader that gives the text, or its next part, for every path."""
     return _Everywhere(text).__getitem__

@@ -79,7 +79,7 @@ def _samples(folder: str, end: str = "") -> tuple[str, ...]:
 
 
 def _of_lines(parses: Callable[[Sequence[str]], Iterable[object]], *seeds: str) -> Target:
-    """A parser of plain lines, as a paste comes to it."""
+    """Return the target for a parser of plain lines, as they come from a paste."""
     refuses = (topo_rows.TopologyError,)
     return Target(parses, lambda text: list(parses(plain_lines(text))), seeds, refuses)
 
@@ -103,7 +103,7 @@ def _visible(call: Callable[[dict[str, str]], object], text: str) -> object:
 
 
 def _tails(text: str) -> object:
-    lines = text.split("\n")[:4096]  # the rows of a matrix are those that its header has columns for
+    lines = text.split("\n")[:4096]  # a matrix has no more rows than its header has columns
     rows = [[(at, cell) for at, cell in enumerate(line.split("\t")) if cell] for line in lines]
     tails = [
         topo_affinity.Tail(f"GPU{at}", at, tuple(cell for _, cell in row), tuple(at for at, _ in row))
@@ -320,7 +320,7 @@ TARGETS: tuple[Target, ...] = (
         flight_recorder.entry_of,
         lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
         _FLIGHT_DUMPS[:1],
-        (ValueError, LookupError, TypeError, AttributeError, RecursionError),  # json's own, too
+        (ValueError, LookupError, TypeError, AttributeError, RecursionError),  # json's own exceptions as well
     ),
     *MACHINE_TARGETS,
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),

@@ -19,25 +19,25 @@ from tests.fuzz.targets import TARGETS
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(600)]
 
-#: Continuous integration uses less, in which quadratic time still exceeds the limit. `lint` refuses this size.
+#: Continuous integration uses less, for which quadratic time still exceeds the limit. `lint` refuses this size.
 LARGE_BYTES = 1_200_000 if "CI" in os.environ else 10_000_000
-#: For files of /proc and /sys, of which none comes near ten megabytes.
+#: For files of /proc and /sys, which are never near ten megabytes.
 MEDIUM_BYTES = 1_000_000
-#: For each byte, in turns of an empty loop timed beside it: a shared machine has slow minutes. Generous:
-#: what takes longest needs a third of it.
+#: Limit per byte, in turns of an empty loop timed next to it, because a shared machine has slow minutes. Generous: the
+#: slowest parser needs a third of it.
 MOST_TURNS = 300
 TURNS = 500_000
 #: Shorter than any turn: a parser that takes less than MOST_TURNS of these does not need the loop.
 SHORTEST_TURN_S = 1e-9
-#: What was late once is read again: the machine may have changed its pace between the parser and the loop.
+#: A late input is read again: the machine may have changed its pace between the parser and the loop.
 TRIES = 3
-#: The same in the end, in seconds of processor time: this may run at the lowest priority beside much else.
+#: The same as an absolute limit in seconds of processor time: this may run at the lowest priority next to other load.
 LONGEST_S = 90.0
 #: Times the size of the junk. A list of the lines "a" takes 30 times theirs.
 MOST_MEMORY = 64
-#: Of a process, whatever it reads: caches of compiled patterns, pages that come and go.
+#: For a process, whatever it reads: caches of compiled patterns, reclaimed pages.
 IN_ANY_CASE_BYTES = 16_000_000
-#: A parser that runs wild gets a MemoryError here, before the machine suffers.
+#: A runaway parser gets a MemoryError here, before the machine is affected.
 HARD_LIMIT_BYTES = 4 * 2**30
 
 LOG_LINE = "2026-01-15 10:00:00.123 node17:8811:8840 [3] NCCL INFO Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM\n"
@@ -126,7 +126,7 @@ def _ends_after(limit_s: float) -> Iterator[None]:
 
 @contextmanager
 def _peak() -> Iterator[dict[str, int]]:
-    """How far the process grew meanwhile; the kernel forgets its earlier peak where it lets us ask."""
+    """Measure the growth of the process; resets the kernel's peak if that is permitted."""
     grown: dict[str, int] = {}
     try:
         Path("/proc/self/clear_refs").write_text("5")

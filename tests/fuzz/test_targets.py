@@ -1,4 +1,4 @@
-"""No parser is forgotten, and none falls over text that is nearly right or not right at all."""
+"""Every parser is fuzzed, and none fails on text that is almost correct or not correct at all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.fuzz.target import Target
 from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 
-#: Targets that are no function of ddp_doctor.parse.
+#: Targets that are not a function of ddp_doctor.parse.
 ELSEWHERE = {
     "gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes",
     "failed_trials.complaints", "failed_trials.used_elsewhere",
 }  # fmt: skip
-#: What tells lines, cells, lists and numbers apart somewhere.
+#: Characters that separate lines, cells, lists and numbers in some format.
 SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"
 
 
@@ -109,7 +109,7 @@ def _read_or_refused(target: Target, text: str) -> None:
 
 
 _SETTINGS_TEXT = ("setting_text", "shell_settings", "shell_words")
-#: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
+#: Readers outside of ddp_doctor/parse, next to their users.
 READERS = (
     "ddp_doctor/features/jobs/reading/steps_said.py",
     "ddp_doctor/features/jobs/reading/endings.py",

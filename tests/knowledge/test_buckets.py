@@ -65,9 +65,9 @@ def test_buckets_are_those_of_torch_itself(sizes: list[int], cap: float):
 
 
 def test_a_step_worked_out_by_hand():
-    # Four gradients of 1 MiB, 25 ms apart. By default [1, 3] MiB: 25 + 20 = 45, then max(100, 45) + 40 = 140.
-    # Buckets of 1 MiB: 45, 70, 95, then 100 + 20 = 120. Of 2 MiB: 50 + 30 = 80, then 100 + 30 = 130.
-    # One of 4 MiB: 100 + 50 = 150.
+    # Four gradients of 1 MiB, 25 ms apart. Default buckets [1, 3] MiB: 25 + 20 = 45, then max(100, 45) + 40 = 140.
+    # Buckets of 1 MiB: 45, 70, 95, then 100 + 20 = 120. Of 2 MiB: 50 + 30 = 80, then 100 + 30 = 130. One bucket of 4
+    # MiB: 100 + 50 = 150.
     seen = evenly([MIB] * 4, forward_s=0.050, backward_s=0.100)
 
     predicted = predictions(seen, CURVE)

@@ -1,4 +1,4 @@
-"""How fast a collective ought to be: held against published curves, each left out in turn, and published thresholds."""
+"""The expected speed of a collective, compared with published curves (each left out in turn) and thresholds."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_published_curves_fall_into_the_band_that_the_others_give():
     assert {name for name, (_, judged) in held.items() if not judged} == WITHOUT_A_BAND
 
 
-#: Points within the band, of those that have one. Eight A100 reach 0.62 of what is expected at 1 MiB, where 0.63 would
-#: do; H800 1.23, where 1.22 would do; of the last one nobody says of how many nodes it is.
+#: Points within the band, of the points with a band. Eight A100 reach 0.62 of the expected rate at 1 MiB, with a limit
+#: of 0.63; H800 1.23, with a limit of 1.22; the number of nodes of the last one is not published.
 MISSED = {"8 A100": (7, 8), "8 H800": (0, 1), "nodes of H100, EFA": (0, 1)}
 WITHOUT_A_BAND = {"2 nodes of A100, EFA, 2021", "4 nodes of A100, EFA, 2021"}
 
@@ -58,7 +58,7 @@ def test_a_band_is_as_narrow_as_its_size_allows(size: int, most: float):
     assert width(size) == most
 
 
-#: Who asks for how many GB/s of which machine, at 8 to 16 GiB, and how that lies to the band: above it no such machine
+#: Required GB/s of published tests by machine, at 8 to 16 GiB, and their relation to the band: above it no such machine
 #: can pass, within it a healthy one may fail, below it all of them pass.
 THRESHOLDS = (
     ("AWS, multi-node p5", over("AWS Libfabric", H100, nics=32, gbit=100), 800, "above"),

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a rank takes: never the GPU, and never more than half of what is left of it."""
+"""The share of a GPU's memory that a rank uses: never all of it, and never more than half of the free memory."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What GPUs at work are held against: PCIe rates by generation and width, published rates by model."""
+"""The reference values for busy GPUs: PCIe rates by generation and width, published rates by model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Gradients next to their closed form: a correct mean is equal, and a rank that is off is named."""
+"""Gradients next to their closed form: a correct mean is equal, and a wrong rank is reported."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which files in a folder Python loads in place of its own modules, or of torch."""
+"""Files in a directory that Python loads in place of its own modules, or of torch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which interface gloo and NCCL take. The tables are what torch 2.13 and libnccl 2.32.3 did on such hosts."""
+"""The interface that gloo and NCCL use. The tables show what torch 2.13 and libnccl 2.32.3 did on such hosts."""
 
 from __future__ import annotations
 

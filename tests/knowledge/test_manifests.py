@@ -213,7 +213,7 @@ def test_the_order_is_that_of_the_module(many_kinds: Manifest):
 
 
 class Told:
-    """As much of a RankContext as an exchange needs; the ranks speak one after the other."""
+    """The part of a RankContext that an exchange needs; the ranks send one after the other."""
 
     def __init__(self, place: int, ranks: tuple[int, ...], said: dict[str, list[str]]) -> None:
         self.group_rank, self.ranks, self._said = place, ranks, said

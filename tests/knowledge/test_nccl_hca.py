@@ -1,4 +1,4 @@
-"""NCCL_IB_HCA, as NCCL 2.30.7 parses it (src/misc/utils.cc), and as it is written."""
+"""NCCL_IB_HCA, as NCCL 2.30.7 parses it (src/misc/utils.cc), and its written form."""
 
 from __future__ import annotations
 

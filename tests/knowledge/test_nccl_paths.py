@@ -1,4 +1,4 @@
-"""What NCCL should use between two GPUs, by version, CPU, settings and NVML's word."""
+"""The transport that NCCL should use between two GPUs, by version, CPU, settings and NVML's status."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who lacks NVLinks: real wirings that are in order, and ones that are not."""
+"""GPUs that lack NVLinks: real wirings that are correct, and others that are not."""
 
 from itertools import combinations
 from pathlib import Path

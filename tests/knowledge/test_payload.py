@@ -21,7 +21,7 @@ def test_every_case_is_exact_in_its_type_in_any_order(ranks):
             torch.tensor(payload.share(op, rank, ranks, dtype), dtype=getattr(torch, dtype)) for rank in range(ranks)
         ]
         total = shares[0]
-        for share in reversed(shares[1:]):  # one by one, so that every partial result is rounded
+        for share in reversed(shares[1:]):  # one at a time, so that every partial result is rounded
             total = _apply(op, total, share)
         assert float(total) == float(payload.expected(op, ranks, dtype)), (dtype, op)
 

@@ -13,7 +13,7 @@ LOCAL = "fe80::ac0:ebff:feda:1cfb"
 
 
 def table(*rows: tuple[int, str, int | None]) -> tuple[Gid, ...]:
-    """Rows of index, address and version; a version of None is another namespace's."""
+    """Return a table from rows of index, address and version; None marks another namespace's entry."""
     return tuple(
         Gid(index=index, address=address, roce=version, hidden=version is None) for index, address, version in rows
     )
@@ -21,7 +21,7 @@ def table(*rows: tuple[int, str, int | None]) -> tuple[Gid, ...]:
 
 #: NVIDIA/nccl issue 769.
 PLAIN = table((0, LOCAL, 1), (1, LOCAL, 2), (2, "::ffff:200.0.209.6", 1), (3, "::ffff:200.0.209.6", 2))
-#: NVIDIA/nccl issue 1538: a pod with an interface of its own; the host's entries come first.
+#: NVIDIA/nccl issue 1538: a pod with its own interface; the host's entries come first.
 POD = table(
     (0, LOCAL, None),
     (1, LOCAL, None),
@@ -32,7 +32,7 @@ POD = table(
     (6, "::ffff:10.156.129.132", 1),
     (7, "::ffff:10.156.129.132", 2),
 )
-#: A VLAN beside the plain interface: the first routable entry stays.
+#: A VLAN next to the plain interface: the first routable entry stays.
 VLAN = (*PLAIN, *table((4, "::ffff:10.8.0.6", 1), (5, "::ffff:10.8.0.6", 2)))
 
 

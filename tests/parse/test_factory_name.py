@@ -1,4 +1,4 @@
-"""The name that --model takes."""
+"""The name in the option --model."""
 
 import pytest
 from hypothesis import given

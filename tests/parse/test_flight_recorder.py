@@ -1,4 +1,4 @@
-"""Dumps of the flight recorder as files: which they are, whose, what is wrong with them, and pickles that attack."""
+"""Dumps of the flight recorder as files: their kinds, ranks and faults, and malicious pickles."""
 
 import io
 import json
@@ -67,7 +67,7 @@ def test_dumps_are_told_from_other_files_by_what_they_hold_and_empty_ones_by_the
         assert not is_dump(head, name), name
 
 
-#: What torch 2.9.1 writes of each rank at a time-out where nobody has set TORCH_FR_BUFFER_SIZE.
+#: The dump of each rank that torch 2.9.1 writes at a timeout if TORCH_FR_BUFFER_SIZE is not set.
 _OFF = {"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status": {}, "entries": []}
 
 
@@ -119,7 +119,7 @@ def test_a_long_dump_is_read_by_what_is_around_the_first_open_collective_and_the
 
 
 class _Touches:
-    """Its pickle makes a file, where a loader lets it."""
+    """Its pickle creates a file if a loader allows it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class _Touches:
 
 
 def hostile(path: str) -> Iterator[bytes]:
-    """Some 200 pickles that run code, take memory or time, or are damaged."""
+    """Yield some 200 pickles that run code, use much memory or time, or are damaged."""
     yield from (pickle.dumps({"entries": [_Touches(path)]}, protocol) for protocol in range(6))
     calls = (
         f"cos\nmkdir\n(V{path}\ntR.",
@@ -155,7 +155,7 @@ def hostile(path: str) -> Iterator[bytes]:
     yield laughs
     yield b"\x80\x02}(" + b"X\x07\x00\x00\x00entries" + laughs[2:-1] + b"u."
     yield b"\x80\x02]q\x00(" + b"h\x00" * 10**5 + b"e."
-    for opcode in pickletools.opcodes:  # each alone, on an empty stack and behind a mark
+    for opcode in pickletools.opcodes:  # each opcode on an empty stack and after a mark
         yield b"\x80\x02" + opcode.code.encode("latin-1") + b"\x01\n\x00\x00.\n."
         yield b"\x80\x02(" + opcode.code.encode("latin-1") + b"\x00."
 

@@ -1,4 +1,4 @@
-"""Which frames of a stack are of the job's own code, and what of the user's model they run."""
+"""Frames of a stack that belong to the job's own code, and the part of the user's model that they run."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_check_of_the_doctors_own_runs_no_code_of_the_users():
     stack = [*DOCTOR, "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe", f"{TORCH}/x.py:1 in f"]
 
     assert (called(stack), of_the_job(stack)) == ("", [])
-    assert called([*DOCTOR, *FORWARD]) == ""  # in DDP, where no line of the user's is
+    assert called([*DOCTOR, *FORWARD]) == ""  # in DDP, without a line of the user's code
 
 
 def test_a_library_is_named_only_where_no_line_of_the_users_is():

@@ -1,4 +1,4 @@
-"""What the kernel's files say of GPUs and containers."""
+"""The kernel's files about GPUs and containers."""
 
 import pytest
 

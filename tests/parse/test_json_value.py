@@ -1,4 +1,4 @@
-"""JSON from elsewhere: every value, in every place, is read or refused by every reader, and none of them falls."""
+"""JSON from other programs: every reader reads or refuses every value in every place, and none of them crashes."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 from tests.recordings import path_of
 
-#: What a file may hold where JSON of the doctor's own is looked for.
+#: Possible contents of a file in place of ddp-doctor's own JSON.
 FILES = {
     "null": b"null",
     "a number": b"5",
@@ -58,7 +58,7 @@ FILES = {
     "cut off": b'{"verdict": "hea',
     "two values": b"{} {}",
 }
-#: What may stand where a value of another kind belongs.
+#: Values in place of a value of another kind.
 VALUES = (
     *("null", "true", "5", "-1", "0.5", "1e308", "1e400", "NaN", '""', '"text"', '"\\ud800\\u0000"', "[]"),
     *("[null]", "[[1]]", "{}", '{"a": null}', "9" * 19, "9" * 400, "[" * 150 + "]" * 150),
@@ -73,7 +73,7 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def _replaced(text: str, each: int = 3) -> Iterator[str]:
-    """The document with so many of VALUES in each of its places, in turns."""
+    """Yield the document with this number of VALUES in each of its places, alternately."""
     for number, place in enumerate(_places(json.loads(text))):
         document = [json.loads(text)]
         inner: Any = document
@@ -106,7 +106,7 @@ def test_marks_of_byte_order_and_utf_16_are_read_and_half_a_character_is_replace
     ]
 
 
-#: By module; of others what is no file of JSON alone.
+#: By module; for other modules, inputs that are not only JSON files.
 _OF_PROGRAMS = ("flight_recorder", "ras", "measured", "live", "accelerators", "packet_filter")
 
 
@@ -160,7 +160,7 @@ def test_every_value_that_a_peer_may_send_is_an_object_or_refused(content: bytes
 
 
 def _in_folder(path: Path) -> None:
-    """Beside a good file, which counts in any case: this one counts, or is named once."""
+    """Read the file next to a valid one, which always counts: this file counts, or is named once."""
     (path.parent / "good.json").write_text(_good())
     report = fleet_outcome(read_fleet([str(path.parent)], lambda _: None), 0.0).report
     assert isinstance(report, FleetReport)
@@ -225,7 +225,7 @@ def test_every_value_in_every_place_of_the_doctors_own_files_is_read_or_refused(
         _asked(name, tmp_path / "a.json", text.encode())
 
 
-#: These read what another process of the doctor's own wrote a moment ago; all else is from elsewhere.
+#: These read what another ddp-doctor process has just written; everything else is foreign.
 _OWN = (
     *("agents", "ranks", "starters", "templates"),
     *("probing/user_model", "probing/module_manifest.py", "probing/checkpoints.py"),

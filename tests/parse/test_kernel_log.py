@@ -1,4 +1,4 @@
-"""The kernel log in all the forms in which it is read: what counts, for which device, and when."""
+"""The kernel log in all its forms: the relevant lines, their device and their time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The linker's cache, what ldd misses, and which setting brings a file."""
+"""The linker's cache, libraries that ldd misses, and the setting that loads a file."""
 
 import pytest
 

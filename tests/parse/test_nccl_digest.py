@@ -1,4 +1,4 @@
-"""NCCL's log cut down: what is read stays, the rest goes, and it stays small."""
+"""NCCL's log reduced: relevant lines stay, all others are removed, and the result is small."""
 
 import time
 

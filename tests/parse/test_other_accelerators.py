@@ -1,4 +1,4 @@
-"""AMD GPUs and Intel Gaudi: told where a job would use them, and passed over where it would not."""
+"""AMD GPUs and Intel Gaudi: reported if a job would use them, and ignored otherwise."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""What is certain of a packet filter: the port is closed to every other host, or nothing is said.
+"""Certain conclusions from a packet filter: the port is closed to every other host, or nothing is known.
 
 The .json files were printed by nft 1.0.6 for rules as administrators and firewalld write them; the lines of
-iptables-save were written by hand, after ufw's and firewalld's own files.
+iptables-save were written manually, based on ufw's and firewalld's own files.
 """
 
 import json
@@ -30,7 +30,7 @@ def test_nfts_own_words(name: str, port: int, closed: tuple[str, str] | None):
 
 
 def _nft(*expressions: object, family: str = "inet", **chain: str) -> str:
-    """A filter of one rule, with a chain of NAT beside it where ``nat`` is a rule's expression."""
+    """Return a filter of one rule, with a NAT chain if ``nat`` is a rule's expression."""
     of = {"family": family, "table": "t"}
     base = {**of, "name": "c", "type": "filter", "hook": "input", "prio": 0, "policy": "accept", **chain}
     rules = [{"rule": {**of, "chain": "c", "expr": [*each]}} for each in expressions]  # type: ignore[misc]  # lists of any kind
@@ -55,13 +55,13 @@ DROP, ACCEPT = {"drop": None}, {"accept": None}
         ([[_is(DPORT, {"set": [22, 80]}, "!="), {"counter": {}}, DROP]], True),
         ([[_is(DPORT, 22, "!="), {"reject": {"type": "tcp reset"}}]], True),
         ([[_is(DPORT, PORT, "!="), DROP]], False),
-        ([[_is(UDP, 53, "!="), DROP]], False),  # of UDP alone
-        ([[_is(IFNAME, "eth1"), DROP]], False),  # who knows where the others come in
-        ([[_is(SADDR, "10.0.0.1"), ACCEPT], [DROP]], False),  # it may be they
+        ([[_is(UDP, 53, "!="), DROP]], False),  # only UDP
+        ([[_is(IFNAME, "eth1"), DROP]], False),  # the other hosts' interface is unknown
+        ([[_is(SADDR, "10.0.0.1"), ACCEPT], [DROP]], False),  # it may be the others' address
         ([[_is(DPORT, "@open"), ACCEPT], [DROP]], False),
         ([[{"xt": None}, ACCEPT], [DROP]], False),
         ([[{"limit": {"rate": 5}}, DROP]], False),
-        ([[{"reject": {"type": "icmp"}}]], False),  # of one family alone
+        ([[{"reject": {"type": "icmp"}}]], False),  # only one address family
         ([[{"jump": {"target": "nowhere"}}], [DROP]], False),
         ([], False),
     ],

@@ -11,7 +11,7 @@ ACS = 0x000D
 
 
 def config(*capabilities: tuple[int, int, int], control: int = 0x1D, size: int = 4096) -> bytes:
-    """A configuration space with extended capabilities: where each stands, its number, where the next one is."""
+    """Return a configuration space with extended capabilities: position, number and next position of each."""
     space = bytearray(size)
     for at, number, following in capabilities:
         struct.pack_into("<I", space, at, number | 1 << 16 | following << 20)
@@ -48,4 +48,4 @@ def test_what_everybody_may_see_is_known_to_be_cut_off():
 def test_the_control_register_is_told_in_the_words_of_lspci():
     assert acs_words(0x1D) == "SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+"
     assert acs_words(0) == "nothing"
-    assert not 0x11 & REDIRECT  # source validation and upstream forwarding alone redirect no peer
+    assert not 0x11 & REDIRECT  # source validation and upstream forwarding do not redirect peers

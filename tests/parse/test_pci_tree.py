@@ -8,7 +8,7 @@ from ddp_doctor.facts.node.topology import PciDevice
 from ddp_doctor.knowledge.topology import link_codes as codes
 from ddp_doctor.parse.pci import link_code, read_path
 
-#: A switch with two devices, and a second switch below it, as they stand in /sys.
+#: A switch with two devices, and a second switch below it, as in /sys.
 PORT, UP = "0000:15:01.0", "0000:16:00.0"
 
 

@@ -1,4 +1,4 @@
-"""What /sys says of RDMA devices, however odd it is."""
+"""RDMA devices in /sys, including unusual ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is stuck in the driver: a tree in place of /proc, and real processes where there are none."""
+"""Processes that are stuck in the driver: a tree in place of /proc, and real processes without any."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def process(
 
 
 class Watched(FakeContext):
-    """A machine on which something may happen between two looks."""
+    """A machine that may change between two samples."""
 
     meanwhile: Callable[[], None] | None = None
     pauses = 0
@@ -79,7 +79,7 @@ def test_kernel_threads_running_processes_and_our_own_children_are_left_alone():
         **process(12, "R", STUCK),
         **process(13, "D", "io_schedule"),
         "/proc/self/stat": "1 (ddp-doctor) R 0 1 1 0 -1 0 ",
-        **process(14, "D", STUCK),  # its parent is 1, the doctor here
+        **process(14, "D", STUCK),  # its parent is 1, ddp-doctor in this test
         "/proc/15/stat": "nonsense",
     }
     ctx = Watched(files=files)

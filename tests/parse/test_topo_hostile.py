@@ -1,6 +1,6 @@
-"""Texts that nobody should misread: damaged, translated, disguised and glued ones, made up for these tests.
+"""Texts that must not be misread: damaged, translated, disguised and glued ones, constructed for these tests.
 
-What is read is exactly the matrix below, or it is refused with a reason, or it is marked by a warning.
+The result is exactly the matrix below, a refusal with a reason, or a matrix with a warning.
 """
 
 import json

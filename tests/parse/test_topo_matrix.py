@@ -170,7 +170,7 @@ def test_links_that_are_certain_are_read_where_the_rest_of_a_row_is_not(text: st
 
 
 def test_a_row_that_is_cut_and_a_row_that_lost_a_cell_are_told_apart():
-    """A lost cell moves those behind it; what another row contradicts is refused."""
+    """A lost cell shifts the cells after it; contradictions with another row are refused."""
     rows = ("GPU0\t X \tNV4\tPHB\tSYS", "GPU1\tNV4\t X \tSYS\tPHB", "GPU2\tPHB\tSYS\t X \tNV4")
     text = "\n".join(("\tGPU0\tGPU1\tGPU2\tGPU3", *rows, "GPU3\tSYS\tPHB\tNV4\t X "))
     (matrix,) = parse_matrices(text)
@@ -196,7 +196,7 @@ class Made:
     text: str
 
 
-#: Of two sockets lists do not overlap; ends that are cut off do, and are marked.
+#: Lists of two sockets do not overlap; truncated ends do, and are marked.
 CPU_LISTS = st.sampled_from(["0-15", "16", "20-31,64-95", "32,34,36,38,40,42", "112-127,240-255", "N/A"])
 NUMA_LISTS = st.sampled_from(["0", "1", "7", "0-1", "0-7", "N/A"])
 GPU_NUMA_IDS = st.sampled_from(["N/A", "2", "26"])
@@ -224,7 +224,7 @@ def made(draw: st.DrawFn) -> Made:
 
 
 def _printed(draw: st.DrawFn, matrix: TopologyMatrix, width: int, numbered: bool) -> str:
-    """As nvidia-smi prints it, then as terminals, browsers and people hand it on."""
+    """Print the matrix as nvidia-smi does, then alter it as terminals, browsers and people do."""
     underline = draw(st.sampled_from([("", ""), ("\x1b[4m", "\x1b[0m"), ("\ufffd[4m", "\ufffd[0m")]))
     titles = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][:width]
     lines = ["\t" + underline[0] + "\t".join([*matrix.links, *titles]) + underline[1]]
@@ -292,4 +292,4 @@ HEADER = "\tGPU0\tGPU1\tCPU Affinity\n"
 def test_huge_text_is_refused_in_bounded_time(text: str):
     started = time.process_time()  # other work on the machine does not count
     refusal(text)
-    assert time.process_time() - started < 2.0  # under coverage; what grows with the square takes minutes
+    assert time.process_time() - started < 2.0  # under coverage; quadratic time would take minutes

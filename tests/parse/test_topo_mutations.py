@@ -1,7 +1,7 @@
-"""Samples altered the way that terminals, browsers, tickets and people alter them.
+"""Samples altered as terminals, browsers, tickets and people alter them.
 
-After each alteration the answer is the same as before, a refusal, or marked by a warning; it is never another
-answer in silence. The alterations are those that real pasted topologies have gone through.
+After each alteration the answer is the same as before, a refusal, or marked by a warning; it is never a different
+answer without a mark. The alterations are taken from real pasted topologies.
 """
 
 import re
@@ -78,7 +78,7 @@ def one_separator_lost(text: str) -> Altered:
 
 
 def collapsed(text: str) -> Altered:
-    """No column positions are left."""
+    """Yield texts without column positions."""
     yield each_line(text, lambda line: " ".join(line.split()))
     yield each_line(text, lambda line: "  ".join(line.split()))
     yield each_line(text, lambda line: "| " + " | ".join(line.split()) + " |")
@@ -95,7 +95,7 @@ def hard_wrapped(text: str) -> Altered:
 
 
 def cell_changed(text: str) -> Altered:
-    """One cell of one row becomes another code, vanishes, or comes twice."""
+    """Yield texts where one cell of one row is another code, missing, or doubled."""
     lines = text.split("\n")
     for index in list(table_lines(text))[1:]:
         last_of_each = {found[0]: found for found in CODE.finditer(lines[index])}
@@ -179,7 +179,7 @@ def answer(text: str) -> tuple[TopologyMatrix, ...] | None:
 
 
 def silently_different(found: tuple[TopologyMatrix, ...], expected: TopologyMatrix) -> bool:
-    """Whether another answer is given without a mark; a CPU list may be incomplete, and is promised no more."""
+    """Return True if the answer differs without a mark; a CPU list may be incomplete, which is allowed."""
     if len(found) != 1 or found[0].warnings:
         return len(found) != 1
     cpus = [(found[0].cpu_affinity[gpu] or "", expected.cpu_affinity[gpu] or "") for gpu in expected.gpus]

@@ -1,4 +1,4 @@
-"""Real pasted topologies with their ground truth, where a folder of them stands beside the checkout.
+"""Real pasted topologies with their ground truth, if a directory of them is next to the checkout.
 
 The project neither ships nor needs them; they show that no real output is misread.
 """

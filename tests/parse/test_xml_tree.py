@@ -1,4 +1,4 @@
-"""Small XML: trees with line numbers, and nothing that could grow."""
+"""Small XML: trees with line numbers, without constructs that could grow."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Texts that a user names, among them those that never end or never begin."""
+"""Inputs that a user names, including inputs that never end or never begin."""
 
 import fcntl
 import os

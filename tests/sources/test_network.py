@@ -65,7 +65,7 @@ def test_a_resolver_that_does_not_answer_is_left_alone(monkeypatch):
 
 
 def libnccl(folder: Path, body: str) -> dict[str, object]:
-    """What the helper says of a libnccl.so.2 whose ncclGetUniqueId has this body."""
+    """Return the helper's answer for a libnccl.so.2 whose ncclGetUniqueId has this body."""
     if CC is None:
         pytest.skip("needs a C compiler (cc) to build a stand-in library")
     code = (

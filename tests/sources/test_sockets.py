@@ -69,7 +69,7 @@ def raw(port: int, *sent: bytes) -> Iterator[socket.socket]:
 
 
 def closed_by_peer(one: socket.socket) -> bool:
-    """Whether the other end hangs up within the socket's time, whatever it sends before."""
+    """Return True if the other end closes within the socket's timeout, whatever it sends before."""
     try:
         while one.recv(4096):
             pass
@@ -204,7 +204,7 @@ def test_a_peer_that_stops_answering_times_out_in_time(listener, monkeypatch):
 
 
 def _recognise_and_fall_silent(server: socket.socket) -> None:
-    """Until the other end is closed."""
+    """Accept the caller, then stay silent until the other end is closed."""
     caller, _ = server.accept()
     caller.recv(100)
     caller.sendall(struct.pack("!cI", b"H", 0))

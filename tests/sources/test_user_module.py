@@ -1,4 +1,4 @@
-"""What is certain of --model before anything starts, told without running a line of the user's."""
+"""Certain faults of --model, reported before the start without running the user's code."""
 
 import re
 from pathlib import Path
