@@ -1,4 +1,4 @@
-"""Which remedy is handed over: one a finding, the proved one first, and no contradiction in silence."""
+"""The remedy that is applied: one per finding, a proved one first, and no contradiction without a note."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reports of planted findings, plain ones and hostile ones, for the tests of what is handed over."""
+"""Reports of simulated findings, plain and hostile, for the tests of outputs."""
 
 import io
 import platform
@@ -19,7 +19,7 @@ DISPROVED = Proof(status="disproved", before="5 GB/s", after="1 GB/s")
 
 
 class Screen(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -31,7 +31,7 @@ def remedy(*settings: Setting, proof: Proof | None = None, **more: Sequence[str]
 
 
 def finding(code: str, severity: Severity, *remedies: Remedy | Setting, proof: Proof | None = None) -> Finding:
-    """With these remedies, or with one that is made of these settings."""
+    """Return a finding with these remedies, or with one remedy made of these settings."""
     whole = tuple(one for one in remedies if isinstance(one, Remedy))
     loose = tuple(one for one in remedies if isinstance(one, Setting))
     return Finding(
@@ -148,6 +148,6 @@ class _Hostile:
 
 
 def hostile_reports(count: int) -> list[Report]:
-    """Reports in which whatever comes from outside wants to be more than text; the same ones each time."""
+    """Return reports where all foreign values try to be more than text; the same ones each time."""
     hostile = _Hostile(seed=1)
     return [hostile.report() for _ in range(count)]

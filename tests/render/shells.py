@@ -1,4 +1,4 @@
-"""Real shells that source what the doctor wrote, in a folder where it would be seen if they ran more."""
+"""Real shells that source ddp-doctor's output, in a directory that shows whether they ran more."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.waiting import LIMIT_S
 
-#: dash stands in for every plain sh; zsh is there where it is installed.
+#: dash represents every plain sh; zsh is used if installed.
 SHELLS = tuple(shell for shell in ("bash", "dash", "zsh") if shutil.which(shell))
-#: What shells set by themselves.
+#: Variables that shells set themselves.
 _THEIR_OWN = ("_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL")
 
 
@@ -34,10 +34,10 @@ def environments(
     then: str = "env -0",
     before: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
-    """The environment after sourcing each of the texts, all in one shell, as ``then`` prints it.
+    """Return the environment after sourcing each of the texts in one shell, as ``then`` prints it.
 
-    ``host`` is what the machine calls itself. Raises AssertionError where the shell says anything, or
-    leaves anything in its folder.
+    ``host`` is the machine's host name. Raises AssertionError if the shell prints anything, or leaves anything in its
+    directory.
     """
     inputs, empty = folder / "in", folder / "empty"
     for made in (inputs, empty):

@@ -12,7 +12,7 @@ def shown(situation: str) -> tuple[str, ...]:
 
 
 def made(count: int, told: int) -> list[Measurement]:
-    """``count`` buckets, of which the fact lists the first ones."""
+    """Return ``count`` buckets, the first of which the fact lists."""
     return [
         Measurement(
             name="user_model_bucket",

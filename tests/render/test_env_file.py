@@ -1,4 +1,4 @@
-"""The file to source, in real shells: what is sure is live, what is not is a comment, each host gets its own."""
+"""The file to source, in real shells: certain values are active, others are comments, each host gets its own."""
 
 from pathlib import Path
 

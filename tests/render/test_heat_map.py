@@ -1,4 +1,4 @@
-"""One grid for the terminal and the page: what is slow stands out without color."""
+"""One grid for the terminal and the page: slow pairs are visible without color."""
 
 import random
 import re

@@ -27,18 +27,18 @@ def _lists(recording: Recording) -> tuple[list[str], list[str]]:
         ("connectivity/healthy", [], ["node0", "node1", "node2", "node3"]),
         ("p2p/node-sends-slowly", ["node1"], ["node0", "node2", "node3"]),
         ("hang/rank-is-stopped", ["node0"], []),  # its only node
-        # Ranks never ran, so that nobody was tested to the end.
+        # Ranks never ran, so that no node was tested completely.
         ("connectivity/black-hole", ["node2"], []),
-        # One of two ends, and who did not come: nobody knows.
+        # One of two ends, and a node that did not join: undecided.
         ("connectivity/path-loses-packets", [], []),
         ("roll_call/absent-node-says-why", [], []),
-        # A setting of the job's, or all that is known is that it hangs.
+        # A setting of the job, or only the fact that it hangs.
         ("interfaces/nccl-lo-on-one-of-four", [], []),
         ("hang/nccl2-nobody-leaves-init-of-two-nodes", [], []),
         # Its program, or a setting of it, is wrong: so it would be on other hosts.
         ("user_model/has-another-layer-on-one-rank", [], []),
         ("consistency/first-ranks-of-two-nodes-connect-late", [], []),
-        # What a node that never met the head knows of it.
+        # The knowledge of a node that never met the head.
         ("roll_call/endpoint-port-mute", ["node0"], []),
     ],
 )

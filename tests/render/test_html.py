@@ -28,11 +28,11 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """What a browser would make of a text; ends that do not match their beginning are errors."""
+    """A text as a browser parses it; mismatched end tags are errors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.text = ""  # all that a person reads, lines apart
+        self.text = ""  # the text that a person reads, without lines
         self.tags: list[tuple[str, dict[str, str]]] = []
         self._open: list[str] = []
         self.feed(text)
@@ -174,7 +174,7 @@ def test_a_redacted_page_has_other_names(tmp_path: Path):
 
 
 def hang_of(nodes: int, guilty: int) -> Recording:
-    """All ranks wait in an all-reduce that the guilty one never enters."""
+    """Return a recording where all ranks wait in an all-reduce that the guilty one never enters."""
 
     def hung(rank: RankEvidence) -> RankEvidence:
         is_guilty = rank.rank == guilty

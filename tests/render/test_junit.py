@@ -1,4 +1,4 @@
-"""What continuous integration shows of a run; tests/test_schemas.py holds it against a schema of others."""
+"""The cases of a run in continuous integration; tests/test_schemas.py checks them with a published schema."""
 
 from collections.abc import Iterable
 from xml.etree import ElementTree as ET

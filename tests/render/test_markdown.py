@@ -1,4 +1,4 @@
-"""The report as Markdown: what a ticket would show of it, read by a parser of Markdown."""
+"""The report as Markdown: the content of a ticket, read by a parser of Markdown."""
 
 import re
 
@@ -48,7 +48,7 @@ def test_names_with_marks_of_markdown_and_html_are_shown_and_do_nothing():
     rows = [token for token in parsed if token.type == "td_open"]
     assert len(rows) == 2 * 2 + 3  # ddp-doctor and when; one check: no cell ends early
     shown = "".join(token.content for token in parsed if token.type in ("text", "text_special"))
-    assert shown.count(EVIL) == 6  # as it is: summary, title, detail, evidence, remedy, reason
+    assert shown.count(EVIL) == 6  # unchanged: summary, title, detail, evidence, remedy, reason
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is pasted elsewhere than in a shell, read back as SLURM, docker, Kubernetes and torchrun would."""
+"""Forms for pasting outside of a shell, read back as SLURM, docker, Kubernetes and torchrun would."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def docker_words(text: str) -> list[str]:
 
 
 def pod_env(text: str) -> dict[str, str]:
-    """The variables that a pod gets; of the YAML only what the output uses is understood."""
+    """Return the variables that a pod gets; only the YAML that the output uses is understood."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     if lines == ["env: []"]:
         return {}
@@ -53,11 +53,11 @@ def pod_env(text: str) -> dict[str, str]:
 
 
 def _expanded(found: re.Match[str]) -> str:
-    return "$" if found[1] == "$" else "expanded"  # as the kubelet does
+    return "$" if found[1] == "$" else "expanded"  # like the kubelet
 
 
 def wanted(given: SettingsToApply, host: str) -> dict[str, str | None]:
-    """What the applied variables are on a host; None for one that goes."""
+    """Return the applied variables on a host; None for an unset one."""
     found: dict[str, str | None] = {}
     for variable in given.variables:
         for branch in () if variable.not_applied else variable.branches:

@@ -1,4 +1,4 @@
-"""What is printed is text: nothing from a recording or a child process steers the reader's terminal."""
+"""Printed text is plain: nothing from a recording or a child process controls the reader's terminal."""
 
 import io
 import re

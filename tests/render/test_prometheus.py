@@ -1,4 +1,4 @@
-"""What Prometheus gets of a report; tests/lab/test_prometheus.py has the real tools."""
+"""The metrics of a report for Prometheus; tests/lab/test_prometheus.py has the real tools."""
 
 import os
 import stat
@@ -15,12 +15,12 @@ from ddp_doctor.render import prometheus
 from tests.recordings import judged
 from tests.render.reports import error, report, warning, world
 
-#: Labels of which there may be as many values as nodes, message sizes or world sizes; the others are fixed words.
+#: Labels may have as many values as there are nodes, message sizes or world sizes; all others are fixed words.
 LABELS = {"command", "version", "verdict", "node", "code", "severity", "check", "status"} | {*prometheus._OF_BANDWIDTH}
 
 
 def series(given: Report, command: str = "run") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """The value of each series, by its name and the labels beside the command."""
+    """Return the value of each series, by its name and the labels other than the command."""
     found = {}
     for family in text_string_to_metric_families(prometheus.render(given, Recording(options=Options(command=command)))):
         assert family.type == "gauge"

@@ -1,4 +1,4 @@
-"""The report for people, where there is more to tell than a screen holds."""
+"""The report for people, with more content than a screen holds."""
 
 import io
 import re
@@ -157,7 +157,7 @@ def test_few_words_are_the_findings_and_the_verdict():
     assert (few[0], few[-1]) == ("ERROR DD000 Much", "Healthy. (1.0 s)")
 
 
-#: Reports with every table, of one node and of several, healthy and unhealthy.
+#: Reports with every table, of one node or several, healthy and unhealthy.
 _WIDE = (
     "gpu_speed/all-h100-at-low-clocks",
     "hang/rank-never-enters",
@@ -205,7 +205,7 @@ def test_evidence_stands_in_units_of_its_size():
 
 
 def test_one_rank_has_no_bandwidth_of_all_reduces():
-    """A GPU alone once showed 5,970 GB/s."""
+    """A single GPU was once shown with 5,970 GB/s."""
     shares = {"allreduce_time": 45e-6, "allreduce_algbw": 5970e9, "allreduce_busbw": 0.0, "allreduce_wrong": 0.0}
     measured = tuple(
         Measurement(name=name, value=value, unit="", labels={"bytes": 268435456}) for name, value in shares.items()

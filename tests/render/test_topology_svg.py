@@ -1,4 +1,4 @@
-"""The picture of a topology: everything is on it, nothing stands on anything else, and text stays text."""
+"""The picture of a topology: it is complete, nothing overlaps, and text stays text."""
 
 import re
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def test_a_fabric_of_all_to_all_is_one_bar_and_not_28_lines():
     assert "NVSwitch: all 8 GPUs reach each other over NV17 to NV18" in short
     assert "NV17" in short
     assert len(svg.findall(f"{SVG}path")) == 0
-    assert classes(svg).count("nvlink") == 8 + 1  # one a GPU, one in the legend
+    assert classes(svg).count("nvlink") == 8 + 1  # one per GPU, one in the legend
 
 
 def test_few_gpus_wired_each_to_each_are_not_said_to_have_a_switch():

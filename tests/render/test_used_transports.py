@@ -1,4 +1,4 @@
-"""The table of what NCCL used beside what it should: on recorded runs, and on nodes without number."""
+"""The table of used and expected transports: on recorded runs, and on very many nodes."""
 
 import time
 
@@ -79,7 +79,7 @@ def test_what_else_the_log_says_is_one_line_below():
 
 
 def of_many_nodes(count: int) -> Recording:
-    """The eight GPUs of one recorded node as so many nodes, each of which names its own GPUs."""
+    """Return a recording with the eight GPUs of one recorded node on ``count`` nodes with their own GPUs."""
     data = load("topology/transports-nvswitch-all-p2p").model_dump(mode="json")
     world, (trial,) = data["world"], data["trials"]
     size = 8 * count

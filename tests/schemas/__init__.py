@@ -16,7 +16,7 @@ _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 def refused(schema: str, text: str) -> list[str]:
-    """What a schema says against a text, with the places."""
+    """Return a schema's errors in a text, with their places."""
     found = _validator(schema).iter_errors(json.loads(text))
     return [f"{error.json_path}: {error.message}" for error in found]
 
@@ -33,7 +33,7 @@ def _junit() -> Any:
 
 @cache
 def _validator(schema: str) -> Any:
-    """Of formats too, as far as somebody checks them; jsonschema passes over the others in silence."""
+    """Validate formats as well, if there is a checker; jsonschema silently ignores the others."""
     checker = jsonschema.FormatChecker()
     checker.checks("date-time")(lambda text: _UTC.fullmatch(text) is not None)
     assert {"uri", "uri-reference"} <= set(checker.checkers), "rfc3986-validator is not installed"

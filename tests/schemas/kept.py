@@ -1,8 +1,8 @@
-"""The schemas of the reports as they were published last, against which today's are held.
+"""The schemas of the reports as last published, for comparison with the current ones.
 
     python -m tests.schemas.kept
 
-keeps today's instead: for a release, or after the first number of the reports' version was raised.
+keeps the current ones instead: for a release, or after the major version of the reports was raised.
 """
 
 import json
@@ -33,7 +33,7 @@ def major(schema: dict[str, Any]) -> int:
 
 
 class Comparison:
-    """What readers of an old document would miss in a new one."""
+    """Collects what readers of an old document would miss in a new one."""
 
     def __init__(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         self._old, self._new = old, new
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def _lost_of_itself(old: dict[str, Any], new: dict[str, Any], place: str) -> Iterator[str]:
-    """Without what is below it."""
+    """Yield the losses of the schema itself, without its parts."""
     for key in ("$ref", "type", "const", "format"):
         if old.get(key) != new.get(key):
             yield f"{place}: {key} was {old.get(key)}, is {new.get(key)}"
@@ -79,7 +79,7 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _without_words(schema: Any, *, is_fields: bool = False) -> Any:
-    """``is_fields``: its keys are names of fields, of which one may be called title."""
+    """Remove texts; with ``is_fields`` keys are names of fields, one of which may be called title."""
     if isinstance(schema, list):
         return [_without_words(each) for each in schema]
     if not isinstance(schema, dict):

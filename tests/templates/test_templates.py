@@ -43,7 +43,7 @@ class Script:
         self.python.chmod(0o755)
 
     def stub_report(self, report: str, code: int) -> None:
-        """A doctor that writes ``report`` and exits ``code``; other Python runs as it is."""
+        """Install a ddp-doctor that writes ``report`` and exits with ``code``; other Python code runs normally."""
         prepared = self.folder / "prepared.json"
         prepared.write_text(report)
         self.stub(f'[ "$2" = -c ] && exec "{sys.executable}" "$@"\ncp {prepared} "$6"\nexit {code}')
@@ -73,12 +73,12 @@ def healthcheck(tmp_path: Path) -> Script:
 
 @pytest.fixture(params=["slurm-prolog", "slurm-healthcheck"])
 def either(tmp_path: Path, request: pytest.FixtureRequest) -> Script:
-    """The prolog and the health check, where both do the same."""
+    """Yield the prolog and the health check, which behave equally here."""
     return Script(tmp_path, template=request.param)
 
 
 class Scontrol(Script):
-    """A stub for scontrol that shows the node in ``state`` and keeps what it was told."""
+    """A stub for scontrol that shows the node in ``state`` and records its calls."""
 
     def __init__(self, folder: Path, state: str = "IDLE") -> None:
         super().__init__(folder, "scontrol")
@@ -456,7 +456,7 @@ def _lost(given: object, read: object, place: str = "") -> list[str]:
 
 
 def _lost_by_grafana(board: Any) -> list[str]:
-    """What Grafana's own models, which know all fields of a dashboard, do not keep."""
+    """Return the fields that Grafana's own models, which know all fields of a dashboard, drop."""
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason="needs Python 3.11")
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
     dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")

@@ -1,4 +1,4 @@
-"""Which GPUs of a job are busy, and by whom."""
+"""The busy GPUs of a job, and the processes that use them."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_a_gpu_with_foreign_data_is_busy_and_its_memory_known() -> None:
     ("values", "busy"),
     [
         ({}, False),
-        ({"memory_used_bytes": 12 * GIB}, True),  # of a container's, or left behind: nobody is seen
+        ({"memory_used_bytes": 12 * GIB}, True),  # of a container's process, or left behind: no process is visible
         ({"processes": (UNKNOWN,)}, True),  # little memory, and yet its time is shared
         ({"processes": (SERVER,)}, False),
         ({"processes": (SERVER, TRAINING)}, True),

@@ -1,4 +1,4 @@
-"""What NCCL and torch say before they fail, as rules of ``run`` read it."""
+"""Messages of NCCL and torch before they fail, as rules of ``run`` read them."""
 
 import time
 

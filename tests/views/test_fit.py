@@ -1,4 +1,4 @@
-"""What fits, by how much the batch can grow, which strategy to take, and the verdict that follows."""
+"""The strategies that fit, the possible batch growth, the recommended strategy, and the verdict."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which class carries out the collectives of "nccl", by what was recorded of torch and of the ranks."""
+"""The class that runs the collectives of "nccl", according to the recorded torch and ranks."""
 
 import pytest
 

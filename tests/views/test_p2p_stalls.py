@@ -1,4 +1,4 @@
-"""Who stands still over P2P, and who does not although a trial got stuck."""
+"""GPUs that make no progress over P2P, and others that do although a trial got stuck."""
 
 from functools import partial
 from pathlib import Path

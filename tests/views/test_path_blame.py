@@ -1,4 +1,4 @@
-"""Who is to blame for bad paths: never an innocent, whatever is broken."""
+"""The nodes and paths that are blamed for bad paths: never a healthy node, whatever is broken."""
 
 from collections.abc import Collection
 
@@ -72,7 +72,7 @@ def test_a_bad_node_beside_a_bad_path_leaves_only_that_path():
 
 
 def test_a_row_alone_blames_nobody_but_its_paths():
-    # node 0 reached nobody, and nothing else is known: its fault or theirs?
+    # node 0 reached no node, and nothing else is known: its fault or theirs?
     assert blame(outbound(4, 0), ()) == Blame(paths=((0, 1), (0, 2), (0, 3)))
 
 

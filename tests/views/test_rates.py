@@ -1,4 +1,4 @@
-"""How often repeats fail, and whether they become slower."""
+"""The failure rate of repeats, and whether they become slower."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What NCCL should use between GPUs beside what its log says, on recorded machines and changes of them."""
+"""The expected transports between GPUs compared with NCCL's log, on recorded machines and variants of them."""
 
 from functools import partial
 from typing import Any
