@@ -33,8 +33,8 @@ for profile, examples in (("steady", 50), ("search", 1000)):
 settings.load_profile("steady")
 
 
-#: What a shell, a job or a person has set, and tests would see by accident: variables of jobs, how to write to a tty,
-#: the words and times of a country, switches of Python. GPUs that were chosen stay chosen.
+#: Variables of a shell, job or user that could affect tests: variables of jobs, terminal settings, locale and time
+#: zone, switches of Python. Selected GPUs stay selected.
 _LEFTOVER = re.compile(
     r"(?:NCCL|GLOO|TORCH|TORCHELASTIC|PET|SLURM|OMPI|PMI|PMIX|HYDRA|MASTER|LOCAL|GROUP|ROLE|JOB_COMPLETION|UCX|OMP|GOMP|KMP"
     r"|MKL|OPENBLAS|XDG|LC)_\w+|RANK|WORLD_SIZE|NODE_RANK|NNODES|DDP_DOCTOR_(?!BENCH|FAULT_TABLE)\w+"
@@ -50,7 +50,7 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def _inherit_nothing_odd() -> None:
-    """What processes inherit is as a login has it: a script in the background, nohup or a strict site leave another."""
+    """Restore the process state of a login, which background scripts, nohup or a strict site change."""
     for number in set(signal.valid_signals()) - {signal.SIGPIPE, signal.SIGXFSZ}:  # those Python itself ignores
         if signal.getsignal(number) is signal.SIG_IGN:
             by_python = number == signal.SIGINT
@@ -102,13 +102,13 @@ def own_forkserver() -> Iterator[None]:
         yield
 
 
-#: What had been imported when the tests were collected, in each worker anew.
+#: The modules imported after collection, by worker.
 IMPORTED = pytest.StashKey[frozenset[str]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """What is collected stays: to look through it for garbage took a third of the time, and more in every test."""
+    """Exclude collected items from garbage collection, which took a third of the time and slowed down every test."""
     gc.disable()
     collected = yield
     gc.freeze()
@@ -134,11 +134,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each worker's row begins with tests that start ranks, which wait for long, and ends with what only computes.
+    """Order each worker's tests: first those that start ranks and wait for long, last those that only compute.
 
-    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart. In the lab,
-    where nearly all start ranks, rows end with tests of a moment, so that nobody waits long for the last. It comes
-    last, after what the marks leave out: the scheduler parts what is left.
+    Idle workers take over the ends of rows, so tests that share ranks or a forkserver stay together. In the lab, where
+    nearly all tests start ranks, rows end with brief tests, so that no worker waits long for the last test. This hook
+    runs last, after the deselection by marks, because the scheduler distributes the remaining tests.
     """
     if not _is_worker(config):
         return
@@ -166,7 +166,7 @@ def _limit_s(group: list[pytest.Item]) -> float:
 
 
 def _groups(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
-    """Tests that run on one worker: those of modules that share a fixture, dealt to so many, or of another module."""
+    """Yield the tests of one worker: of modules that share a fixture, dealt in parts, or of one other module."""
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)

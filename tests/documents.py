@@ -1,8 +1,8 @@
-"""The blocks of the documents that people write, and what is run of them.
+"""The blocks of the written documents, and which of them are run.
 
-A block of ``console`` is typed as it stands; what it shows below a command is compared with what comes. A block of
-``text`` is part of what the last command above it prints. A comment above a block, which readers do not see, says
-what else there is::
+The commands of a ``console`` block are run as they are, and the text below a command is compared with its output. A
+``text`` block is part of the output of the last command above it. A comment above a block, which readers do not see,
+marks other cases::
 
     <!-- shows: COMMAND -->   part of what this command prints
     <!-- not run: REASON -->  and who runs it instead
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-#: What a command may end with: it was understood, and the doctor did not fail itself.
+#: Acceptable exit codes: the command was valid, and ddp-doctor itself did not fail.
 UNDERSTOOD = (0, 1, 3)
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(
@@ -46,7 +46,7 @@ class Block:
         return f"{self.document}:{self.line}"
 
     def typed(self) -> list[Typed]:
-        """The commands of a console; they stand behind a prompt."""
+        """The commands of a console block, which follow a prompt."""
         found: list[tuple[str, list[str]]] = []
         for line in self.text.splitlines():
             if prompt := _PROMPT.fullmatch(line):
@@ -73,12 +73,12 @@ def blocks() -> Iterator[Block]:
 
 
 def is_part(shown: str, printed: str) -> bool:
-    """Whether what a document shows was printed; ``...`` on a line of its own leaves lines out."""
+    """Return True if the text of a document was printed; a line with only ``...`` stands for any lines."""
     lines = ["(?s:.*?)" if line.strip() == "..." else f"{re.escape(line)}\n" for line in _plain(shown)]
     return re.search("^" + "".join(lines), "".join(f"{line}\n" for line in _plain(printed)), re.MULTILINE) is not None
 
 
-#: What differs from run to run and from machine to machine, and what stands for it.
+#: Parts that differ between runs and machines, and their replacements.
 _DIFFERS = (
     (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b|(?<=, run )[\w-]+", "RUN"),
     (r"\S+/ddp-doctor/runs/", "RUNS/"),
@@ -94,9 +94,9 @@ _DIFFERS = (
 
 
 def _plain(text: str) -> Iterator[str]:
-    """The lines without what differs, and without infos, which tell of one machine.
+    """Yield the lines without varying parts, and without info findings, which depend on the machine.
 
-    Rows of numbers alone are one row: how many there are, the time decides.
+    Consecutive rows of numbers count as one row, because their number depends on timing.
     """
     text = re.sub(r"^INFO .*\n( .*\n)*", "", text, flags=re.MULTILINE)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""What a shared library says of itself: the texts of its read-only data, and where its functions stand.
+"""The contents of a shared library: the texts of its read-only data, and the addresses of its functions.
 
-Written for 64-bit little-endian ELF files, which is what NVIDIA's and torch's wheels for Linux hold. Reads the
-sections asked for, not the half gigabyte around them.
+Written for 64-bit little-endian ELF files, the format of NVIDIA's and torch's wheels for Linux. Reads only the
+requested sections, not the surrounding half gigabyte.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def texts(library: Path) -> bytes:
-    """The section .rodata, in which a program's string constants stand, each followed by a zero."""
+    """Return the section .rodata with the program's string constants, each followed by a zero."""
     return _sections(library, ".rodata")[".rodata"]
 
 
 def names(read_only: bytes, prefix: str) -> set[str]:
-    """The texts of capitals that begin with a prefix. What stands before a text may be data without a zero."""
+    """Return the uppercase texts that begin with a prefix. Data without a zero may precede a text."""
     word = rb"[A-Z0-9_]"
     found = re.finditer(prefix.encode() + word + rb"+\0", read_only)
     return {

@@ -1,7 +1,7 @@
-"""A program in a process of its own that need not import again what it needs: forked from one that has.
+"""Runs a program in a separate process without importing its modules again, by forking a process that has.
 
-Exit code, streams, environment and the processes that it starts are real; only the half second of imports is
-spared. What is about the start itself belongs to a bare process.
+Exit code, streams, environment and child processes are real; only the half second of imports is saved. Tests of the
+start itself need a new process.
 """
 
 import json
@@ -103,9 +103,9 @@ class Forked:
 def forked(
     folder: Path, name: str = "ddp-doctor", code: tuple[str, str] = _DOCTOR, env: Mapping[str, str] | None = None
 ) -> Iterator[Forked]:
-    """A process that has run the first half of ``code``, as long as it is needed; its forks run the other half.
+    """Yield a process that has run the first half of ``code``; its forks run the other half.
 
-    ``folder`` is for the streams, ``name`` is what the program is called by. Without ``code`` it is the command line.
+    ``folder`` is for the streams, ``name`` is the name of the program. By default ``code`` is the command line.
     """
     argv = (sys.executable, "-c", _SERVER, *code)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:

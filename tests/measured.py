@@ -1,4 +1,4 @@
-"""For tests that start a process with an environment of their own: what coverage needs in it."""
+"""The variables that coverage needs in tests that start a process with a separate environment."""
 
 import os
 

@@ -21,7 +21,7 @@ _LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 
 
 def libnccl(release: str) -> Path:
-    """The library of a release; skips where there is no room for it, or no package index."""
+    """Return the library of a release; skips without enough space or without a package index."""
     return once(release, lambda folder: _download(release, folder), within=_KEPT) / _LIBRARY
 
 

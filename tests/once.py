@@ -1,4 +1,4 @@
-"""What the processes of one test run share: what one of them makes and all use, and ports that only one gets."""
+"""Resources that the processes of one test run share: artifacts that one of them makes, and unique ports."""
 
 import contextlib
 import fcntl
@@ -12,12 +12,12 @@ from pathlib import Path
 
 #: The folder of a test run, which tests/conftest.py makes and removes.
 VARIABLE = "DOCTORS_TESTS_SHARE"
-#: Probes of one machine ask from several threads: the folder of a second one would replace that of the first.
+#: Probes of one machine run in several threads: a second directory would replace the first.
 _FIRST_ASKED = threading.Lock()
 
 
 def once(name: str, make: Callable[[Path], object], within: Path | None = None) -> Path:
-    """The folder of this name, filled by ``make``; whoever comes meanwhile waits. ``within`` outlives the test run."""
+    """Return the directory of this name, filled by ``make`` once; others wait. ``within`` outlives the test run."""
     with _FIRST_ASKED:
         share = within or Path(os.environ.get(VARIABLE) or _of_this_process().name)
     share.mkdir(parents=True, exist_ok=True)
@@ -33,16 +33,16 @@ def once(name: str, make: Callable[[Path], object], within: Path | None = None) 
 
 @cache
 def _of_this_process() -> tempfile.TemporaryDirectory[str]:
-    """For a program that uses the tests' machines without being a test; it goes when the process ends."""
+    """Return a directory for a program that uses the tests' machines outside of a test; removed when it exits."""
     return tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-")
 
 
-#: Above those that Linux hands out by itself, one of which may be another's by the time it is used.
+#: Above the ports that Linux assigns itself, which another process may have taken by the time of use.
 _FIRST_PORT, _PORTS = 61_000, 4_500
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no other test of this run gets."""
+    """Return a port without a listener that no other test of this run gets."""
     with (Path(os.environ[VARIABLE]) / "ports").open("a+") as last:
         fcntl.flock(last, fcntl.LOCK_EX)
         last.seek(0)

@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.network.expected_speed import Costs, Machine, Plan, ba
 
 FILE = Path(expected_speed.__file__).parent / "data/published_bandwidth.ini"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-#: Bundled with torch when most of the curves were measured; those who published them seldom say.
+#: Bundled with torch when most of the curves were measured; publishers seldom name their release.
 _RELEASE = "2.27.5"
 #: Start of the search for costs.
 _SOMEWHERE = Costs(20.0, 1.0)
@@ -34,7 +34,7 @@ class Point:
 
     @cached_property
     def plan(self) -> Plan:
-        """What NCCL takes, whatever it costs."""
+        """Return NCCL's choice, whatever it costs."""
         [row] = rows_of(self.machine, self.collective)
         return row.plan(self.collective, self.size_bytes, nvls=self.machine.nvls)
 
@@ -42,7 +42,7 @@ class Point:
         return busbw(self.plan, self.machine, self.collective, self.size_bytes, costs)
 
     def is_within(self, costs: Costs) -> bool | None:
-        """Whether it falls into the band that these costs give; None where there is no band."""
+        """Return True if it is within the band of these costs; None without a band."""
         if band(self.machine, self.collective, self.size_bytes) is None:
             return None
         off = abs(math.log(self.measured / self.predicted(costs)))

@@ -32,7 +32,7 @@ from ddp_doctor.sources.gpu_watch import NvmlWatch
 from ddp_doctor.sources.machine import LiveContext
 from tests.waiting import LIMIT_S
 
-#: Imported by the server before it forks: what a rank would otherwise pay for alone.
+#: Imported by the server before it forks; otherwise each rank would import it.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
 
 
@@ -105,7 +105,7 @@ class HarnessContext:
 
 @dataclass
 class Result:
-    """What one rank made of a scenario; ``error`` is a traceback."""
+    """The result of one rank in a scenario; ``error`` is a traceback."""
 
     rank: int
     value: Any = None
@@ -146,21 +146,21 @@ class Ranks:
         self._folder.cleanup()
 
     def run(self, scenario: Callable[..., Any], *args: Any, on: Sequence[int] | None = None) -> list[Result]:
-        """``scenario(ctx, *args)`` on the ranks ``on`` (all by default), as a world of their own."""
+        """Run ``scenario(ctx, *args)`` on the ranks ``on`` (all by default), as a separate world."""
         world = tuple(range(self.size) if on is None else on)
-        for pipe in self._pipes:  # new_group is a collective: idle ranks are told of the world too
+        for pipe in self._pipes:  # new_group is a collective, so idle ranks also get the world
             pipe.send((world, scenario, args))
         return [one for one in self._receive() if one.rank in world]
 
     def facts(self, scenario: Callable[..., Any], *args: Any, on: Sequence[int] | None = None) -> list[Any]:
-        """The values of ``run``, one per rank; an AssertionError where a rank raised."""
+        """Return the values of ``run``, one per rank. Raises AssertionError if a rank raised."""
         results = self.run(scenario, *args, on=on)
         for one in results:
             assert one.error is None, f"rank {one.rank}: {one.error}"
         return [one.value for one in results]
 
     def _receive(self) -> list[Result]:
-        """One result of each rank. A rank that says nothing spoils the world for all later runs."""
+        """Return one result of each rank. A rank without a result breaks the world for all later runs."""
         assert not self._stuck, "an earlier scenario never ended"
         results, silent = [], list(self._pipes)
         while silent and (ready := wait(silent, LIMIT_S)):
@@ -204,7 +204,7 @@ def _rank(rank: int, pipes: list[Connection], store: str) -> None:
             end.close()
     torch.set_num_threads(1)
     size = len(pipes)
-    stores: Any = dist  # they are exported without a word to type checkers
+    stores: Any = dist  # they are exported without type information
     said = _store(stores, rank, store)
     dist.init_process_group("gloo", store=said, rank=rank, world_size=size)
     groups: dict[tuple[int, ...], Any] = {tuple(range(size)): dist.group.WORLD}

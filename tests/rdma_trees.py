@@ -1,4 +1,4 @@
-"""RDMA devices as the kernel shows them in /sys and /dev: machines made of files, for a real or a faked root.
+"""RDMA devices as the kernel shows them in /sys and /dev: machines as files, for a real or a faked root.
 
 Formats: the kernel's drivers/infiniband/core/sysfs.c and Documentation/ABI/stable/sysfs-class-infiniband.
 """
@@ -119,7 +119,7 @@ class Tree:
         return FakeContext(env=env or {}, files=self.files, links=self.links)
 
     def write(self, root: Path) -> None:
-        """The machine on disk; what cannot be read in it is left out."""
+        """Write the machine to disk; unreadable files are omitted."""
         for path, target in sorted(self.links.items()):
             link = root / path.lstrip("/")
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _base(*providers: str, up_days: float = 30.0) -> Tree:
 
 
 def bus(number: int) -> str:
-    """A PCI address of its own for each of 8 cards."""
+    """Return a different PCI address for each of 8 cards."""
     return f"0000:{0x18 + 0x11 * number:02x}:00.0"
 
 
@@ -169,7 +169,7 @@ def infiniband(
 
 
 def with_storage(tree: Tree, ipv4: str = "10.9.0.1") -> Tree:
-    """The same with a dual-port 25 Gb/s Ethernet card, one of its ports without a cable."""
+    """Add a dual-port 25 Gb/s Ethernet card, with one port not connected."""
     for function in (0, 1):
         name, up = f"mlx5_{8 + function}", function == 0
         tree.hca(name, f"0000:c1:00.{function}", 8 + function, hca_type="MT4117", board_id="MT_2420110034")
@@ -190,7 +190,7 @@ def roce(
     shift: int = 0,
     carrier_changes: Mapping[int, int] | None = None,
 ) -> Tree:
-    """Eight 400G Ethernet rails; ``shift`` further entries stand before the IPv4 ones, as a VLAN makes them."""
+    """Return eight 400G Ethernet rails; ``shift`` entries precede the IPv4 ones, as with a VLAN."""
     tree = _base("mlx5")
     for at in range(8):
         name, netdev = f"mlx5_{at}", f"eth{at}"
@@ -212,7 +212,7 @@ def roce(
 
 
 def bond(down: str = "", ups: int = 1, slaves: str = "ens1f0np0 ens1f1np1") -> Tree:
-    """One bonded device over two ports, as many two-socket machines have it; ``down`` is a slave."""
+    """Return one bonded device over two ports, as in many two-socket machines; ``down`` is a slave."""
     tree = _base("mlx5")
     tree.hca("mlx5_bond_0", "0000:17:00.0", 0, hca_type="MT4125", board_id="MT_0000000359")
     table = roce_table("bond0", "10.1.0.1")
@@ -228,7 +228,7 @@ def bond(down: str = "", ups: int = 1, slaves: str = "ens1f0np0 ens1f1np1") -> T
 
 
 def virtual_functions(count: int = 62) -> Tree:
-    """A card parted into virtual functions, of which two are in use."""
+    """Return a card split into virtual functions, two of which are in use."""
     tree = _base("mlx5")
     tree.hca("mlx5_0", bus(0), 0)
     tree.files[f"{CLASS}/mlx5_0/device/sriov_numvfs"] = f"{count}\n"
@@ -276,13 +276,13 @@ def irdma() -> Tree:
 
 
 def container(tree: Tree) -> Tree:
-    """The same machine seen from a container that was given none of its devices."""
+    """Return the same machine in a container that was given none of its devices."""
     kept = {path: text for path, text in tree.files.items() if not path.startswith("/dev/infiniband")}
     return Tree({**kept, "/.dockerenv": ""}, dict(tree.links))
 
 
 def macvlan_pod(tree: Tree, index: int, ipv4: str, devices: int = 8) -> Tree:
-    """A pod with interfaces of its own: the host's entries show their address and not their type."""
+    """Return a pod with its own interfaces: the host's entries show their address but not their type."""
     files = dict(tree.files)
     for at in range(devices):
         gids = f"{CLASS}/mlx5_{at}/ports/1"

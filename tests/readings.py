@@ -40,14 +40,14 @@ def uneven_world(counts: Sequence[int], backend: str = "gloo") -> World:
 
 
 def trial_of(*evidence: RankEvidence, **fields: Any) -> TrialRecord:
-    """A trial of these ranks; nothing moved any more, unless ``fields`` say how it went."""
+    """Return a trial of these ranks that made no more progress, unless ``fields`` specify otherwise."""
     usual: dict[str, Any] = {"trial": "t", "outcome": "stuck", "judged_check": "allreduce"}
     usual |= {"ranks": tuple(one.rank for one in evidence), "checks": ("process_group", "allreduce", "p2p")}
     return TrialRecord(evidence=evidence, **{**usual, **fields})
 
 
 def replayed(recording: Recording) -> Recording:
-    """Through JSON and back: what the rules see is what a replay would see."""
+    """Return the recording converted to JSON and back, as in a replay."""
     return Recording.model_validate_json(recording.model_dump_json())
 
 

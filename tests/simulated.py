@@ -1,6 +1,6 @@
-"""Recordings of many nodes, made of readings of one node: nobody has 4,096 nodes to test with.
+"""Recordings of many nodes, made from readings of one node, because 4,096 nodes are not available for tests.
 
-Each reading is a real one's, or one of tests/recordings, with the node, the rank and the GPU's UUID put in.
+Each reading is a real one, or one of tests/recordings, with replaced node, rank and GPU UUID.
 """
 
 import json
@@ -17,7 +17,7 @@ from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from tests.recordings import raw
 
 GPUS = 8
-#: Changes the fact of one check on one node and, where it is a rank's, one rank; None leaves it.
+#: Changes the fact of one check on one node and, for rank checks, one rank; None leaves it unchanged.
 Change = Callable[[str, int, int | None, dict[str, Any]], None]
 
 _NODE_CHECKS = {
@@ -39,7 +39,7 @@ _TRANSPORT = "node0:1:1 [0] NCCL INFO Channel {channel:02}/0 : {rank}[{gpu}] -> 
 
 @cache
 def _fact(recording: str, check: str) -> dict[str, Any]:
-    """The first fact of a check in a recording, that of the import of torch aside."""
+    """Return the first fact of a check in a recording, except for the import of torch."""
     text = raw(recording)
     facts = [one["fact"] for one in text["readings"] if one["check"] == check and one.get("fact")]
     fact: dict[str, Any] = next(one for one in facts if one["kind"] != "torch-import/1")
@@ -96,7 +96,7 @@ def _uuid(node: int, gpu: int) -> str:
 
 
 def _put_in(fact: dict[str, Any], check: str, node: int, rank: int | None, world_size: int) -> None:
-    """What belongs to this world, node and rank alone."""
+    """Set the values that depend on this world, node and rank."""
     fact |= {name: world_size for name in ("world_size", "ranks") if name in fact}
     if check == "gpus":
         for gpu in fact["gpus"]:
@@ -111,7 +111,7 @@ def _put_in(fact: dict[str, Any], check: str, node: int, rank: int | None, world
 
 
 def trial(nodes: int, steps: int, **fields: Any) -> TrialRecord:
-    """One trial of all ranks in which everybody entered and left the same ``steps`` steps."""
+    """Return one trial of all ranks that entered and left the same ``steps`` steps."""
     ranks = tuple(range(nodes * GPUS))
     given: Mapping[str, Any] = {
         "trial": "0",
@@ -155,7 +155,7 @@ def step(seq: int, **fields: Any) -> Step:
 
 
 def group_fact(gpu_uuid: str | None) -> dict[str, Json]:
-    """What a rank records of its place in a group of NCCL, on this GPU."""
+    """Return the fact of a rank in an NCCL group on this GPU."""
     return ProcessGroupFact(
         backend="nccl",
         group_rank=0,

@@ -1,9 +1,9 @@
-"""Simulation: clusters with planted faults against the real planning, judging and rendering of ``run --isolate``.
+"""Simulation: clusters with injected faults, with the real planning, evaluation and rendering of ``run --isolate``.
 
     python -m tests.simulated_isolation [--runs RUNS]
 
 prints a table of nodes, kinds of fault and runs: right and wrong accusations, rounds, tests and seconds. Nothing is
-sent over a network: what a test of a group comes to is drawn from the planted faults.
+sent over a network: the result of a group's test is drawn from the injected faults.
 """
 
 import argparse
@@ -35,13 +35,13 @@ class Cluster:
     nodes: int
     rng: random.Random
     bad: dict[int, str] = field(default_factory=dict)  # nodes that do so with every other
-    alone: dict[int, str] = field(default_factory=dict)  # nodes that do so alone, too
+    alone: dict[int, str] = field(default_factory=dict)  # nodes that do so even in separate tests
     pairs: dict[tuple[int, int], str] = field(default_factory=dict)
     leaf: int | None = None  # whose way to the others is broken
     leaf_size: int = 0  # 0: no topology
     tells_leaves: bool = True
     at_most: int | None = None  # larger groups hang
-    flaky: dict[int, float] = field(default_factory=dict)  # nodes that hang now and then, and how often
+    flaky: dict[int, float] = field(default_factory=dict)  # nodes that hang intermittently, and how often
     dies: int | None = None  # a node that is lost in its third test
     outliers: float = _OUTLIERS
     spread: float = 0.0  # of busy hosts: the standard deviation of the logarithms of rates
@@ -202,10 +202,10 @@ KINDS = (
 
 @dataclass
 class Outcome:
-    right: bool  # all that was planted was named, with what it does
+    right: bool  # all injected faults were reported, with their effect
     wrong: int  # accusations of innocents
     rounds: int
-    named_in: int  # rounds until all nodes that were planted were named; 0: there are none, or they were not
+    named_in: int  # rounds until all faulty nodes were reported; 0: there are none, or they were not
     tests: int
     seconds: float
     said: str = ""
@@ -239,7 +239,7 @@ def judged(cluster: Cluster) -> Outcome:
     else:
         wrong += len(named - expected)
         is_named = expected <= named
-    if cluster.leaf is not None and not cluster.topology:  # no one can be named; its own nodes are no innocents
+    if cluster.leaf is not None and not cluster.topology:  # no node can be reported; its own nodes are not healthy ones
         wrong = sum(node is not None and cluster.leaf_of(node) != cluster.leaf for node in blamed)
         is_named = True
     if cluster.at_most is not None:
@@ -252,7 +252,7 @@ def judged(cluster: Cluster) -> Outcome:
 
 
 def runs(kind: Kind, nodes: int, count: int) -> Iterator[Outcome]:
-    """So many runs with this kind of fault; each run has a seed of its own, and is always the same."""
+    """Yield this number of runs with this kind of fault; each has its own seed and is reproducible."""
     for number in range(count):
         yield judged(kind.plant(nodes, random.Random(f"{kind.name} {nodes} {number}")))
 

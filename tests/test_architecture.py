@@ -1,4 +1,4 @@
-"""What a newcomer could forget: the registry, the rules' identity and pages, sizes and imports."""
+"""Steps that a newcomer could forget: the registry, the rules' identity and pages, sizes and imports."""
 
 import ast
 import os
@@ -149,7 +149,7 @@ def test_every_rule_has_the_four_sections_of_its_page_in_order():
 
 
 def test_every_rule_fires_in_one_recording_and_is_silent_in_another():
-    """Only a recording with the facts that a rule needs counts."""
+    """A recording counts only if it has the facts that a rule needs."""
     files = [raw(situation) for situation in SITUATIONS]
     judged = [
         (_kinds(file), bool(file.get("trials")), {one["code"] for one in file["expected"]["findings"]})
@@ -162,7 +162,7 @@ def test_every_rule_fires_in_one_recording_and_is_silent_in_another():
             else [found for kinds, _, found in judged if kinds.issuperset(fact.KIND for fact in rule.needs)]
         )
         for rule in RULES
-        if isinstance(rule, Rule) and rule not in JOB_RULES  # of which tests/features/jobs/logs has outputs
+        if isinstance(rule, Rule) and rule not in JOB_RULES  # tests/features/jobs/logs has outputs for these
     }
 
     assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"
@@ -228,7 +228,7 @@ def test_the_import_contract_holds():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Imports for types alone and those inside functions count too."""
+    """Includes imports for types only and imports inside functions."""
     imports = grimp.build_graph("ddp_doctor")
 
     modules = {name: imports.find_modules_directly_imported_by(name) for name in imports.modules}
@@ -269,7 +269,7 @@ def test_links_between_the_pages_lead_somewhere():
 
 
 def _parts(page: Path) -> set[str]:
-    """What may follow # in a link to this page; "" is the page as a whole."""
+    """Return the possible anchors in a link to this page; "" is the entire page."""
     text = page.read_text() if page.is_file() else ""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     named = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -313,7 +313,7 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
 GROUPS = ("node", "cluster", "collectives", "ddp")
 #: The checks of features, which are in no folder of checks/.
 OF_FEATURES = [check for feature in features_in(None) for check in feature.checks]
-#: Checks that look again, in another way, at what another one of the same folder looked at.
+#: Checks that repeat, in another way, what another check of the same directory checked.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards", "fit_measured": "fit.measured"}
 
 
@@ -395,7 +395,7 @@ def _parts_without_timing(tree: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]
 
 
 def _clock_names(tree: ast.AST, names: set[str]) -> set[str]:
-    """Return these names and those that are assigned from a clock reading below ``tree``."""
+    """Return these names and all names that are assigned from a clock reading below ``tree``."""
     kinds = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
     for node in sorted((node for node in ast.walk(tree) if isinstance(node, kinds)), key=lambda node: node.lineno):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:

@@ -1,4 +1,4 @@
-"""What the documents show is what the program says: all that is cheap; tests/lab/test_documents.py runs the rest."""
+"""The documents show what the program prints: all cheap checks; tests/lab/test_documents.py runs the rest."""
 
 import ast
 import json
@@ -17,14 +17,14 @@ from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part,
 from tools import picture
 
 ALL = tuple(blocks())
-#: Whose answer needs nothing but files.
+#: Commands whose output depends only on files.
 SHOWN_AT_ONCE = [
     block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs ", "ddp-doctor trace "))
 ]
 
 
 def test_every_block_is_run_or_says_why_not():
-    """A language that nothing looks at would be passed over in silence."""
+    """A language that no test reads would be ignored silently."""
     assert {block.language for block in ALL} == {"console", "text", "python", "json", "bash", "yaml", "ini"}
     assert all(block.note == "" for block in ALL if block.language not in ("console", "text"))
     for block in ALL:

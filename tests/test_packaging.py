@@ -1,4 +1,4 @@
-"""What is shipped: the tree, the sdist and both wheels hold the same files, and the single file runs on a bare Python.
+"""Shipped files: the tree, the sdist and both wheels have the same files, and the single file runs on a bare Python.
 
 Without both force-includes of pyproject.toml a wheel built from the sdist silently lacks the checks. tools/release.py,
 which continuous integration runs, installs the packages and tries their commands.
@@ -23,15 +23,15 @@ from tests.waiting import LIMIT_S
 from tools import release, single_file, single_file_start
 
 ROOT = Path(__file__).parent.parent
-#: Folders of the tree that the sdist carries besides single files of the root.
+#: Directories of the tree in the sdist, in addition to single files of the root.
 SHIPPED = ("ddp_doctor", "checks", "tests", "docs", "tools", ".ci")
-#: Changes a library of NVIDIA's in memory: for a checkout alone (docs/adr/0020).
+#: Changes a library of NVIDIA's in memory, so it is only for a checkout (docs/adr/0020).
 NOT_SHIPPED = "tests/planted/"
 
 
 @dataclass(frozen=True)
 class Built:
-    """File names: of the sdist below its top folder, of both wheels without their metadata."""
+    """File names: of the sdist below its top directory, of both wheels without their metadata."""
 
     sdist: set[str]
     wheel_from_tree: set[str]
@@ -119,9 +119,9 @@ def pyz(built: Built) -> Path:
 
 
 def _bare(pyz: Path, home: Path, *words: str, before: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
-    """The file with an interpreter that has its own library alone, in the empty environment of a prolog.
+    """Run the file with an interpreter without site packages, in the empty environment of a prolog.
 
-    ``before``: what a shell does first, where it can mount.
+    ``before``: commands that a shell runs first, if it can mount.
     """
     shell = f'{before} exec "$0" -S -E "$@"'
     command = ["unshare", "--mount"] if before else []
@@ -137,7 +137,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-#: What Python alone is enough for, and the exit code.
+#: Commands that need only Python, and their exit code.
 _WITHOUT_TORCH = (
     (("prolog",), 0),
     (("env",), 0),

@@ -32,7 +32,7 @@ def test_a_recording_survives_being_written_and_read_again():
     assert changed == []
 
 
-#: A remedy may begin with what is typed or what was to be started.
+#: A remedy may begin with a command to type or the program to start.
 TYPED = {"unset", "ssh", "srun", "mpirun"}
 
 
@@ -48,7 +48,7 @@ def test_a_remedy_reads_like_a_sentence():
 
 
 def test_a_line_to_paste_is_whole():
-    """What is to be filled in is a word in capitals; a … would be an argument, and zsh expands a ? even in remarks."""
+    """Placeholders are words in capitals; a … would be an argument, and zsh expands a ? even in comments."""
     pasted = {
         line.text.split(": ")[-1]
         for situation in SITUATIONS

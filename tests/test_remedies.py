@@ -1,4 +1,4 @@
-"""Every remedy made of settings, in every recorded situation: it says all there is to say, and it is read as meant."""
+"""Every remedy by settings in every recorded situation is complete and is read as intended."""
 
 import re
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from tests.recordings import SITUATIONS, judged, load
 
 
 class Offer(NamedTuple):
-    """One remedy made of settings, of one finding of one recording."""
+    """One remedy by settings, of one finding of one recording."""
 
     situation: str
     finding: Finding
     remedy: Remedy
-    nccl: Version  # () where it is not known
+    nccl: Version  # () if unknown
     torch: Version  # likewise
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ def _offers() -> list[Offer]:
 
 
 def _without(right: Callable[[Offer], object]) -> list[Offer]:
-    """The offers of which this is not true."""
+    """Return the offers for which this is false."""
     return [offer for offer in _offers() if not right(offer)]
 
 

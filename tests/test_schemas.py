@@ -1,4 +1,4 @@
-"""What the commands write is valid against the schemas by which others read it."""
+"""The commands' outputs are valid against the schemas that other programs use."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
     one_each = {code: sample for sample in OF_RULES for _, code in sample.expected}
     for code, sample in one_each.items():
         (tmp_path / f"{code}.py").write_text(sample.text)
-    (tmp_path / "random.py").touch()  # DDL170 is about what lies beside a script
+    (tmp_path / "random.py").touch()  # DDL170 is about files next to a script
 
     sarif, report, xml = written(tmp_path)
 

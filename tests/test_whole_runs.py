@@ -19,7 +19,7 @@ __all__ = ["state"]  # a fixture
 SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.txt"
 
 
-#: What a machine without GPUs passes at each level, and what is left to the next.
+#: The checks that pass without GPUs at each level, and those added by the next.
 PASSES = {
     "quick": ("process_group", "allreduce", "p2p", "gradient_sync", "buffers"),
     "standard": ("torchrun", "initial_state"),
@@ -73,7 +73,7 @@ def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(as
 def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     path = tmp_path / "report.json"
     argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
-    env = {**MEASURED, "TMPDIR": str(tmp_path)}  # where the recording goes without a home
+    env = {**MEASURED, "TMPDIR": str(tmp_path)}  # for the recording without a home
 
     done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=env, timeout=LIMIT_S)
     report = Report.model_validate_json(path.read_text())

@@ -1,4 +1,4 @@
-"""What ``run --from-trace`` takes of a report of ``trace``, and what it refuses with a sentence."""
+"""The advice that ``run --from-trace`` reads from a report of ``trace``, and the inputs that it refuses."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder is ours only if nobody else can have put something there."""
+"""A directory is private only if no other user can have put something in it."""
 
 import os
 from pathlib import Path

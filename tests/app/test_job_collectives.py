@@ -1,4 +1,4 @@
-"""What ``run --collectives-of`` reads of a job's dumps and traces: groups, order, sizes; and what it refuses."""
+"""The groups, order and sizes that ``run --collectives-of`` reads from a job's dumps and traces; and refused inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entry(seq: int, op: str = "all_reduce", group: str = "0", sizes: Any = ((4,)
 
 
 def dump(*entries: dict[str, Any], groups: dict[str, Any] | None = None, first: int = 0) -> dict[str, Any]:
-    """A dump as NCCL's recorder writes it; ``first``: the number of its first entry, more where others were lost."""
+    """Return a dump as NCCL's recorder writes it; ``first`` is the number of its first entry, above 0 after losses."""
     numbered = [{"record_id": first + place, **each} for place, each in enumerate(entries)]
     config = {name: {"ranks": ranks} for name, ranks in (groups or {"0": "[0, 1]"}).items()}
     return {"version": "2.10", "pg_config": config, "entries": numbered}
@@ -152,7 +152,7 @@ def test_calls_of_several_kinds_that_were_coalesced_differ_on_no_rank(tmp_path):
 
 
 def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tmp_path):
-    """gloo's dumps of a job with several groups do not tell its ranks: there may be a rank 2, for which these wait."""
+    """gloo's dumps of a job with several groups do not list its ranks: these may be waiting for a rank 2."""
     calls = [entry(1, group="1"), entry(1, process_group=["0", "default_pg"], retired=False)]
     job = loaded(tmp_path, *[dump(*calls, groups={"": "[]"})] * 2)
 
@@ -210,7 +210,7 @@ def test_of_very_many_groups_those_in_which_ranks_wait_are_made_and_the_rest_is_
 
 
 def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp_path):
-    """All of a trace's calls have ended, so they met."""
+    """All calls of a trace have ended, so the ranks met."""
     calls = [
         TraceCall(kind=kind, begin_us=at, end_us=at + 1, size_bytes=4096, dtype="float", ranks=2, group="0")
         for at, kind in enumerate(("broadcast", "all_reduce", "all_gather"))

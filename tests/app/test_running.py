@@ -1,4 +1,4 @@
-"""What a run refuses before it starts ranks."""
+"""Runs that are refused before any rank starts."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ from ddp_doctor.starters.request import RunRequest
 
 
 def _ask(answer: GpusFact | Exception) -> None:
-    """Ask for NCCL where the plan does not look at GPUs, and this is what the look finds."""
+    """Request NCCL with a plan that does not include GPUs; the GPU probe then returns or raises the answer."""
 
     def probe(_: Any) -> GpusFact:
         if isinstance(answer, Exception):
@@ -56,4 +56,4 @@ def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_insta
         UsageError, match=rf"ranks need torch, but .*{re.escape(shlex.quote(sys.executable))} -m pip install torch$"
     ):
         require_usable(Options(), plan)
-    require_usable(Options(), make_plan(Options(only=("host",)), CHECKS))  # it starts no ranks
+    require_usable(Options(), make_plan(Options(only=("host",)), CHECKS))  # this plan does not start ranks

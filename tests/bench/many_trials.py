@@ -1,4 +1,4 @@
-"""``ddp-doctor run`` whose ranks' part is run again and again: what one more trial over the nodes costs.
+"""``ddp-doctor run`` that repeats the ranks' part, to measure the cost of one more trial over the nodes.
 
 Started in place of ``python -m ddp_doctor`` on the head; writes the seconds of each trial to $DDP_DOCTOR_BENCH.
 """

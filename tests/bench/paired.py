@@ -11,7 +11,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.probing import all_reduces
 
 SIZE = 4 << 20
-ITERATIONS = 20  # as many as the check takes of this size
+ITERATIONS = 20  # as many as the check uses for this size
 ROUNDS = 150  # of a noisy machine, whose rounds differ by half
 NAMES = ("all_reduce", "all_gather", "all_to_all")
 

@@ -1,4 +1,4 @@
-"""Four hosts on one machine: healthy runs say nothing above info, and take no longer than torchrun's hello-world."""
+"""Four hosts on one machine: healthy runs report only info and take no longer than torchrun's hello-world."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""How long logs of a thousand ranks take to read, beside grep with the same words."""
+"""The time to read logs of a thousand ranks, compared with grep for the same words."""
 
 import os
 import statistics
@@ -23,7 +23,7 @@ def _measured(*argv: str) -> tuple[float, float]:
     """Seconds, and the most memory that this one process had, in MB: the other benches have larger children."""
     env = {"LC_ALL": "C", "PYTHONPATH": ":".join(sys.path)}
     started = time.perf_counter()
-    # A pipe: where it writes to /dev/null, grep ends at its first match.
+    # A pipe, because grep stops at its first match if it writes to /dev/null.
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -1,6 +1,6 @@
-"""What traces of 50 to 800 MB cost above what an empty one does; beside HTA where ``HTA`` is a Python that has it.
+"""The cost of traces of 50 to 800 MB above an empty one, and that of HTA if ``HTA`` is a Python that has it.
 
-``TRACE`` names another trace to repeat, such as one of a GPU, of which alone HTA makes something.
+``TRACE`` names another trace to repeat, such as one of a GPU; HTA needs a GPU's.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.features.trace.repeated import repeat
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
 SIZES_MB = (50, 200, 800)
-#: The kernel's own count of a process begins with the memory of the one that started it.
+#: The kernel's count for a process starts with its parent's memory.
 PEAK = """
 import os, sys
 def tell(code=0, leave=os._exit):

@@ -28,7 +28,7 @@ DOCTOR = (sys.executable, "-m", "ddp_doctor")
 
 def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None):
     whole = {**os.environ, **(env or {})}
-    return to_its_end((*DOCTOR, *args), whole, cwd=cwd, limit_s=240)  # a hang would end here
+    return to_its_end((*DOCTOR, *args), whole, cwd=cwd, limit_s=240)  # a hang ends here
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
     from ddp_doctor.cli.error_handler import error_handler
 
     class Panic(BaseException):
-        """As pyo3, under pydantic, raises it."""
+        """A BaseException, as pyo3 (in pydantic) raises it."""
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SystemExit) as left, error_handler():
@@ -412,7 +412,7 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
     assert line.strip().endswith("--level quick --only process_group")
     assert (other.returncode, code) == (0, 0), other
     assert "Healthy: 2 ranks on 2 nodes passed over gloo" in shown
-    # Both are on the endpoint's host here, so whoever takes the port first is the head.
+    # Both use the endpoint's host here, so the first to bind the port is the head.
     short = [
         f"The full report is on the head node, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)
     ]

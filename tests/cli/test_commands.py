@@ -1,4 +1,4 @@
-"""What a command makes of the words of agents elsewhere."""
+"""How a command shows messages of agents on other nodes."""
 
 import tempfile
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, mo
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert [leaf.name for leaf in leaves()] == ["leaf1"]
-    (tmp_path / "topology.yaml").write_text("- topology: a\n  flat: true\n")  # it is the one that SLURM then reads
+    (tmp_path / "topology.yaml").write_text("- topology: a\n  flat: true\n")  # SLURM prefers this file
     assert leaves() == ()
 
 

@@ -1,4 +1,4 @@
-"""``ddp-doctor fit``: what it refuses, what it makes of a factory that fails, and what it writes."""
+"""``ddp-doctor fit``: refused options, factories that fail, and the outputs."""
 
 import json
 import re

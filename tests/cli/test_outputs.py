@@ -1,4 +1,4 @@
-"""Where outputs go on a node of several."""
+"""The destinations of outputs on one of several nodes."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdou
 
 
 def test_every_output_of_the_table_can_be_written(tmp_path):
-    """Renderers are imported when they are called, so no type checker sees that each is there."""
+    """Renderers are imported when they are called, so no type checker notices a missing one."""
     of_machines = Results(report(error(), on=world("node0")), Recording(run_id="x", tool_version="1"))
     (tmp_path / "train.py").write_text("import torch\n")
     written = {name: str(tmp_path / f"of_lint.{name}") for name in FEATURES["lint"].outputs}

@@ -1,4 +1,4 @@
-"""``run --plan``: says what a run would do, and starts nothing."""
+"""``run --plan``: prints the plan of a run without starting it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tests of this folder run where a GPU is to be had; elsewhere they say so."""
+"""Tests of this directory run if a GPU is available; otherwise they are skipped with the reason."""
 
 import shutil
 import subprocess

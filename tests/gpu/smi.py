@@ -1,4 +1,4 @@
-"""What nvidia-smi says, to hold the doctor's own facts against."""
+"""The output of nvidia-smi, for comparison with ddp-doctor's own facts."""
 
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def query(*fields: str) -> list[dict[str, str]]:
 
 
 def number(cell: str) -> float | None:
-    """A number, None for "[N/A]" and its like."""
+    """Return a number, or None for "[N/A]" and similar cells."""
     try:
         return float(cell)
     except ValueError:
@@ -35,7 +35,7 @@ def wait_until_at_most(limit_mib: float) -> None:
 
 @contextmanager
 def peak_used_mib() -> Iterator[list[int]]:
-    """The memory in use on GPU 0 during the block, looked at as fast as nvidia-smi answers."""
+    """Record the memory in use on GPU 0 during the block, as often as nvidia-smi answers."""
     seen, ended = [used_mib()], Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Another program holds nine tenths of a GPU: the doctor measures beside it, says so, and leaves it in peace."""
+"""Another program holds nine tenths of a GPU: ddp-doctor measures next to it, reports it, and does not disturb it."""
 
 import subprocess
 import sys

@@ -34,7 +34,7 @@ def on_gpu(ctx: Any, probe: Any) -> Any:
 
 
 def in_tf32(ctx: Any, probe: Any) -> Any:
-    """As NVIDIA's containers have it (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)."""
+    """Run on the GPU with TF32, as in NVIDIA's containers (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)."""
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""Rates of real GPUs: plausible beside what the hardware is said to do, with little spread, and repeatable."""
+"""Rates of real GPUs: plausible for the hardware's specification, with little spread, and repeatable."""
 
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def test_a_rank_takes_no_more_memory_than_it_may(tmp_path: Path):
     fact = outcome.recording.first(GpuSpeedFact)
     assert fact is not None
     assert fact.memory_allowed_bytes <= MOST_BYTES
-    # CUDA, its libraries and NCCL take up to 2 GiB a process beside the tensors.
+    # CUDA, its libraries and NCCL take up to 2 GiB per process in addition to the tensors.
     assert max(seen) - before < MOST_BYTES / smi.MIB + 2048
 
 

@@ -1,4 +1,4 @@
-"""Both classes that torch may build for "nccl", on a real GPU: what they are called, record and say."""
+"""Both classes that torch may build for "nccl", on a real GPU: their names, recordings and messages."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def test_a_run_says_which_class_it_tested(tmp_path: Path):
 
 @pytest.mark.usefixtures("switch")
 def test_a_rank_that_gets_no_id_of_a_missing_one_says_a_victims_words():
-    # The rank that makes the id would wait in NCCL's bootstrap for ever.
+    # The rank that creates the id would wait in NCCL's bootstrap forever.
     told = answer(_RAISES.format(body="init(2, rank=1, seconds=10)"))
 
     assert blames_peer(told["message"]), told

@@ -1,4 +1,4 @@
-"""Whoever is killed, and how: no GPU memory stays behind. nvidia-smi is the witness, before and after."""
+"""No GPU memory remains in use, whichever process is killed and how; nvidia-smi measures before and after."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 #: A CUDA context takes some hundred MiB.
 ON_THE_GPU_MIB = 150
-#: What the driver itself may keep or let go between two looks.
+#: Memory that the driver itself may keep or release between two samples.
 NOISE_MIB = 64
 OPTIONS = ("--backend", "nccl", "--nproc-per-node", "1", *runs.only("process_group", "gpu_speed", "allreduce"))
 

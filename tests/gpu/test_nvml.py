@@ -1,4 +1,4 @@
-"""What the check gpus reads from NVML is what nvidia-smi prints: the driver's own tool is the witness."""
+"""The check gpus reads from NVML the values that nvidia-smi prints."""
 
 import os
 import time

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path: Path, monkeypatch):
-    """One rank is enough: NCCL looks for its interface before it knows of any peer."""
+    """One rank is enough: NCCL selects its interface before it knows any peer."""
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nowhere0")
     options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "quick")
 
@@ -24,7 +24,7 @@ def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path
 
 
 def test_a_setting_that_changes_nothing_is_tried_and_not_recommended(tmp_path: Path, monkeypatch):
-    """NCCL's own log says that it read the variable, as it does of two ranks; the rates are those without it."""
+    """NCCL's log shows with two ranks that it read the variable; the rates equal those without it."""
     if len(smi.query("index")) < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")

@@ -13,9 +13,9 @@ from tests.once import free_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-#: What makes NCCL take two processes on one GPU for two hosts: a rank with another host id has another host
-#: hash, so the test for duplicate GPUs does not match, P2P and SHM refuse, and the network is left
-#: (NVIDIA/nccl, src/misc/utils.cc and src/init.cc). NCCL calls it unsupported: the rates mean nothing.
+#: Makes NCCL treat two processes on one GPU as two hosts: a rank with another host id has another host hash, so the
+#: test for duplicate GPUs does not match, P2P and SHM refuse, and the network remains (NVIDIA/nccl, src/misc/utils.cc
+#: and src/init.cc). NCCL does not support this, so the rates mean nothing.
 SHARED_GPU = {
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
@@ -29,13 +29,13 @@ RANK_CHECKS = (
     *("process_group", "allreduce", "initial_state", "gradient_sync"),
     *("buffers", "checkpoint", "p2p", "step_time", "collectives"),
 )
-#: What a healthy machine may be told of them: modes and formats that its torch lacks, and, of step_time, that two
-#: ranks which share a GPU and a loopback interface wait for it.
+#: Acceptable findings on a healthy machine: modes and formats that its torch lacks, and of step_time, that two ranks
+#: which share a GPU and a loopback interface wait for it.
 TOLD = {"DD810", "DD820"}
 
 
 def logged(recording: Recording) -> NcclTransportFact:
-    """What NCCL's own log says, of all ranks of the last trial."""
+    """Return NCCL's own log of all ranks of the last trial."""
     return parse_nccl_log("\n".join(one.output_tail for one in recording.trials[-1].evidence))
 
 
@@ -62,7 +62,7 @@ def test_one_rank_over_nccl_passes_and_its_log_is_read(tmp_path: Path):
     assert log.version is not None
     assert log.comm_sizes == (1,)
     assert [device.rank for device in log.devices] == [0]
-    assert log.transports == ()  # nobody to talk to
+    assert log.transports == ()  # no peer to talk to
 
 
 def test_more_ranks_than_gpus_are_named_and_do_not_hang(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_more_ranks_than_gpus_are_named_and_do_not_hang(tmp_path: Path):
 
 
 def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Path):
-    """Two agents of the real run, each a node of its own with one rank, and a host id for each."""
+    """Start two agents of the real run, each a separate node with one rank and its own host id."""
     if smi.query("compute_mode")[0]["compute_mode"] != "Default":
         pytest.skip("needs a GPU in compute mode Default: two processes share it")
     port = free_port()
@@ -100,7 +100,7 @@ def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Pa
         }
         assert {finding["code"] for finding in report["findings"] if finding["code"] >= "DD7"} <= TOLD
     log = logged(Recording.model_validate_json((tmp_path / "recording0.json").read_text()))
-    assert log.hosts == (2,)  # NCCL takes them for two hosts
+    assert log.hosts == (2,)  # NCCL treats them as two hosts
     assert len({device.bus_id for device in log.devices}) == 1  # and they are on one GPU
     assert {transport.kind for transport in log.transports} == {"NET"}
     assert {(transport.network or ("", 0, False))[0] for transport in log.transports} == {"Socket"}

@@ -1,4 +1,4 @@
-"""topology on a real machine: NVML and /sys, cell by cell beside what nvidia-smi prints."""
+"""topology on a real machine: NVML and /sys, compared cell by cell with the output of nvidia-smi."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a recording and its world answer, by itself and as a copy with other fields."""
+"""The answers of a recording and its world, and of copies with other fields."""
 
 from typing import ClassVar
 

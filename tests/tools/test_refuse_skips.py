@@ -29,7 +29,7 @@ def test_a_missing_tool_is_refused_and_named(tmp_path, capsys):
     "case",
     [
         "",
-        '<failure message="assert 0">x</failure>',  # pytest's own exit code tells of it
+        '<failure message="assert 0">x</failure>',  # pytest's own exit code reports it
         '<skipped type="pytest.xfail" message="known">x</skipped>',
         '<skipped type="pytest.skip" message="no folder of real topologies beside the checkout">x</skipped>',
     ],

@@ -1,4 +1,4 @@
-"""Tests of tools/run_tests.py, through which the Makefile starts pytest."""
+"""Tests of tools/run_tests.py, with which the Makefile starts pytest."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which torch is tried, and what the page says of it."""
+"""The tested torch releases, and the page about them."""
 
 import re
 
