@@ -37,7 +37,7 @@ def judge(*facts: AllReduceFact) -> Finding:
     return finding
 
 
-def test_a_share_that_one_type_finds_wrong_is_likely():
+def test_share_that_one_type_finds_wrong_has_likely_confidence():
     finding = judge(*[seen(off())] * 4)
     assert [one.rank for one in finding.culprits] == [2]
     assert finding.confidence is Confidence.LIKELY
@@ -55,7 +55,7 @@ def test_a_share_that_one_type_finds_wrong_is_likely():
         pytest.param([seen(off(elements=1))] * 4, id="an older recording blamed one element"),
     ],
 )
-def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
+def test_wrong_sums_that_disagree_blame_no_rank(facts: list[AllReduceFact]):
     finding = judge(*facts)
     assert finding.title.endswith("it is unknown which rank is faulty")
     assert finding.culprits == ()
@@ -72,7 +72,7 @@ def compared(total: int, changed: int | None = None) -> Wrong | None:
     return allreduce.compare(tensor, "int64", "sum", ctx)
 
 
-def test_only_a_tensor_that_is_off_throughout_blames_by_original_number():
+def test_only_an_entirely_wrong_tensor_blames_by_original_rank():
     everywhere = compared(19)
     assert everywhere is not None
     assert (everywhere.blamed, everywhere.elements, everywhere.alike) == ((6,), ELEMENTS, True)
@@ -85,7 +85,7 @@ def test_only_a_tensor_that_is_off_throughout_blames_by_original_number():
     assert compared(15) is None
 
 
-def test_the_size_at_which_the_sweep_ended_early_is_measured():
+def test_size_at_which_the_sweep_stopped_is_measured():
     names = {one.name: one for one in allreduce.measurements(recording(*[seen(stopped_at_bytes=1 << 20)] * 4))}
     untested = names["allreduce_untested_from"]
     assert (untested.value, untested.unit, untested.labels) == (1 << 20, "B", {"ranks": 4})
@@ -93,7 +93,7 @@ def test_the_size_at_which_the_sweep_ended_early_is_measured():
 
 
 @pytest.mark.parametrize(("ranks", "busbw"), [(1, 0.0), (2, 100.0), (8, 175.0)])
-def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
+def test_busbw_equals_that_of_nccl_tests(ranks: int, busbw: float):
     assert 100.0 * TABLE["all_reduce"].bus_factor(ranks) == busbw
 
 
@@ -106,7 +106,7 @@ def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
         (Level.THOROUGH, 200, "no more"),  # the check itself has less time than the next size takes
     ],
 )
-def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, level, mb_per_s, reaches):
+def test_sweep_cut_short_by_time_reports_a_sufficient_budget(monkeypatch, level, mb_per_s, reaches):
     first = swept(monkeypatch, level, mb_per_s, 60.0)
     short = seen(stopped_at_bytes=first.stopped_at, short_of=first.short_of, needs=first.needs)
     (untested,) = allreduce.measurements(recording(*[short] * 4).model_copy(update={"options": Options(level=level)}))
@@ -141,7 +141,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
     return all_reduces.bandwidth(ctx)
 
 
-def test_a_sweep_that_memory_cut_short_says_how_much_all_sizes_need():
+def test_sweep_cut_short_by_memory_reports_how_much_all_sizes_need():
     short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=(8.0 * 2**28, 8.0 * 2**30))
     (untested,) = allreduce.measurements(recording(*[short] * 4))
     assert untested.labels == {"ranks": 4, "short_of": "memory", "needs_bytes": 8.0 * 2**30, "needs_on": "a host"}

@@ -193,13 +193,13 @@ def use_own_batch(norm, args, _result):
 
 
 @pytest.mark.parametrize("on", [(0,), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
-def test_healthy_ranks_give_no_finding(ranks, on):
+def test_healthy_ranks_have_no_finding(ranks, on):
     facts = ranks.facts(buffers.probe, on=on)
     assert judge(recording(facts, on)) == []
     assert {fact.source_rank for fact in facts} == {on[0]}
 
 
-def test_sync_batch_norm_on_a_cpu_is_not_tested_and_says_so(ranks):
+def test_sync_batch_norm_on_a_cpu_is_reported_as_untested(ranks):
     for fact in ranks.facts(buffers.probe):
         assert fact.sync_batch_norm_off is None
         assert "accelerators only" in (fact.sync_batch_norm_reason or "")
@@ -213,16 +213,16 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
     assert set(names) == {"ddp_construct", "forward"}
 
 
-def test_a_quick_run_looks_at_ddp_s_defaults_alone(ranks):
+def test_quick_run_tests_only_the_defaults_of_ddp(ranks):
     for fact in ranks.facts(quick_probe):
         assert (fact.kept_off, fact.reassigned_off) == (None, None)
 
 
-def test_a_buffer_that_is_reassigned_is_followed_by_ddp(ranks):
+def test_reassigned_buffer_is_followed_by_ddp(ranks):
     assert judge(recording(ranks.facts(reassigns_a_buffer))) == []
 
 
-def test_sync_batch_norm_that_synchronises_is_healthy(ranks):
+def test_sync_batch_norm_that_synchronizes_is_healthy(ranks):
     facts = ranks.facts(sync_batch_norm, synchronised_model)
     assert all(fact.sync_batch_norm_off == () for fact in facts)
     assert judge(recording(facts)) == []
@@ -275,30 +275,30 @@ def on_the_others(what: str, how: str) -> str:
         *("DD719", [], "SyncBatchNorm outputs on every rank are wrong: each rank kept its own values"),
     ),
 )
-def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
+def test_injected_defect_is_reported(ranks, scenario, code, ranks_blamed, words):
     assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
-def test_buffers_of_another_rank_are_told(ranks):
+def test_buffers_of_another_rank_are_reported(ranks):
     findings = judge(recording(ranks.facts(broadcasts_from_rank_2)))
     assert {finding.code for finding in findings} == {"DD711"}
     assert "rank 2's" in findings[0].title
     assert all(blamed(finding) == [] for finding in findings)
 
 
-def test_a_smaller_world_is_judged_against_its_own_first_rank(ranks):
+def test_smaller_world_is_compared_with_its_own_first_rank(ranks):
     on = (1, 2, 3)
     finding = only(judge(recording(ranks.facts(never_starts_equal, on=on), on)), "DD712")
     assert "parameters on rank 2 (node2) and rank 3 (node3) differ from rank 1's: " in finding.title
     assert finding.evidence[0].expected_from == "rank 1's, broadcast by DDP"
 
 
-def test_a_weight_that_is_not_a_number_names_its_rank(ranks):
+def test_nan_weight_identifies_its_rank(ranks):
     finding = only(judge(recording(ranks.facts(loses_its_weights))), "DD712")
     assert blamed(finding) == [3]
     assert finding.evidence[0].value is None
 
 
-def test_wrong_statistics_of_one_of_two_ranks_name_it(ranks):
+def test_wrong_statistics_of_one_of_two_ranks_identify_it(ranks):
     facts = ranks.facts(computes_wrong_statistics, (1,), on=(0, 1))
     assert blamed(only(judge(recording(facts)), "DD719")) == [1]

@@ -96,7 +96,7 @@ def cannot_write(ctx: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("on", [(0,), (0, 1), (1, 3), (0, 1, 2, 3)], ids=str)
-def test_healthy_ranks_give_no_finding_and_leave_nothing(ranks, on):
+def test_healthy_ranks_have_no_finding_and_leave_no_files(ranks, on):
     facts = ranks.facts(healthy, on=on)
 
     assert judge(recording(facts, on)) == []
@@ -104,19 +104,19 @@ def test_healthy_ranks_give_no_finding_and_leave_nothing(ranks, on):
     assert not Path(facts[0].folder).exists()
 
 
-def test_every_step_has_the_same_name_and_detail_but_for_the_save(ranks):
+def test_every_step_except_the_save_has_the_same_name_and_detail(ranks):
     results = ranks.run(healthy)
     others = [[step for step in one.steps if not step[1].startswith("version")] for one in results]
     assert all(steps == others[0] for steps in others)
 
 
-def test_what_is_written_is_small(ranks):
+def test_written_files_are_small(ranks):
     fact = ranks.facts(healthy, on=(0,))[0]
     assert max(one.told_bytes for one in fact.loads) < 16 * 1024
 
 
 @pytest.mark.parametrize("name", ["new_folder", "save"])
-def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
+def test_unwritable_working_directory_is_not_a_fault(ranks, name):
     for one in ranks.run(cannot_write, name, on=(0, 1)):
         assert one.error is not None
         assert "Skip" in one.error
@@ -131,15 +131,15 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
     ("a save that returns too early", (saves_in_the_background,), "DD761", [], "every rank"),
     ("a rank that reads the old file", (reads_what_it_read_before,), "DD762", [2], "version 1 in place of 2"),
 )
-def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
+def test_injected_defect_is_reported(ranks, scenario, code, ranks_blamed, words):
     assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
-def test_a_smaller_world_names_the_rank_that_saves_in_it(ranks):
+def test_smaller_world_reports_the_rank_that_saves_in_it(ranks):
     finding = only(judge(recording(ranks.facts(reads_half_on_rank_1, on=(1, 2)), (1, 2))), "DD761")
     assert finding.title.startswith("The checkpoint that rank 1 saved is incomplete or changed when read on rank 1")
 
 
-def test_a_node_that_does_not_see_the_file_is_information(ranks):
+def test_node_that_does_not_see_the_file_is_info(ranks):
     finding = only(judge(recording(ranks.facts(rank_3_looks_elsewhere))), "DD764")
     assert (finding.severity, finding.culprits[0].node) == (Severity.INFO, "node3")

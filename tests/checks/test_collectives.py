@@ -108,7 +108,7 @@ def test_healthy_ranks_are_right_in_every_collective(ranks: Ranks, count: int):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("count", "culprit"), [(2, 1), (3, 0), (4, 2)])
-def test_a_rank_that_gives_wrong_shares_is_named_by_every_collective(ranks: Ranks, count: int, culprit: int):
+def test_rank_that_sends_wrong_shares_is_reported_by_every_collective(ranks: Ranks, count: int, culprit: int):
     found = ranks.facts(all_of_them, culprit, on=tuple(range(count)))
 
     for part in found[0]:
@@ -132,7 +132,7 @@ def memory_to_look(_: HarnessContext) -> int:
 
 
 @pytest.mark.ranks
-def test_looking_at_a_result_takes_no_more_memory_than_is_asked_for_beside_it(ranks: Ranks):
+def test_checking_a_result_uses_no_more_memory_than_requested(ranks: Ranks):
     """To count the wrong elements of 256 MiB took 512 MiB more once, and a healthy H100 was called unhealthy."""
     (most,) = ranks.facts(memory_to_look, on=(0,))
 
@@ -170,7 +170,7 @@ def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> Colle
     ],
     ids=["receiver", "path", "nobody"],
 )
-def test_who_takes_wrongly_or_one_way_alone_is_named(ranks: Ranks, sources, culprit, words: str):
+def test_wrong_receiver_or_direction_is_reported(ranks: Ranks, sources, culprit, words: str):
     (finding,) = judge(ranks.facts(takes_wrongly, sources))
 
     assert words in finding.title
@@ -178,7 +178,7 @@ def test_who_takes_wrongly_or_one_way_alone_is_named(ranks: Ranks, sources, culp
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.is_timed])
-def test_sizes_counts_and_bus_bandwidths_are_those_of_nccl_tests(name: str):
+def test_sizes_counts_and_busbw_equal_those_of_nccl_tests(name: str):
     """Compare with src/*.cu of nccl-tests, GetCollByteCount and GetBw: 1000 MB/s of 1 MiB among 6 ranks."""
     row, ranks, size = TABLE[name], 6, 1 << 20
     count = {"all_reduce": size // 4, "broadcast": size // 4, "reduce": size // 4, "send_recv": size // 4}.get(
@@ -237,9 +237,7 @@ def sums(part: str, *blamed: tuple[int, ...] | None, own: int = 0) -> list[Colle
         pytest.param(sums("reduce_scatter", (2,), (2,), (2,), own=3), [2], id="its input changed, and the sums agree"),
     ],
 )
-def test_a_wrong_sum_names_the_rank_whose_contribution_is_wrong_wherever_it_is_taken(
-    facts: list[CollectiveFact], culprits: list[int]
-):
+def test_wrong_sum_reports_the_rank_with_the_wrong_contribution(facts: list[CollectiveFact], culprits: list[int]):
     (finding,) = judge(facts)
 
     assert [named.rank for named in finding.culprits] == culprits, finding.title

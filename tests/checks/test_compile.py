@@ -35,7 +35,7 @@ def seen(ranks: Ranks, name: str, on: tuple[int, ...] = RANKS, options: Options 
 
 
 @pytest.mark.parametrize("name", ["plain", "dynamic", "in_place", "one_layer", "smaller_everywhere"])
-def test_a_model_that_all_ranks_compile_alike_gives_no_finding(ranks, name):
+def test_model_that_all_ranks_compile_identically_has_no_finding(ranks, name):
     facts = seen(ranks, name)
 
     assert judge(record(CHECK, facts)) == []
@@ -43,7 +43,7 @@ def test_a_model_that_all_ranks_compile_alike_gives_no_finding(ranks, name):
     assert [fact.not_offered for fact in facts] == [()] * 3
 
 
-def test_a_graph_break_on_all_ranks_is_information_with_its_line_and_what_torch_says(ranks):
+def test_graph_break_on_all_ranks_is_info_with_its_line_and_reason(ranks):
     finding = only(judge(record(CHECK, seen(ranks, "with_a_graph_break"))), "DD843")
 
     assert finding.severity.value == "info"
@@ -60,17 +60,17 @@ def test_a_graph_break_on_all_ranks_is_information_with_its_line_and_what_torch_
     ("not compiled", "on_some_ranks", "DD840", [1], "is compiled on rank 1 (node1), unlike on other ranks"),
     ("an exception", "of_one_size", "DD844", [1, None], "error, proved", "Error at compiled.py:"),
 )
-def test_a_planted_difference_is_named_and_no_other_rank_blamed(ranks, scenario, code, ranks_blamed, words):
+def test_injected_difference_is_reported_for_its_rank_only(ranks, scenario, code, ranks_blamed, words):
     assert_found(judge(record(CHECK, seen(ranks, scenario))), code, ranks_blamed, words)
 
 
-def test_of_two_ranks_none_is_blamed_for_the_difference(ranks):
+def test_difference_between_two_ranks_blames_neither(ranks):
     finding = only(judge(record(CHECK, seen(ranks, "branch", on=(0, 1)))), "DD840")
 
     assert [culprit.kind for culprit in finding.culprits] == ["file"]
 
 
-def test_a_number_that_counts_the_steps_is_compiled_again_in_each_of_them(ranks):
+def test_step_counter_is_recompiled_in_every_step(ranks):
     finding = only(judge(record(CHECK, seen(ranks, "counter"))), "DD842")
 
     assert "in each of 3 steps: a guard failed (" in finding.title
@@ -85,24 +85,24 @@ def test_a_number_that_counts_the_steps_is_compiled_again_in_each_of_them(ranks)
         ("switched_off", "did not compile any part of"),
     ],
 )
-def test_where_nothing_could_be_captured_the_reason_is_said_and_no_fact_made(ranks, name, why):
+def test_failed_capture_gives_a_reason_and_no_fact(ranks, name, why):
     assert [why in (one.error or "") for one in results(ranks, name)] == [True] * 3
 
 
-def test_what_is_not_compiled_is_looked_at_with_the_option(ranks):
+def test_uncompiled_model_is_checked_with_the_option(ranks):
     facts = seen(ranks, "not_compiled", options=Options(compile=True))
 
     assert judge(record(CHECK, facts)) == []
     assert [(fact.steps[0].graphs, fact.by_factory) for fact in facts] == [(1, False)] * 3
 
 
-def test_a_factory_with_two_batches_is_looked_at_with_two(ranks):
+def test_factory_with_two_batches_is_checked_with_two(ranks):
     assert [(len(fact.steps), fact.ended) for fact in seen(ranks, "two_batches")] == [
         (2, "make_batch(2) returns none")
     ] * 3
 
 
-def test_after_one_step_alone_the_check_has_not_passed(ranks):
+def test_check_with_only_one_step_has_not_passed(ranks):
     facts = [
         fact.model_copy(update={"steps": fact.steps[:1], "ended": "step 0 took 40 s"}) for fact in seen(ranks, "plain")
     ]

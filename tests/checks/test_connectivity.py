@@ -81,7 +81,7 @@ def test_row_of_healthy_peers_is_complete(listeners):
         assert (peer.passed_bytes, peer.lost_bytes) == (None, None)
 
 
-def test_a_stopped_listener_is_refused_and_the_others_are_measured(listeners):
+def test_stopped_listener_refuses_and_other_peers_are_measured(listeners):
     peers = peers_of(listeners)
     listeners[1].stop()
     with socket.socket() as caller:
@@ -92,7 +92,7 @@ def test_a_stopped_listener_is_refused_and_the_others_are_measured(listeners):
     assert outcomes == ["ok", "refused", "ok"]
 
 
-def test_the_roll_calls_address_is_tried_beside_the_advertised_one(listeners):
+def test_check_in_address_is_tested_in_addition_to_the_advertised_one(listeners):
     port = listeners[0].port
     well, dead_one = (Peer(n, "n", at, "127.0.0.2", "127.0.0.1") for n, at in ((1, port), (2, free_port())))
 
@@ -102,7 +102,7 @@ def test_the_roll_calls_address_is_tried_beside_the_advertised_one(listeners):
     assert (second.outcome, second.met_at_outcome) == ("refused", "refused")
 
 
-def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
+def test_concurrent_measurements_of_several_nodes_have_no_finding(listeners):
     rows: dict[int, ConnectivityFact] = {}
 
     def run(node: int) -> None:
@@ -124,12 +124,12 @@ def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
     assert all(one.value > 0 for one in measured)
 
 
-def test_a_node_alone_has_nobody_to_dial():
+def test_single_node_has_no_peer_to_dial():
     with pytest.raises(Skip):
         probe(RealContext())
 
 
-def test_the_port_range_is_not_invented_where_the_kernel_does_not_tell(listeners):
+def test_port_range_is_unknown_if_the_kernel_does_not_show_it(listeners):
     context = RealContext(peers=peers_of(listeners[:1]), deadline=time.monotonic() + LIMIT_S)
 
     assert probe(context).port_range is None
@@ -233,7 +233,7 @@ def oserror(number: int) -> OSError:
         (oserror(errno.EMFILE), "failed"),
     ],
 )
-def test_what_the_failure_to_connect_tells(error, outcome):
+def test_failure_to_connect_determines_the_outcome(error, outcome):
     (peer, well) = seen_of(error, Wire())
 
     assert peer.outcome == outcome
@@ -250,13 +250,13 @@ def test_a_dropped_dial_is_tried_again_and_a_refused_one_is_not():
     assert context.dials.count("10.0.0.1") == 1
 
 
-def test_a_host_that_cannot_dial_at_all_has_not_looked():
+def test_host_that_cannot_dial_at_all_fails():
     with pytest.raises(Failed, match="Too many open files"):
         context_of(oserror(errno.EMFILE), oserror(errno.EMFILE))
 
 
 @pytest.mark.parametrize(("largest", "passed", "lost"), [(1460, 1440, 4000), (1400, 1300, 1440), (8948, 8000, 131072)])
-def test_a_black_hole_is_measured_by_what_still_passes(largest, passed, lost):
+def test_black_hole_is_measured_by_the_largest_size_that_passes(largest, passed, lost):
     (peer, well) = seen_of(Wire(largest=largest), Wire())
 
     assert (peer.outcome, peer.passed_bytes, peer.lost_bytes) == ("burst_lost", passed, lost)
@@ -265,7 +265,7 @@ def test_a_black_hole_is_measured_by_what_still_passes(largest, passed, lost):
     assert well.outcome == "ok"
 
 
-def test_a_burst_that_is_lost_once_by_chance_is_no_black_hole():
+def test_burst_lost_once_by_chance_is_not_a_black_hole():
     (peer,) = seen_of(Wire(hiccups=1))
 
     assert (peer.outcome, peer.lost_bytes) == ("ok", None)
@@ -273,7 +273,7 @@ def test_a_burst_that_is_lost_once_by_chance_is_no_black_hole():
     assert peer.throughput_bytes_per_s
 
 
-def test_a_path_that_carries_nothing_any_more_is_broken_and_no_black_hole():
+def test_path_that_stops_carrying_data_is_broken_not_a_black_hole():
     assert seen_of(Wire(largest=100))[0].outcome == "broken"
     assert seen_of(Wire(breaks_after=5))[0].outcome == "broken"
 
@@ -300,14 +300,14 @@ def test_a_slow_peer_is_measured_again():
     assert max(slow.throughput_bytes_per_s) == pytest.approx(10e6)
 
 
-def test_a_transfer_that_does_not_end_counts_as_what_it_moved_at_most():
+def test_unfinished_transfer_counts_as_its_maximum_size():
     (peer,) = seen_of(Wire(bytes_per_s=90e3))
 
     assert peer.outcome == "ok"
     assert peer.throughput_bytes_per_s == (path_quality.SAMPLE_BYTES / path_quality.TRANSFER_S,)
 
 
-def test_a_peer_that_is_busy_with_others_gives_no_sample():
+def test_busy_peer_gives_no_sample():
     (peer,) = seen_of(Wire(busy=True))
 
     assert (peer.outcome, peer.throughput_bytes_per_s) == ("ok", ())
@@ -320,7 +320,7 @@ def test_every_line_is_closed():
     assert all(line.closed for wire in wires for line in wire.lines)
 
 
-def test_the_roll_calls_address_is_dialled_only_where_it_is_another():
+def test_check_in_address_is_dialed_only_if_different():
     peers = (
         Peer(0, "node0", 1, "172.17.0.1", "10.0.0.0"),
         Peer(1, "node1", 1, "10.0.0.1", "::ffff:10.0.0.1"),
@@ -419,7 +419,7 @@ PATH_CODES = {"blocked": "DD531"}
 @pytest.mark.parametrize("kind", FAULTS)
 @settings(max_examples=30)
 @given(nodes=st.integers(4, 9), data=st.data())
-def test_only_the_bad_node_or_path_is_named_even_if_rows_are_missing(kind: str, nodes: int, data: st.DataObject):
+def test_only_the_bad_node_or_path_is_reported_even_with_missing_rows(kind: str, nodes: int, data: st.DataObject):
     code, fault, one_way = FAULTS[kind]
     bad = data.draw(st.sets(st.integers(0, nodes - 1), min_size=1, max_size=2))
     rows = data.draw(st.just(set(range(nodes))) | st.sets(st.integers(0, nodes - 1), min_size=1))

@@ -28,7 +28,7 @@ def look(wires: Mapping[str, Wire | OSError], *others: OtherWay) -> tuple[WireCo
     return context, probe(context)
 
 
-def test_a_peer_is_looked_at_over_its_other_address_with_both_interfaces_names():
+def test_peer_is_measured_over_its_other_address_with_both_interface_names():
     _, fact = look({"10.0.0.1": Wire(), "10.1.0.1": Wire(bytes_per_s=2e8, round_trip_s=0.002)}, ETH1)
 
     (other,) = fact.peers[0].others
@@ -39,7 +39,7 @@ def test_a_peer_is_looked_at_over_its_other_address_with_both_interfaces_names()
 
 
 @pytest.mark.parametrize(("number", "outcome"), [(errno.ETIMEDOUT, "timed_out"), (errno.ECONNREFUSED, "refused")])
-def test_a_dead_other_address_changes_nothing_about_the_one_in_use(number, outcome):
+def test_dead_other_address_does_not_affect_the_one_in_use(number, outcome):
     context, fact = look({"10.0.0.1": Wire(), "10.1.0.1": oserror(number)}, ETH1)
 
     assert fact.peers[0].outcome == "ok"
@@ -48,7 +48,7 @@ def test_a_dead_other_address_changes_nothing_about_the_one_in_use(number, outco
     assert context.dials.count("10.1.0.1") == (path_quality.OTHER_DIALS if number == errno.ETIMEDOUT else 1)
 
 
-def test_what_swallows_large_packets_or_breaks_is_no_way():
+def test_network_that_drops_large_packets_or_breaks_is_broken():
     _, fact = look({"10.0.0.1": Wire(), "10.1.0.1": Wire(largest=1460)}, ETH1)
     assert fact.peers[0].others[0].outcome == "broken"
     _, fact = look({"10.0.0.1": Wire(), "10.1.0.1": Wire(breaks_after=3)}, ETH1)
@@ -67,7 +67,7 @@ def test_every_line_is_closed():
     assert all(line.closed for wire in context.wires.values() if isinstance(wire, Wire) for line in wire.lines)
 
 
-def test_real_lines_answer_at_two_addresses_and_a_dead_one_costs_no_seconds():
+def test_real_sockets_answer_at_two_addresses_and_a_dead_one_is_fast():
     listener = Listener()
     listener.admit(TOKEN)
     dead = replace_way(ETH1, network="192.0.2.0/24", address="127.0.0.3")
@@ -113,7 +113,7 @@ SLOWER = (("control", 12e6), ("treatment", 1e6), ("control", 11e6), ("treatment"
         ((), True),
     ],
 )
-def test_a_network_that_was_no_faster_in_its_trial_is_not_reported(tried: Any, is_told: bool):
+def test_network_that_was_not_faster_in_its_trial_is_not_reported(tried: Any, is_told: bool):
     recording = load("connectivity/slower-network-by-rate-1")
     first = finding_of(CHECK, recording)
     assert first.reproduced_by is not None

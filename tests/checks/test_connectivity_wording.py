@@ -13,13 +13,13 @@ def nodes(**interfaces: str) -> Recording:
 THREE = nodes(a="eth0", b="eth0", c="ens3")
 
 
-def test_the_world_knows_interfaces_that_were_not_recorded():
+def test_interface_names_come_from_the_world_if_not_recorded():
     assert wording.interface_name(THREE, 2, "10.0.0.3") == "ens3"
     assert wording.interface_name(THREE, 2, "10.0.0.9") is None
     assert wording.interface_name(Recording(), 2, "10.0.0.3") is None
     assert wording.interface_with(THREE, 2, "10.0.0.3") is None
 
 
-def test_only_the_nodes_that_need_it_get_a_setting_where_the_others_have_other_names():
+def test_only_nodes_with_other_interface_names_get_a_setting():
     remedy = wording.use_met_interface(THREE, {2: "10.0.0.3"}, {0: "10.0.0.1"})
     assert [(one.value, one.node) for one in remedy.settings] == [("ens3", "c")]

@@ -23,7 +23,7 @@ class NodesContext(FakeContext):
 # --- the fact ------------------------------------------------------------------------------------
 
 
-def test_a_node_hands_in_its_doctors_version_and_its_clock():
+def test_node_reports_its_version_of_ddp_doctor_and_its_clock():
     ctx = NodesContext()
     ctx.clock_offset_s = -0.07
 
@@ -50,7 +50,7 @@ def test_nodes_are_split_into_few_and_many(values):
 
 @example("NCCL_DEBUG_TIMESTAMP_FORMAT", "")
 @given(st.sampled_from(sorted(variables())), st.text(max_size=8))
-def test_every_value_has_an_effect_that_can_be_compared(name: str, value: str):
+def test_effective_values_ignore_spaces_and_defaults(name: str, value: str):
     assert effective(name, None) is None
     assert effective(name, value) == effective(name, f" {value} ")
     assert effective(name, variables()[name].default) is None
@@ -59,7 +59,7 @@ def test_every_value_has_an_effect_that_can_be_compared(name: str, value: str):
 # --- all together --------------------------------------------------------------------------------
 
 
-def test_thousands_of_nodes_of_which_each_is_different_are_one_short_finding():
+def test_thousands_of_different_nodes_are_one_short_finding():
     readings = [
         collected(check, fact, node)
         for node in range(500)

@@ -7,7 +7,7 @@ from ddp_doctor.probing.rank_identity import settings_of
 from tests.readings import collected, findings_of, uneven_world
 
 
-def test_thousands_of_ranks_of_which_each_is_different_are_one_short_finding():
+def test_thousands_of_different_ranks_are_one_short_finding():
     readings = []
     for node in range(500):
         ranks = {local: settings_of({"NCCL_BUFFSIZE": str(8 * node + local)}) for local in range(8)}
@@ -22,7 +22,7 @@ def test_thousands_of_ranks_of_which_each_is_different_are_one_short_finding():
     assert len(found.evidence[0].text) < 400
 
 
-def test_no_secret_and_no_name_of_something_else_is_told():
+def test_secrets_and_unrelated_names_are_not_recorded():
     env = {
         "NCCL_NOTE": "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
         "HOME": "/root",

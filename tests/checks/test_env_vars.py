@@ -75,7 +75,7 @@ def test_credentials_are_withheld_and_named():
     assert "hunter2" not in fact.model_dump_json()
 
 
-def test_bytes_that_are_no_text_can_be_recorded():
+def test_bytes_that_are_not_text_can_be_recorded():
     fact = probe(FakeContext(env={"NCCL_DEBUG_FILE": "/logs/\udcff%p"}))
     assert json.loads(fact.model_dump_json())["variables"] == {"NCCL_DEBUG_FILE": "/logs/\\udcff%p"}
 
@@ -132,7 +132,7 @@ VALUES = st.one_of(st.integers(-9, 99).map(str), st.text(max_size=12))
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8), st.sampled_from(["gloo", "nccl"]))
-def test_any_environment_is_judged_and_every_sentence_can_be_printed(env, backend):
+def test_any_environment_gives_printable_sentences(env, backend):
     for finding in findings(env, backend=backend):
         assert finding.title.isprintable()
         assert finding.detail.isprintable()
@@ -142,7 +142,7 @@ def test_any_environment_is_judged_and_every_sentence_can_be_printed(env, backen
 # --- launch variables --------------------------------------------------------------------------------------
 
 
-def test_nothing_that_the_installed_torchrun_exports_is_flagged():
+def test_variables_exported_by_the_installed_torchrun_are_not_flagged():
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     agent = Path(str(spec.origin)).parent / "distributed/elastic/agent/server/local_elastic_agent.py"
@@ -165,12 +165,12 @@ def test_loopback_master_in_a_job_of_two_nodes_is_a_warning():
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def test_unknown_name_is_information():
+def test_unknown_name_is_info():
     finding = only({"NCCL_FROB": "1"})
     assert (finding.code, finding.severity, finding.remedies) == ("DD112", Severity.INFO, ())
 
 
-def test_a_removed_name_and_a_deprecated_name_are_information():
+def test_removed_and_deprecated_names_are_info():
     assert only({"NCCL_TREE_THRESHOLD": "0"}).severity is Severity.INFO
     deprecated = only({"NCCL_ASYNC_ERROR_HANDLING": "1"})
     assert (deprecated.code, deprecated.severity) == ("DD113", Severity.INFO)
@@ -184,7 +184,7 @@ def test_a_removed_name_and_a_deprecated_name_are_information():
 
 
 @pytest.mark.parametrize("env", [{"NCCL_DEBUG": ""}, {"NCCL_DEBUG_FILE": "/logs/nccl.log"}])
-def test_empty_values_and_shared_log_files_are_information(env):
+def test_empty_values_and_shared_log_files_are_info(env):
     assert only(env).severity is Severity.INFO
 
 
@@ -202,12 +202,12 @@ def test_empty_values_and_shared_log_files_are_information(env):
         ({"PET_STANDALONE": "true", "SLURM_JOB_ID": "1"}, "gloo", Severity.WARNING),
     ],
 )
-def test_refused_value_is_an_error_where_this_backend_reads_it(env, backend, severity):
+def test_refused_value_is_an_error_if_this_backend_reads_it(env, backend, severity):
     finding = only(env, backend)
     assert (finding.code, finding.severity) == ("DD122", severity)
 
 
-def test_values_of_hundreds_of_nodes_are_one_finding_of_a_few_lines():
+def test_values_of_hundreds_of_nodes_are_one_short_finding():
     (finding,) = findings(*({"RANK": str(rank), "WORLD_SIZE": "299"} for rank in range(299)))
     assert len(finding.evidence) == 8
     assert len(finding.title) < 200

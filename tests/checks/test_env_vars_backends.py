@@ -55,7 +55,7 @@ def only(env: dict[str, str], software: Software | None, *ranks: Fact, backend: 
 # --- DD126 -------------------------------------------------------------------------------------------------
 
 
-def test_the_list_of_settings_warns_of_it_though_it_starts_no_ranks():
+def test_list_of_settings_warns_although_it_starts_no_ranks():
     seen = recording(HEARTBEAT, TORCH_215, backend="gloo")
     seen = seen.model_copy(update={"options": Options(command="env")})
     assert [(one.code, one.severity) for one in app.judge(seen).report.findings] == [("DD126", Severity.WARNING)]
@@ -68,7 +68,7 @@ def codes(env: dict[str, str], software: Software | None) -> list[str]:
     return sorted({one.code for one in findings(env, software)})
 
 
-def test_what_nccl2_does_not_read_costs_nothing_there_is_refused_by_nobody_and_idle_beside_nothing():
+def test_variables_that_nccl2_ignores_have_only_the_unused_finding():
     on_nccl2 = {"TORCH_NCCL_DESYNC_DEBUG": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "ten"}
     assert codes(on_nccl2, TORCH_215) == ["DD126"]
     assert codes(on_nccl2, TORCH_213) == ["DD122", "DD123"]
@@ -83,14 +83,14 @@ def test_a_variable_of_a_newer_torch_is_not_read_yet(name):
     assert "has no effect in torch 2.13.0" in finding.title
 
 
-def test_a_variable_that_a_newer_torch_reads_no_longer_is_obsolete_there_alone():
+def test_variable_removed_from_a_newer_torch_is_obsolete_only_there():
     finding = only({"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"}, TORCH_215)
     assert (finding.code, finding.severity) == ("DD113", Severity.INFO)
     assert finding.title == ("TORCH_NCCL_AVOID_RECORD_STREAMS has no effect in torch 2.15.0: removed after torch 2.14")
     assert only({"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"}, TORCH_213).severity is Severity.INFO
 
 
-def test_env_says_which_class_reads_a_variable():
+def test_env_names_the_class_that_reads_a_variable():
     from ddp_doctor.app.inspection import judge_settings
 
     report = judge_settings(recording(HEARTBEAT, TORCH_215, backend="")).report

@@ -63,7 +63,7 @@ def test_every_rank_measures_every_rate_of_its_device(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_a_rank_without_memory_says_so_and_keeps_nobody_waiting(ranks: Ranks):
+def test_rank_without_memory_gives_a_reason_and_blocks_no_rank(ranks: Ranks):
     full, *others = ranks.facts(measured, (0, ROOM, ROOM), on=THREE)
     assert full["matmul_tflop_per_s"] is None
     assert full["not_measured"] == {
@@ -73,7 +73,7 @@ def test_a_rank_without_memory_says_so_and_keeps_nobody_waiting(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_all_ranks_enter_the_same_steps_so_that_a_hang_is_judged_right(ranks: Ranks):
+def test_all_ranks_enter_the_same_steps(ranks: Ranks):
     steps = [result.steps for result in ranks.run(measured, (ROOM, 0, ROOM), on=THREE)]
     assert steps[0] == steps[1] == steps[2]
     assert [name for name, _ in steps[0]].count("host_copy") == 3  # a turn for each rank of the node
@@ -110,7 +110,7 @@ def test_a_rate_is_the_amount_over_the_time_of_one_call():
     assert measured.repetitions == 7
 
 
-def test_a_device_that_is_far_too_slow_is_measured_a_few_times_only():
+def test_very_slow_device_is_measured_only_a_few_times():
     ctx = Clock(call_s=2.0)
     measured = rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
     assert (measured.repetitions, ctx.calls) == (3, 5)
@@ -142,7 +142,7 @@ def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
     return GpuWatched.model_validate_json(done.stdout)
 
 
-def test_the_gpu_is_looked_at_while_it_works_and_only_then():
+def test_gpu_is_sampled_only_while_it_works():
     seen = watched("throttled", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6")
     assert seen.reason is None
     assert len(seen.samples) >= 3
@@ -153,19 +153,19 @@ def test_the_gpu_is_looked_at_while_it_works_and_only_then():
     assert seen.mig_enabled is False
 
 
-def test_a_peer_of_the_slowed_gpu_is_well():
+def test_peer_of_the_throttled_gpu_is_not_throttled():
     seen = watched("throttled", "GPU-8932f930-d72c-4106-c12f-20bd9faed9f6")
     assert seen.samples[-1].sm_clock_mhz == 1980
     assert seen.samples[-1].clock_events == ("gpu_idle",)
 
 
-def test_an_older_driver_is_asked_by_its_older_names():
+def test_older_driver_is_queried_by_its_older_names():
     seen = watched("throttled", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6", "OLD_DRIVER")
     assert seen.samples[-1].clock_events == ("hw_slowdown", "hw_thermal_slowdown")
     assert seen.mig_enabled is None
 
 
-def test_a_slice_is_found_by_its_own_uuid_however_cuda_begins_it():
+def test_slice_is_found_by_its_uuid_without_the_mig_prefix():
     seen = watched("mig", "GPU-5e7d0003-0000-4000-8000-000000000001")
     assert (seen.reason, seen.mig_enabled) == (None, True)
 
@@ -179,7 +179,7 @@ def test_a_slice_is_found_by_its_own_uuid_however_cuda_begins_it():
         ("hang_init", "GPU-8932f930-d72c-4106-c12f-20bd9faed9f6", "NVML had not answered in time"),
     ],
 )
-def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str, reason: str):
+def test_failed_nvml_gives_a_reason_without_waiting(fault: str, uuid: str, reason: str):
     seen = watched(fault, uuid)  # waiting calls never return
     assert reason in (seen.reason or "")
     assert seen.samples == ()
@@ -188,13 +188,13 @@ def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str,
 # --- the rules ------------------------------------------------------------------------------------------
 
 
-def test_a_hostile_uuid_reaches_no_command():
+def test_hostile_uuid_is_not_put_into_a_command():
     assert known.as_argument("GPU-8932f930-d72c-4106-c12f-20bd9faed9f6").startswith("GPU-8932f930")
     assert known.as_argument("GPU-0; rm -rf /") == "INDEX"
     assert known.as_argument(None) == "INDEX"
 
 
-def test_the_events_of_a_slowdown_are_named_as_the_driver_is_asked():
+def test_slowdown_events_have_the_names_of_the_driver_query():
     from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
 
     assert set(known.SLOWDOWNS_UNDER_LOAD) <= set(CLOCK_EVENTS.values())

@@ -60,7 +60,7 @@ def world(nproc: int = 8, backend: str = "nccl", nodes: int = 1) -> World:
 # --- the probe and the rules on a whole machine ---------------------------------------------------------
 
 
-def test_a_healthy_node_gives_eight_gpus_and_no_finding(node: Machine) -> None:
+def test_healthy_node_has_eight_gpus_and_no_finding(node: Machine) -> None:
     fact = look(node)
     assert [gpu.bus_id for gpu in fact.gpus] == [f"0000:{bus}:00.0" for bus in BUSES]
     assert [gpu.bus_id for gpu in fact.pci_gpus or ()] == sorted(f"0000:{bus}:00.0" for bus in BUSES)
@@ -68,7 +68,7 @@ def test_a_healthy_node_gives_eight_gpus_and_no_finding(node: Machine) -> None:
     assert verdicts(recorded(fact, world=world())) == []
 
 
-def test_a_healthy_node_with_an_old_driver_gives_no_finding(node: Machine) -> None:
+def test_healthy_node_with_an_old_driver_has_no_finding(node: Machine) -> None:
     fact = look(node, "healthy", "OLD_DRIVER")
     assert fact.gpus[0].unavailable
     assert verdicts(recorded(fact, world=world())) == []
@@ -87,7 +87,7 @@ def test_the_answer_of_nvml_is_kept_as_raw_text(node: Machine) -> None:
         ("mig", [("DD309", "info"), ("DD311", "error")]),  # a prolog does not report on ranks
     ],
 )
-def test_what_a_run_says_of_a_planted_fault(node: Machine, fault: str, expected: list[tuple[str, str]]) -> None:
+def test_run_reports_an_injected_fault(node: Machine, fault: str, expected: list[tuple[str, str]]) -> None:
     """tests/nvml_stand_in/fault_table.py has the findings of a prolog for all faults."""
     assert verdicts(recorded(look(node, fault), world=world())) == expected
 
@@ -108,7 +108,7 @@ def test_an_exclusive_gpu_held_by_a_named_process_is_an_error(node: Machine) -> 
     assert ("DD306", "error") in verdicts(recorded(fact, world=world()))
 
 
-def test_the_mps_server_in_exclusive_mode_is_well(node: Machine) -> None:
+def test_mps_server_in_exclusive_mode_has_no_finding(node: Machine) -> None:
     fact = look(node, "exclusive_mps")
     server = GpuProcess(pid=7, kind="compute", name="nvidia-cuda-mps", memory_used_bytes=30 << 20)
     gpus = tuple(gpu.model_copy(update={"processes": (server,)}) if gpu.processes else gpu for gpu in fact.gpus)
@@ -122,12 +122,12 @@ def test_the_mps_server_in_exclusive_mode_is_well(node: Machine) -> None:
         ("hang_gpu", "NVIDIA driver hangs on node0: no answer to nvmlDeviceGetMemoryInfo of GPU 3"),
     ],
 )
-def test_a_hanging_driver_is_an_error_and_no_hang(node: Machine, fault: str, title: str) -> None:
+def test_hanging_driver_is_an_error_and_does_not_block(node: Machine, fault: str, title: str) -> None:
     finding, *rest = judge(recorded(node.seen_to_hang(probe, fault), world=world()))
     assert (finding.code, finding.severity, finding.title, rest) == ("DD302", Severity.ERROR, title, [])
 
 
-def test_a_driver_hangs_also_where_no_gpu_shows_on_the_bus(bare: Machine) -> None:
+def test_hanging_driver_is_reported_without_a_gpu_on_the_bus(bare: Machine) -> None:
     assert verdicts(recorded(bare.seen_to_hang(probe, "hang_init"))) == [("DD302", "error")]
 
 
@@ -175,7 +175,7 @@ def test_a_machine_without_a_gpu_for_the_job_is_absent(bare: Machine, situation:
         probe(bare.context({**NO_LIBRARY, **env}))
 
 
-def test_this_very_machine_says_what_it_has() -> None:
+def test_probe_describes_this_machine() -> None:
     try:
         fact = probe(LiveContext(os.environ, time.monotonic() + 60))
     except Absent as absent:
@@ -195,7 +195,7 @@ def test_gpus_on_the_bus_without_a_working_driver_are_an_error(bare: Machine, dr
     assert finding.detail == f"NVIDIA GPUs: 1 on the PCI bus (kernel driver: {driver or 'none'})."
 
 
-def test_virtual_functions_of_a_vgpu_host_are_no_gpus(node: Machine) -> None:
+def test_virtual_functions_of_a_vgpu_host_are_not_gpus(node: Machine) -> None:
     function = node.plug("0000:61:00.4")
     (function / "physfn").symlink_to("../0000:61:00.0")
     assert verdicts(recorded(look(node), world=world())) == []
@@ -210,7 +210,7 @@ def test_a_container_that_was_given_gpus_but_no_driver_is_an_error(node: Machine
     assert finding.detail == "NVIDIA GPUs: 2 granted by the scheduler or container runtime."
 
 
-def test_a_container_with_two_of_eight_gpus_is_well(node: Machine) -> None:
+def test_container_with_two_of_eight_gpus_has_no_finding(node: Machine) -> None:
     node.file("/proc/1/cgroup", "0::/kubepods/besteffort/pod3c0f\n")
     fact = look(node, "two", NVIDIA_VISIBLE_DEVICES="GPU-8932f930,GPU-8932f931")
     assert fact.in_container
@@ -222,18 +222,18 @@ def test_gpus_granted_by_slurm_on_a_machine_without_any_are_an_error(bare: Machi
     assert verdicts(recorded(fact)) == [("DD301", "error")]
 
 
-def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure_with_what_they_are(bare: Machine) -> None:
+def test_amd_gpus_that_a_job_would_use_make_the_verdict_unsure(bare: Machine) -> None:
     with pytest.raises(Failed, match=r"^ddp-doctor does not support this hardware yet: 1 AMD GPU \(0000:47:00.0\)"):
         probe(amd(bare).context(NO_LIBRARY))
     with pytest.raises(Failed):
         probe(bare.context({**NO_LIBRARY, "SLURM_JOB_GPUS": "0", "SLURM_PROCID": "0"}))
 
 
-def test_amd_gpus_beside_nvidias_leave_the_verdict_to_nvidias(node: Machine) -> None:
+def test_amd_gpus_next_to_nvidia_gpus_do_not_affect_the_verdict(node: Machine) -> None:
     assert verdicts(recorded(look(amd(node)), world=world())) == []
 
 
-def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:
+def test_slurm_step_bound_to_two_of_eight_gpus_has_no_finding(node: Machine) -> None:
     slurm = {"SLURM_STEP_GPUS": "4,5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
     fact = look(node, "two", **slurm)
     assert verdicts(recorded(fact, world=world(2))) == []
@@ -245,12 +245,12 @@ def test_slurm_granted_eight_and_the_driver_shows_two_is_an_error(bare: Machine)
     assert (finding.code, finding.title, rest) == ("DD303", "node rank 0: the job can use only 2 of 8 GPUs", [])
 
 
-def test_a_gpu_without_kernel_driver_beside_working_ones_is_a_warning(node: Machine) -> None:
+def test_gpu_without_kernel_driver_next_to_working_gpus_is_a_warning(node: Machine) -> None:
     node.plug("0000:e5:00.0", None)
     assert verdicts(recorded(look(node), world=world())) == [("DD303", "warning")]
 
 
-def test_a_faulty_gpu_of_another_job_is_not_our_business(node: Machine) -> None:
+def test_faulty_gpu_of_another_job_is_ignored(node: Machine) -> None:
     fact = look(node, "busy", SLURM_JOB_GPUS="0,1")
     assert verdicts(recorded(fact)) == []
     fact = look(node, "ecc", CUDA_VISIBLE_DEVICES="4,5")
@@ -260,7 +260,7 @@ def test_a_faulty_gpu_of_another_job_is_not_our_business(node: Machine) -> None:
     assert verdicts(recorded(fact, world=world(4))) == []
 
 
-def test_a_broken_driver_is_information_where_the_job_leaves_the_gpus_alone(node: Machine) -> None:
+def test_broken_driver_is_info_if_the_job_does_not_use_gpus(node: Machine) -> None:
     fact = look(node, "mismatch")
     assert verdicts(recorded(fact, backend=Backend.GLOO)) == [("DD301", "info")]
     hidden = look(node, "mismatch", CUDA_VISIBLE_DEVICES="")
@@ -268,7 +268,7 @@ def test_a_broken_driver_is_information_where_the_job_leaves_the_gpus_alone(node
     assert verdicts(recorded(hidden)) == [("DD301", "error")]
 
 
-def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machine) -> None:
+def test_loaded_kernel_module_is_shown_with_a_version_mismatch(node: Machine) -> None:
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
     node.file("/proc/driver/nvidia/version", f"{line}\nGCC version: 11\n")
     finding = judge(recorded(look(node, "mismatch")))[0]
@@ -293,7 +293,7 @@ def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machi
         ),
     ],
 )
-def test_a_child_without_an_answer_is_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:
+def test_child_without_an_answer_gives_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         probe(FakeContext(children={"nvml": result}))
 
@@ -305,7 +305,7 @@ def test_an_answer_printed_before_the_child_got_stuck_counts() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "limit"), [(0, "10.0"), (8, "50.0")])
-def test_the_driver_is_given_more_time_where_it_may_have_to_start_more_gpus(gpus: int, limit: str) -> None:
+def test_driver_gets_more_time_if_it_may_have_to_start_more_gpus(gpus: int, limit: str) -> None:
     asked: list[str] = []
 
     class Context(FakeContext):
@@ -338,7 +338,7 @@ def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() 
     assert len(finding.evidence) == 17
 
 
-def test_ranks_without_a_gpu_are_counted_where_the_missing_one_only_lacks_a_driver(node: Machine) -> None:
+def test_ranks_without_a_gpu_are_counted_if_a_gpu_only_lacks_a_driver(node: Machine) -> None:
     node.plug("0000:e5:00.0", None)
     assert verdicts(recorded(look(node), world=world(9))) == [("DD303", "warning"), ("DD311", "error")]
 
@@ -359,9 +359,7 @@ ONE_HIDES_ALL = ["0,0", "9", "", "-1", "NoDevFiles", "GPU-0a1b2c3d-1111", "MIG-0
 
 
 @pytest.mark.parametrize("value", ONE_HIDES_ALL)
-def test_a_job_that_sees_none_of_the_machines_gpus_is_sick_unless_it_is_meant_for_the_cpu(
-    node: Machine, value: str
-) -> None:
+def test_job_that_sees_no_gpu_is_unhealthy_unless_meant_for_the_cpu(node: Machine, value: str) -> None:
     fact = look(node, CUDA_VISIBLE_DEVICES=value)
     (finding,) = judge(recorded(fact, world=world(2, "gloo")))
     assert (finding.code, finding.severity) == ("DD311", Severity.ERROR)
@@ -375,19 +373,17 @@ def test_a_job_that_sees_none_of_the_machines_gpus_is_sick_unless_it_is_meant_fo
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
-def test_gpus_hidden_on_purpose_are_no_finding_where_gloo_was_asked_for(node: Machine, value: str) -> None:
+def test_gpus_hidden_on_purpose_have_no_finding_with_gloo(node: Machine, value: str) -> None:
     fact = look(node, CUDA_VISIBLE_DEVICES=value)
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 
 @pytest.mark.parametrize("value", ["0", "7,", "0,-1,1", "GPU-8932f933", "1,0"])
-def test_a_job_that_sees_one_of_the_machines_gpus_is_well(node: Machine, value: str) -> None:
+def test_job_that_sees_one_gpu_of_the_machine_has_no_finding(node: Machine, value: str) -> None:
     assert verdicts(recorded(look(node, CUDA_VISIBLE_DEVICES=value), world=world(1))) == []
 
 
-def test_a_step_that_slurm_granted_none_of_the_devices_it_can_see_is_sick_unless_meant_for_the_cpu(
-    node: Machine,
-) -> None:
+def test_slurm_step_without_granted_gpus_is_unhealthy_unless_meant_for_cpu(node: Machine) -> None:
     node.file("/dev/nvidia0")
     node.file("/dev/nvidia1")
     fact = look(node, "none", SLURM_PROCID="0", SLURM_STEP_ID="0")
@@ -397,7 +393,7 @@ def test_a_step_that_slurm_granted_none_of_the_devices_it_can_see_is_sick_unless
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 
-def test_a_container_with_a_device_and_without_the_drivers_library_is_no_machine_without_gpus(node: Machine) -> None:
+def test_container_with_a_device_but_no_driver_library_has_gpus(node: Machine) -> None:
     node.file("/.dockerenv")
     node.file("/dev/nvidia0")  # NVIDIA_DRIVER_CAPABILITIES=compute, which leaves NVML out
     fact = probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": "all"}))
@@ -414,13 +410,13 @@ def test_amd_gpus_that_a_setting_hides_are_not_overlooked(bare: Machine, name: s
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 
-def test_required_gpus_count_those_the_job_is_shown(node: Machine) -> None:
+def test_required_gpus_are_counted_among_the_visible_ones(node: Machine) -> None:
     fact = look(node, CUDA_VISIBLE_DEVICES="0,1")
     assert verdicts(recorded(fact, require_gpus=2)) == []
     assert verdicts(recorded(fact, require_gpus=8, backend=Backend.GLOO)) == [("DD303", "error")]
 
 
-def test_a_prolog_requires_gpus_of_the_node_and_not_of_the_part_that_its_job_is_given(node: Machine) -> None:
+def test_prolog_requires_gpus_of_the_node_not_of_its_job(node: Machine) -> None:
     of_two = look(node, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_GPUS="0,1")
     assert verdicts(recorded(of_two, require_gpus=8, command="prolog")) == []
     assert verdicts(recorded(of_two, require_gpus=9, command="prolog")) == [("DD303", "error")]

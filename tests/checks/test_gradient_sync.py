@@ -151,13 +151,13 @@ def buckets(ctx):
 
 
 @pytest.mark.parametrize("on", [(0,), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
-def test_healthy_ranks_give_no_finding(ranks, on):
+def test_healthy_ranks_have_no_finding(ranks, on):
     facts = ranks.facts(gradient_sync.probe, on=on)
     assert judge(recording(facts, on)) == []
     assert all(fact.parameters == 5 and fact.world_size == len(on) for fact in facts)
 
 
-def test_a_world_of_a_power_of_two_gets_the_exact_mean(ranks):
+def test_world_size_of_a_power_of_two_gives_the_exact_mean(ranks):
     for fact in ranks.facts(gradient_sync.probe):
         assert fact.step.max_abs_error == fact.resync.max_abs_error == fact.no_sync.max_abs_error == 0.0
 
@@ -177,7 +177,7 @@ def test_a_communication_hook_that_averages_is_healthy(ranks):
     assert judge(recording(ranks.facts(sabotaged, honest))) == []
 
 
-def test_measurements_tell_the_slowest_rank(ranks):
+def test_measurements_are_those_of_the_slowest_rank(ranks):
     assert CHECK.measurements is not None
     found = list(CHECK.measurements(recording(ranks.facts(gradient_sync.probe))))
     names = [one.name.removeprefix("gradient_sync_") for one in found]
@@ -225,7 +225,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ),
     (*("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []), "rank 2's share counts 0.6667 times"),
 )
-def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
+def test_injected_defect_is_reported(ranks, scenario, code, ranks_blamed, words):
     assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
@@ -236,13 +236,13 @@ def test_a_rank_keeps_its_number_in_a_smaller_world(ranks, hook, on, code, rank)
     assert blamed(only(judge(recording(ranks.facts(sabotaged, hook, on=on), on)), code)) == [rank]
 
 
-def test_nccl_gets_its_plainest_protocol_as_a_remedy(ranks):
+def test_nccl_gets_its_simplest_protocol_as_a_remedy(ranks):
     facts = ranks.facts(sabotaged, drops_rank_2)
     finding = only(judge(recording(facts, backend="nccl")), "DD701")
     assert finding.remedies[0].settings[0].name == "NCCL_PROTO"
     assert not any(remedy.settings for remedy in judge(recording(facts))[0].remedies)
 
 
-def test_a_recording_without_world_is_judged_too(ranks):
+def test_recording_without_a_world_is_evaluated(ranks):
     whole = recording(ranks.facts(sabotaged, drops_rank_2)).model_copy(update={"world": None})
     assert only(judge(whole), "DD701").culprits[0].rank == 2

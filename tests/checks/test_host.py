@@ -30,7 +30,7 @@ def severities(fact: Host) -> list[Severity]:
     return [finding.severity for finding in findings_of(CHECK, recording)]
 
 
-def test_this_machine_is_read_as_the_system_calls_tell():
+def test_this_machine_is_read_as_system_calls_report_it():
     live = LiveContext({"OMP_NUM_THREADS": "3"}, time.monotonic() + 60)
     fact = probe(live)
     assert fact.kernel == os.uname().release
@@ -52,7 +52,7 @@ def test_this_machine_is_healthy_for_two_ranks_on_gloo():
     assert set(severities(fact)) <= {Severity.INFO}
 
 
-def test_nothing_is_told_of_a_machine_that_tells_nothing():
+def test_machine_with_unknown_limits_has_no_finding():
     assert severities(Host(cpus=8)) == []
 
 
@@ -106,18 +106,18 @@ def test_a_container_is_read_from_its_files():
     )
 
 
-def test_what_cannot_be_read_is_none_and_never_a_finding():
+def test_unreadable_values_are_none_and_never_a_finding():
     fact = probe(FakeContext(cpu_count=8))
     assert fact == Host(cpus=8, shm_problem="/dev/shm does not exist")
     assert severities(fact.model_copy(update={"shm_problem": "/dev/shm: Input/output error"})) == []
 
 
-def test_a_shared_memory_that_takes_no_file_is_recorded_with_its_size():
+def test_unwritable_shared_memory_is_recorded_with_its_size():
     fact = probe(FakeContext(disks={"/dev/shm": Disk(GIB, GIB, problem="is mounted read-only")}))
     assert (fact.shm_free_bytes, fact.shm_problem) == (GIB, "/dev/shm is mounted read-only")
 
 
-def test_a_file_system_says_why_no_file_can_be_made_on_it(monkeypatch, tmp_path):
+def test_file_system_reports_why_no_file_can_be_created(monkeypatch, tmp_path):
     context = LiveContext({}, 0.0)
     assert context.disk(str(tmp_path)).problem is None
     real = os.statvfs(tmp_path)
@@ -145,7 +145,7 @@ def test_a_loopback_interface_is_up_and_has_127_0_0_1(network, problem):
     assert probe(FakeContext(network=network)).loopback_problem == problem
 
 
-def test_a_tmpfs_without_limit_is_no_full_one():
+def test_tmpfs_without_limit_is_not_full():
     fact = probe(FakeContext(disks={"/dev/shm": Disk(0, 0)}))
     assert (fact.shm_total_bytes, fact.shm_free_bytes, fact.shm_problem) == (None, None, None)
 
@@ -170,7 +170,7 @@ class TwoLooks(FakeContext):
         return lines[-1] if again else lines[0]
 
 
-def test_the_busiest_processes_are_those_of_others_that_use_a_cpu_now():
+def test_busiest_processes_are_other_processes_that_use_a_cpu_now():
     second = os.sysconf("SC_CLK_TCK")
     looks = {
         1: ("init", 0, 900 * second, 900 * second),  # much long ago

@@ -121,7 +121,7 @@ def is_told_not_to_synchronise(ctx):
 
 
 @pytest.mark.parametrize("on", [(1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
-def test_healthy_ranks_start_from_their_first_rank_and_give_no_finding(ranks, on):
+def test_healthy_ranks_start_from_their_first_rank_without_finding(ranks, on):
     facts = ranks.facts(initial_state.probe, on=on)
 
     assert judge(recording(facts, on)) == []
@@ -129,7 +129,7 @@ def test_healthy_ranks_start_from_their_first_rank_and_give_no_finding(ranks, on
     assert all(fact.after == facts[0].before for fact in facts)
 
 
-def test_the_broadcast_is_shown_for_every_parameter_and_buffer_because_the_seeds_differ(ranks):
+def test_different_seeds_show_the_broadcast_of_every_parameter_and_buffer(ranks):
     first, *others = ranks.facts(initial_state.probe)
 
     assert len(first.before) == 10
@@ -137,7 +137,7 @@ def test_the_broadcast_is_shown_for_every_parameter_and_buffer_because_the_seeds
         assert {name for name in fact.before if fact.before[name] == first.before[name]} == set()
 
 
-def test_without_ddp_only_one_seed_for_all_ranks_gives_one_model(ranks):
+def test_one_seed_for_all_ranks_is_needed_for_equal_models_without_ddp(ranks):
     facts = ranks.facts(initial_state.probe)
 
     assert len({fact.same_seed for fact in facts}) == 1
@@ -160,7 +160,7 @@ def test_the_broadcast_is_measured(ranks):
     assert found["initial_state_equal_by_seed"].value == 4
 
 
-def test_equal_models_of_other_making_give_no_finding(ranks):
+def test_equal_models_that_are_built_differently_have_no_finding(ranks):
     for how in ("", "tied", "strides", "requires_grad", "buffer"):
         facts = ranks.facts(models_differ, how, (0, 1, 2, 3))
         assert judge(recording(facts)) == [], how
@@ -186,7 +186,7 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
         ("buffer", "DD742", "buffer first.seen is missing on rank"),
     ],
 )
-def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, how, code, words):
+def test_odd_rank_of_four_is_reported_before_its_model_is_wrapped(ranks, rank, how, code, words):
     results = ranks.run(models_differ, how, (rank,))
     facts = [one.value for one in results]
     finding = only(judge(recording(facts)), code)
@@ -213,7 +213,7 @@ def test_a_buffer_that_only_some_save_is_a_warning(ranks):
 
 
 @pytest.mark.parametrize(("on", "odd"), [((0, 1), (1,)), ((0, 1, 2, 3), (1, 3))], ids=str)
-def test_without_a_majority_no_rank_is_blamed_and_the_pair_is_told(ranks, on, odd):
+def test_no_rank_is_blamed_without_a_majority_and_the_pair_is_named(ranks, on, odd):
     facts = ranks.facts(models_differ, "no head", odd, on=on)
     finding = only(judge(recording(facts, on)), "DD740")
 
@@ -224,7 +224,7 @@ def test_without_a_majority_no_rank_is_blamed_and_the_pair_is_told(ranks, on, od
     assert finding.confidence is Confidence.LIKELY
 
 
-def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
+def test_order_from_a_set_is_found_without_blaming_a_rank(ranks):
     findings = judge(recording(ranks.facts(order_from_a_set)))
 
     assert {finding.code for finding in findings} == {"DD741"}
@@ -235,7 +235,7 @@ def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
 
 
 @pytest.mark.parametrize("scenario", [never_broadcasts, is_told_not_to_synchronise])
-def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
+def test_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     finding = only(judge(recording(ranks.facts(scenario))), "DD743")
 
     assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) differ from rank 0's: " in finding.title
@@ -243,7 +243,7 @@ def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     assert blamed(finding) == []
 
 
-def test_values_of_a_wrong_rank_are_told(ranks):
+def test_values_of_a_wrong_rank_are_reported(ranks):
     findings = judge(recording(ranks.facts(broadcasts_from_rank_2)))
 
     assert {finding.code for finding in findings} == {"DD743"}
@@ -252,14 +252,14 @@ def test_values_of_a_wrong_rank_are_told(ranks):
 
 
 @pytest.mark.parametrize("name", ["low", "frozen", "strided", "weight", "running", "counts", "step", "scale", "mask"])
-def test_one_tensor_that_one_rank_does_not_receive_names_both(ranks, name):
+def test_tensor_that_one_rank_does_not_receive_identifies_both(ranks, name):
     finding = only(judge(recording(ranks.facts(leaves_out, name, (2,)))), "DD743")
 
     assert blamed(finding) == [2]
     assert f"model: {'head.weight, ' if name == 'weight' else ''}{name} on rank 2 (node2)." in finding.detail
 
 
-def test_of_two_ranks_the_receiver_alone_is_not_blamed(ranks):
+def test_receiver_of_two_ranks_is_not_blamed(ranks):
     facts = ranks.facts(leaves_out, "step", (1,), on=(0, 1))
     finding = only(judge(recording(facts)), "DD743")
 

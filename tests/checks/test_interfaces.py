@@ -45,7 +45,7 @@ def node(address: str, own: str, **env: str) -> InterfacesFact:
 # --- the probe ------------------------------------------------------------------------------------
 
 
-def test_this_machine_is_read_in_a_moment():
+def test_this_machine_is_read_quickly():
     live = LiveContext(dict(os.environ), time.monotonic() + 60)
     began = time.process_time()
     seen = probe(live)
@@ -58,7 +58,7 @@ def test_this_machine_is_read_in_a_moment():
     assert seen.hostname_addresses or seen.hostname_error
 
 
-def test_an_address_of_this_machine_is_what_the_real_gloo_listens_on():
+def test_real_gloo_listens_on_the_predicted_address_of_this_machine():
     """The real device of this torch, on this machine, as its own name and the environment make it."""
     import psutil
     from torch._C._distributed_c10d import ProcessGroupGloo
@@ -100,7 +100,7 @@ def test_a_machine_is_recorded_with_both_choices():
     assert seen.libnccl is None
 
 
-def test_a_credential_in_the_place_of_a_name_is_not_recorded():
+def test_credential_in_place_of_a_name_is_not_recorded():
     env = {"NCCL_SOCKET_IFNAME": "eth1 --password=hunter2", "GLOO_SOCKET_IFNAME": "token=hunter2"}
 
     assert "hunter2" not in probe(fake(env=env)).model_dump_json()
@@ -113,7 +113,7 @@ def test_a_site_file_of_nccl_counts_like_the_environment():
     assert seen.host_id is None
 
 
-def test_the_word_of_libnccl_stands_above_the_forecast():
+def test_answer_of_libnccl_overrides_the_prediction():
     answer = json.dumps({"version_code": 20700, "address": "10.78.0.1"})
     seen = probe(fake(children={"nccl_interface": answer}))
     assert seen.nccl.interface == "eth0"
@@ -122,7 +122,7 @@ def test_the_word_of_libnccl_stands_above_the_forecast():
     assert advertised(seen, "nccl") == "10.78.0.1"
 
 
-def test_libnccl_is_not_asked_where_a_comm_id_stands_in_for_its_choice():
+def test_libnccl_is_not_asked_if_a_comm_id_replaces_its_choice():
     answer = json.dumps({"version_code": 20700, "address": "10.9.9.9"})
     seen = probe(fake(children={"nccl_interface": answer}, env={"NCCL_COMM_ID": "10.9.9.9:1"}))
     assert seen.libnccl is None
@@ -137,7 +137,7 @@ def test_a_name_that_does_not_resolve_is_recorded_with_the_reason():
     assert probe(fake(names={"node0": again})).hostname_error == "Temporary failure in name resolution"
 
 
-def test_a_resolver_that_does_not_answer_leaves_the_choice_open():
+def test_resolver_without_an_answer_leaves_the_choice_unknown():
     slow = probe(fake(names={"node0": TimeoutError("no answer")}))
     assert slow.hostname_error == "no answer within 2 s"
     assert (slow.gloo.address, slow.gloo.error) == (None, None)
@@ -153,7 +153,7 @@ def test_interfaces_that_cannot_be_listed_are_a_failure_and_not_an_empty_list():
         probe(Blind())
 
 
-def test_a_choice_that_failed_gives_out_nothing():
+def test_failed_choice_advertises_no_address():
     seen = node("10.0.0.1", "10.0.0.1", GLOO_SOCKET_IFNAME="eth0,ib0")
     assert seen.gloo.address == "10.0.0.1"
     assert advertised(seen, "gloo") is None
@@ -162,7 +162,7 @@ def test_a_choice_that_failed_gives_out_nothing():
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def test_a_thousand_nodes_are_judged_in_seconds():
+def test_thousand_nodes_are_evaluated_in_seconds():
     addresses = [f"10.{r >> 8}.{r & 255}.1" for r in range(1024)]
     nodes = [node(address, "127.0.1.1" if r % 2 else address) for r, address in enumerate(addresses)]
     seen = Recording(world=plain_world(1024), readings=of_nodes("interfaces", nodes))
@@ -172,7 +172,7 @@ def test_a_thousand_nodes_are_judged_in_seconds():
     assert [(one.code, len(one.culprits)) for one in found] == [("DD520", 512)]
 
 
-def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
+def test_undo_lists_the_different_previous_values_of_nodes():
     made = name_interfaces(
         Recording(), "gloo", {0: {"eth1"}, 1: {"eth1"}}, {0: "eth1", 1: "eth1"}, "why", ["eth2", "eth0", "eth2"]
     )

@@ -86,7 +86,9 @@ def found(report: Report) -> Finding:
         ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups finished in"),
     ],
 )
-def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_path, situation, code, culprits, stands):
+def test_replay_hangs_where_the_job_hung_and_reports_the_rank(
+    ranks: Ranks, tmp_path, situation, code, culprits, stands
+):
     for rank, content in DUMPS[situation].items():
         (tmp_path / f"rank{rank}.json").write_bytes(as_json(content))
     job = load_job_collectives(str(tmp_path))
@@ -100,7 +102,7 @@ def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_pat
 
 
 @pytest.mark.ranks
-def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(ranks: Ranks, tmp_path):
+def test_tensor_of_another_size_on_one_rank_is_reported_without_ending_a_rank(ranks: Ranks, tmp_path):
     for rank in range(4):
         calls = [entry(1), entry(2, sizes=[[5 if rank == 2 else 4]], retired=False)]
         (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
@@ -113,7 +115,7 @@ def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(rank
 
 
 @pytest.mark.ranks
-def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, tmp_path):
+def test_rank_of_another_hang_is_not_blamed_for_different_calls(ranks: Ranks, tmp_path):
     """Rank 1 gave another size once, and all went on; later rank 2 did not come."""
     for rank in range(4):
         calls = [entry(seq, sizes=[[5 if (rank, seq) == (1, 1) else 4]]) for seq in range(1, 31)]
@@ -129,7 +131,7 @@ def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, t
 
 
 @pytest.mark.ranks
-def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ranks, tmp_path):
+def test_one_differing_coalesced_call_reports_all_of_them(ranks: Ranks, tmp_path):
     for rank in range(4):
         calls = [entry(1, sizes=[[5 if rank == 2 else 4]], retired=False), entry(1, sizes=[[8]], retired=False)]
         (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
@@ -142,7 +144,7 @@ def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ran
 
 
 @pytest.mark.ranks
-def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, tmp_path):
+def test_hang_of_assumed_calls_is_not_a_fault_of_the_job(ranks: Ranks, tmp_path):
     """Ranks 1 and 3 have no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
     groups = {"0": "[0, 1, 2, 3]", "1": "[2, 3]"}
     for rank in (0, 2):
@@ -157,7 +159,7 @@ def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, 
 
 
 @pytest.mark.ranks
-def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tmp_path):
+def test_calls_of_a_rank_without_a_dump_are_not_reported(ranks: Ranks, tmp_path):
     for rank in (0, 1):
         calls = [entry(1, sizes=[[4 + rank]], retired=False)]
         (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
@@ -170,7 +172,7 @@ def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tm
 
 
 @pytest.mark.ranks
-def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
+def test_rank_without_an_answer_makes_the_run_unsure(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
 
     report = judged(job, [JobCollectivesFact(issued=1)] * 3)
@@ -180,7 +182,7 @@ def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_every_kind_of_collective_comes_through(ranks: Ranks):
+def test_every_kind_of_collective_finishes(ranks: Ranks):
     kinds = sorted(set(knowledge.OPERATIONS.values()))
     calls = [JobCall(group=0, seq=number, op=kind, elements=10) for number, kind in enumerate(kinds, 1)]
     inner = [JobCall(group=1, seq=1, op="all_gather", elements=3, dtype="bfloat16")]
@@ -195,7 +197,7 @@ def test_every_kind_of_collective_comes_through(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
+def test_hang_where_the_job_continued_blames_no_rank(ranks: Ranks):
     first, second = JobCall(group=0, seq=1, op="barrier"), JobCall(group=0, seq=2, op="barrier")
     job = job_of([[first, second]] * 3 + [[first]], blamed=[0])
 
@@ -208,7 +210,7 @@ def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_what_torch_refuses_makes_the_run_unsure(ranks: Ranks):
+def test_call_refused_by_torch_makes_the_run_unsure(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
     facts = ranks.facts(replayed, job)
     refused = [fact.model_copy(update={"stopped": "raised", "error": "Invalid scalar type"}) for fact in facts]
@@ -226,7 +228,7 @@ def test_what_torch_refuses_makes_the_run_unsure(ranks: Ranks):
         ({"unknown": [3]}, "the dumps do not show the calls of rank 3, so they were assumed"),
     ],
 )
-def test_what_was_not_recorded_or_not_run_is_never_healthy(more, says):
+def test_unrecorded_or_skipped_calls_are_never_healthy(more, says):
     call = JobCall(group=0, seq=1, op="barrier", is_open=True)
     job = job_of([[call]] * 4, **more)
 
@@ -237,7 +239,7 @@ def test_what_was_not_recorded_or_not_run_is_never_healthy(more, says):
 
 
 @pytest.mark.ranks
-def test_large_tensors_are_cut_alike_on_all_ranks_and_that_is_said(ranks: Ranks, monkeypatch):
+def test_large_tensors_are_cut_equally_on_all_ranks_with_a_note(ranks: Ranks, monkeypatch):
     calls = [JobCall(group=0, seq=seq, op="all_gather", elements=1 << 40) for seq in range(1, 101)]
     job = job_of([calls] * 4)
 
@@ -269,7 +271,7 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
         ),
     ],
 )
-def test_a_replay_that_is_left_out_is_refused(options, says):
+def test_replay_that_would_be_skipped_is_refused(options, says):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
     with pytest.raises(UsageError) as refused:
         make_plan(Options(replay=job, **options), CHECKS)

@@ -40,7 +40,7 @@ LINKS = {
 # --- the probe ------------------------------------------------------------------------------------------
 
 
-def test_the_probe_tells_what_the_kernel_shows_of_gpus_and_nics():
+def test_probe_reports_what_the_kernel_shows_of_gpus_and_nics():
     context = FakeContext(files=FILES, links=LINKS, commands={"dmesg": f"[  900.500000] {XID}79, lost\n"})
     fact = probe(context)
     assert (fact.driver_version, fact.driver_is_open, fact.log_source) == ("550.90.07", False, "dmesg")
@@ -50,7 +50,7 @@ def test_the_probe_tells_what_the_kernel_shows_of_gpus_and_nics():
     assert f"{XID}79, lost" in (context.raw or "")
 
 
-def test_without_gpu_and_rdma_device_nothing_is_run():
+def test_no_command_runs_without_gpu_and_rdma_device():
     class Quiet(FakeContext):
         def run(self, argv, timeout_s=None):
             raise AssertionError(argv)
@@ -67,7 +67,7 @@ def test_kernel_log_of_this_machine_is_read():
     assert fact is None or fact.log_source or fact.log_problem
 
 
-def test_a_refused_dmesg_is_made_up_for_by_the_journal():
+def test_journal_replaces_a_refused_dmesg():
     journal = "1714560010.120000 node7 kernel: nvidia: loading out-of-tree module taints kernel.\n"
     log = read_log(FakeContext(commands={"dmesg": REFUSED, "journalctl": journal}))
     assert (log.source, log.text, log.problem) == ("journalctl", journal, None)
@@ -80,7 +80,7 @@ def test_a_file_of_syslog_is_the_last_resort():
     assert (log.source, log.text) == ("/var/log/kern.log", text)
 
 
-def test_a_log_that_nobody_lets_us_read_has_a_reason():
+def test_unreadable_log_has_a_reason():
     log = read_log(FakeContext(commands={"dmesg": REFUSED}))
     assert log.source is None
     assert (log.problem or "").startswith("dmesg: read kernel buffer failed: Operation not permitted")
@@ -97,7 +97,7 @@ def test_the_probe_after_the_ranks_reads_the_last_hour_of_the_log():
     assert [(one.code, one.count) for one in fact.events] == [(79, 1)]
 
 
-def test_a_log_that_cannot_be_read_after_the_ranks_is_a_reason_and_no_fact():
+def test_unreadable_log_after_the_ranks_gives_a_reason_and_no_fact():
     with pytest.raises(Skip, match="cannot read the kernel log: dmesg"):
         afterwards.probe(FakeContext(files=FILES, links=LINKS, commands={"dmesg": REFUSED}))
     with pytest.raises(Absent):

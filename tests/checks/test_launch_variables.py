@@ -14,12 +14,12 @@ from ddp_doctor.knowledge.launchers import launcher_of
 RANK_3_OF_8 = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
-def test_rank_alone_is_no_launcher():
+def test_rank_variable_is_not_enough_to_identify_a_launcher():
     assert launcher_of(RANK_3_OF_8) is None
     assert launcher_of({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None  # the batch script itself
 
 
-def test_torchrun_wins_over_the_step_it_runs_in():
+def test_torchrun_precedes_its_slurm_step():
     step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     assert launcher_of(step) == "slurm"
     assert launcher_of({**step, "TORCHELASTIC_RUN_ID": "x"}) == "torchrun"
@@ -39,7 +39,7 @@ def test_torchrun_wins_over_the_step_it_runs_in():
         ({"MASTER_ADDR": "node0:29500"}, "MASTER_ADDR=node0:29500 is not a bare host name or address"),
     ],
 )
-def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
+def test_variables_that_prevent_a_rendezvous_are_fatal(changed, text):
     assert [(fault.text, fault.fatal) for fault in faults({**RANK_3_OF_8, **changed}, "slurm") if fault.fatal] == [
         (text, True)
     ]
@@ -64,7 +64,7 @@ def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
         ({"SLURM_PROCID": "5"}, "slurm", "RANK is 3, but the launcher set SLURM_PROCID=5"),
     ],
 )  # fmt: skip
-def test_contradictions_are_told_but_not_fatal(changed, launcher, text):
+def test_contradictions_are_reported_but_not_fatal(changed, launcher, text):
     found = list(faults({**RANK_3_OF_8, **changed}, launcher))
     assert text in [fault.text for fault in found]
     assert not any(fault.fatal for fault in found)
@@ -85,7 +85,7 @@ def test_torchrun_may_start_different_numbers_of_workers_per_node():
         ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that only torchrun starts"),
     ],
 )
-def test_what_a_script_started_by_hand_would_do_is_told(env, words):
+def test_behavior_of_a_manually_started_script_is_described(env, words):
     assert words in consequence(env)
 
 
@@ -97,7 +97,7 @@ def test_what_a_script_started_by_hand_would_do_is_told(env, words):
     st.sampled_from([None, "torchrun", "slurm", "mpi"]),
 )
 @example({"RANK": "0\x1f"}, None)
-def test_any_launch_variables_can_be_judged(env, launcher):
+def test_any_launch_variables_give_printable_sentences(env, launcher):
     for fault in faults(env, launcher):
         assert fault.text.isprintable()
     assert consequence(env).isprintable()

@@ -34,7 +34,7 @@ def judged_mesh(mesh: str, nodes: Sequence[int], busbw: Mapping[str, float] | No
     return list(app.judge(Recording(world=world, options=options, readings=tuple(readings))).report.findings)
 
 
-def test_groups_are_those_that_torch_makes():
+def test_groups_equal_those_that_torch_creates():
     mesh = axes("pp=2,dp=2,tp=2")
 
     assert [groups_of(mesh, axis) for axis in mesh] == [
@@ -52,7 +52,7 @@ def test_groups_are_those_that_torch_makes():
         ("tp=2,x=2,dp=2", "The tp axis crosses nodes, but the dp axis does not"),
     ],
 )
-def test_the_axis_that_sends_more_belongs_inside(mesh: str, title: str):
+def test_axis_with_more_traffic_belongs_within_a_node(mesh: str, title: str):
     [finding] = judged_mesh(mesh, (4, 4))
 
     assert (finding.code, finding.title, finding.culprits) == ("DD645", title, ())
@@ -70,5 +70,5 @@ def test_the_axis_that_sends_more_belongs_inside(mesh: str, title: str):
         ("shard=8,dp=2", (2,) * 8),  # larger than a node in any order
     ],
 )
-def test_where_no_other_order_is_known_to_be_better_nothing_is_said(mesh: str, nodes: Sequence[int]):
+def test_mesh_without_a_known_better_order_has_no_finding(mesh: str, nodes: Sequence[int]):
     assert judged_mesh(mesh, nodes) == []

@@ -48,7 +48,7 @@ def dlopened(name: str, **env: str) -> str | None:
 
 
 @needs_cc
-def test_a_plugin_in_ld_library_path_is_found_where_dlopen_finds_it(tmp_path):
+def test_plugin_in_ld_library_path_is_found_as_by_dlopen(tmp_path):
     plugin_file(tmp_path / "second")
     expected = plugin_file(tmp_path / "first")
     path = f"/nowhere:{tmp_path / 'first'}:{tmp_path / 'second'}"
@@ -64,7 +64,7 @@ def test_a_plugin_in_ld_library_path_is_found_where_dlopen_finds_it(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "file"), [("ofi", "libnccl-net-ofi.so"), ("libx.so", "libx.so"), ("{}/any.so", "any.so")]
 )
-def test_a_named_plugin_is_looked_for_under_the_names_that_nccl_tries(tmp_path, asked, file):
+def test_named_plugin_is_searched_under_the_names_that_nccl_tries(tmp_path, asked, file):
     expected = plugin_file(tmp_path, file)
 
     env = {"LD_LIBRARY_PATH": str(tmp_path), "NCCL_NET_PLUGIN": asked.format(tmp_path)}
@@ -74,7 +74,7 @@ def test_a_named_plugin_is_looked_for_under_the_names_that_nccl_tries(tmp_path, 
 
 
 @needs_cc
-def test_a_plugin_whose_library_is_gone_does_not_load_and_says_which(tmp_path):
+def test_plugin_with_a_missing_library_does_not_load_and_names_it(tmp_path):
     other = plugin_file(tmp_path / "lib", "libgone-fabric.so.1", "-Wl,-soname,libgone-fabric.so.1")
     plugin_file(tmp_path, "libnccl-net.so", "-Wl,--no-as-needed", str(other))
     other.unlink()
@@ -87,7 +87,7 @@ def test_a_plugin_whose_library_is_gone_does_not_load_and_says_which(tmp_path):
 
 
 @needs_cc
-def test_a_library_that_torch_has_loaded_is_not_missed(tmp_path):
+def test_library_loaded_by_torch_is_not_missing(tmp_path):
     cuda = tmp_path / "lib" / "libcudart.so.12"
     plugin_file(tmp_path / "lib", "libcudart.so.12", "-Wl,-soname,libcudart.so.12")
     plugin_file(tmp_path, "libnccl-net.so", "-Wl,--no-as-needed", str(cuda))
@@ -99,14 +99,14 @@ def test_a_library_that_torch_has_loaded_is_not_missed(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["aws-ofi", "/nowhere/libnccl-net.so", "ofi,sharp"])
-def test_a_named_plugin_that_is_nowhere_is_missing(value):
+def test_named_plugin_that_does_not_exist_is_missing(value):
     found = probe(live(NCCL_NET_PLUGIN=value)).plugins
 
     assert [one.asked for one in found] == value.split(",")
     assert all(one.path is None and not one.works for one in found)
 
 
-def test_without_a_setting_and_without_a_plugin_there_is_nothing_to_tell():
+def test_node_without_settings_and_plugins_has_no_finding():
     assert probe(live()).plugins == ()
     assert probe(live(NCCL_NET_PLUGIN="none")).plugins == ()
 
@@ -121,7 +121,7 @@ def test_the_linkers_cache_is_searched():
     assert found.path == "/x/libnccl-net.so"
 
 
-def test_a_plugin_beside_torch_is_found_by_the_rpath_of_its_libraries():
+def test_plugin_next_to_torch_is_found_by_the_rpath_of_its_libraries():
     children = {"software": '{"torch_folder": "/v/lib/torch"}'}
     context = FakeContext(
         env={"NCCL_NET_PLUGIN": "ofi"},
@@ -134,7 +134,7 @@ def test_a_plugin_beside_torch_is_found_by_the_rpath_of_its_libraries():
     assert found.path == "/v/lib/nvidia/nccl/lib/libnccl-net-ofi.so"
 
 
-def test_a_plugin_that_lies_where_the_linker_does_not_look_is_told():
+def test_plugin_outside_of_the_linker_path_is_reported():
     folder = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
     files = {f"{folder}/libnccl-net.so": "", "/sys/class/infiniband/efa_0/node_type": "", "/sys/class/x": ""}
     fact = probe(FakeContext(files=files))
@@ -146,7 +146,7 @@ def test_a_plugin_that_lies_where_the_linker_does_not_look_is_told():
 HOME = {"HOME": "/home/me"}
 
 
-def test_files_are_read_in_nccls_order_and_secrets_kept_back():
+def test_files_are_read_in_the_order_of_nccl_without_secrets():
     files = {
         "/home/me/.nccl.conf": "NCCL_DEBUG=INFO\nNCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a\nAWS_KEY=x\n",
         "/etc/nccl.conf": "NCCL_NET_PLUGIN=none\nNCCL_DEBUG=WARN\n",
@@ -176,14 +176,14 @@ def test_a_credential_in_the_place_of_a_file_is_not_recorded():
     assert [one.problem for one in fact.conf] == ["looks like a credential"]
 
 
-def test_without_home_as_in_a_prolog_only_the_systems_file_is_read():
+def test_only_the_systems_file_is_read_without_a_home():
     files = {"/.nccl.conf": "A=1\n", "/x": "NCCL_DEBUG=INFO\n", "/etc/nccl.conf": "NCCL_DEBUG=WARN\n"}
     fact = probe(FakeContext(env={"NCCL_CONF_FILE": "/x"}, files=files))
 
     assert [one.path for one in fact.conf] == ["/etc/nccl.conf"]
 
 
-def test_a_home_folder_of_another_name_than_the_passwd_entrys_is_told_apart():
+def test_home_directory_other_than_in_passwd_is_distinguished():
     files = {
         "/proc/self/status": "Name:\tx\nUid:\t1000\t1000\t1000\t1000\n",
         "/home/me/.nccl.conf": "NCCL_DEBUG=INFO\n",
@@ -234,7 +234,7 @@ def conf(text: str, reason: str = "user", path: str = "/home/me/.nccl.conf", **o
         (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="NVL"), []),
     ],
 )
-def test_what_the_environment_overrules_is_told_where_it_does_something_else(fact, expected):
+def test_value_overridden_by_the_environment_is_reported_if_it_differs(fact, expected):
     assert verdicts(fact) == expected
 
 
@@ -252,14 +252,14 @@ def test_what_the_environment_overrules_is_told_where_it_does_something_else(fac
         ("NCCL_P2P_LEVEL=SYS\nNCCL_P2P_LEVEL=NVL", "the first line counts"),
     ],
 )
-def test_a_line_that_does_nothing_is_named(line, says):
+def test_line_without_effect_is_reported(line, says):
     (told,) = [one for one in findings(conf(f"{line}\n")) if one.code == "DD230"]
 
     assert told.severity is Severity.WARNING
     assert says in told.evidence[0].text
 
 
-def test_a_named_file_that_is_not_there_or_not_read_is_told():
+def test_named_file_that_is_missing_or_unread_is_reported():
     gone = NcclFact(conf=(ConfFile(path="/x.conf", reason="named", problem="does not exist"),))
     there = NcclFact(conf=(ConfFile(path="/x.conf", reason="named", lines=conf_lines("NCCL_DEBUG=INFO\n")),))
     old = GPU_NODE.model_copy(update={"nccl_loaded": "2.21.5"})

@@ -39,7 +39,7 @@ def told(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", FOUND)
-def test_what_nccl_found_is_told_unless_it_says_that_it_is_well(text: str):
+def test_result_of_nccl_is_reported_unless_it_is_ok(text: str):
     [title] = told(f"[INFO] {text}")
 
     assert title.startswith(f"NCCL's own diagnostics report: {text.partition(' in comm')[0].replace(': ', ' ', 1)}")
@@ -47,5 +47,5 @@ def test_what_nccl_found_is_told_unless_it_says_that_it_is_well(text: str):
 
 
 @pytest.mark.parametrize("text", NOT_LOOKED)
-def test_what_nccl_could_not_look_at_or_calls_harmless_is_not_told(text: str):
+def test_untested_or_harmless_result_of_nccl_is_not_reported(text: str):
     assert told(f"[INFO] {text}") == []

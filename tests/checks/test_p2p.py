@@ -57,7 +57,7 @@ class Late:
         return 0.0
 
 
-def test_an_exchange_is_timed_until_its_data_is_here(monkeypatch: pytest.MonkeyPatch):
+def test_exchange_is_timed_until_its_data_arrives(monkeypatch: pytest.MonkeyPatch):
     ctx = Context(20.0)
 
     def enqueue(*_: Any) -> None:
@@ -129,7 +129,7 @@ def _slow_from_rank_1(ctx: HarnessContext) -> P2pFact:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("on", [(0, 1), (0, 1, 2, 3)])
-def test_a_node_that_was_slow_by_chance_is_measured_again_and_fast(ranks: Ranks, on: tuple[int, ...]):
+def test_node_that_was_slow_by_chance_is_fast_when_measured_again(ranks: Ranks, on: tuple[int, ...]):
     facts = ranks.facts(_slow_from_rank_1, on=on)
     assert all(pair.measured_again for pair in facts[1].pairs)
     assert all(
@@ -139,14 +139,14 @@ def test_a_node_that_was_slow_by_chance_is_measured_again_and_fast(ranks: Ranks,
 
 
 @pytest.mark.ranks
-def test_at_level_thorough_each_pair_is_measured_alone_as_well(ranks: Ranks):
+def test_level_thorough_also_measures_each_pair_separately(ranks: Ranks):
     facts = ranks.facts(_thoroughly, on=(0, 1, 2, 3))
     assert all(pair.alone_gb_per_s and pair.together_gb_per_s for fact in facts for pair in fact.pairs)
     assert {fact.not_alone for fact in facts} == {0}
 
 
 @pytest.mark.ranks
-def test_what_does_not_fit_the_time_is_counted_alike_on_all_ranks(ranks: Ranks):
+def test_pairs_that_do_not_fit_the_time_are_counted_equally_on_all_ranks(ranks: Ranks):
     facts = ranks.facts(_thoroughly, 0.0, on=(0, 1, 2, 3))
     assert {fact.not_alone for fact in facts} == {6}
 
@@ -170,7 +170,7 @@ def test_a_large_world_is_a_matrix_of_nodes():
     assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in rounds)
 
 
-def test_pairs_in_rounds_are_disjoint_and_what_does_not_fit_is_left_out():
+def test_rounds_have_disjoint_pairs_and_omit_what_does_not_fit():
     rounds = path_quality.disjoint([(0, 1), (0, 2), (3, 4), (0, 3)], most=2)
     assert rounds == [[(0, 1), (3, 4)], [(0, 2)]]
 
@@ -191,13 +191,13 @@ PAIR: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", ["received_gb_per_s", "bandwidth_gb_per_s"])
-def test_a_rate_of_nothing_is_no_measurement(field: str):
+def test_rate_of_zero_is_not_a_measurement(field: str):
     PairResult.model_validate(PAIR | {field: 1.0})
     with pytest.raises(ValidationError):
         PairResult.model_validate(PAIR | {field: 0.0})
 
 
-def test_a_rank_that_exchanged_with_nobody_has_no_result(monkeypatch: pytest.MonkeyPatch):
+def test_rank_without_an_exchange_has_no_result(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(MatrixOfPairs, "measure", lambda _: P2pFact(pairs=(), not_measured=3))
     with pytest.raises(Skip, match="no pair"):
         p2p.probe(Context(1.0))

@@ -93,7 +93,7 @@ def test_the_probe_reads_the_tree_above_gpus_and_nics(machine: Machine):
     assert fact.iommu_options == ("amd_iommu=on", "iommu=soft", "pci=noacs")
 
 
-def test_a_user_who_is_shown_64_bytes_gets_the_reason(machine: Machine):
+def test_user_who_can_read_only_64_bytes_gets_the_reason(machine: Machine):
     for bus in (ROOT, UP, *PORTS):
         (machine.root / f"sys/bus/pci/devices/{bus}/config").write_bytes(bytes(64))
     fact = probe(machine.context())
@@ -101,12 +101,12 @@ def test_a_user_who_is_shown_64_bytes_gets_the_reason(machine: Machine):
     assert [one.acs_control for one in fact.devices] == [None] * 8
 
 
-def test_without_gpu_and_rdma_device_there_is_nothing_to_read():
+def test_machine_without_gpu_and_rdma_device_is_absent():
     with pytest.raises(Absent, match="no NVIDIA GPU and no RDMA device"):
         probe(FakeContext(files={"/sys/bus/pci/devices/0000:00:02.0/vendor": "0x1a03\n"}))
 
 
-def test_this_very_machine_is_read():
+def test_this_machine_is_read():
     try:
         fact = probe(LiveContext(os.environ, time.monotonic() + 60))
     except Absent:
@@ -123,11 +123,11 @@ def test_this_very_machine_is_read():
         ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2\n", "/sys/class/dmi/id/product_name": "p5.metal\n"}, None),
     ],
 )
-def test_virtual_machines_are_told_from_metal(files: dict[str, str | OSError], expected: str | None):
+def test_virtual_machines_are_distinguished_from_bare_metal(files: dict[str, str | OSError], expected: str | None):
     assert pcie_tree.virtual(FakeContext(files=files)) == expected
 
 
-def test_the_link_of_a_device_that_sleeps_is_not_known():
+def test_link_of_a_sleeping_device_is_unknown():
     folder = "/sys/bus/pci/devices/0000:01:00.0"
     files: dict[str, str | OSError] = {
         f"{folder}/current_link_width": "63\n",

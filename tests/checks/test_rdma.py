@@ -33,7 +33,7 @@ def findings(*machines: Tree, **env: str) -> list[Finding]:
 # --- the probe ------------------------------------------------------------------------------------------
 
 
-def test_a_machine_without_rdma_is_absent_and_costs_nothing(tmp_path: Path):
+def test_machine_without_rdma_is_absent_at_no_cost(tmp_path: Path):
     started = time.process_time()
 
     for folder in ("", "sys/class/infiniband"):
@@ -44,7 +44,7 @@ def test_a_machine_without_rdma_is_absent_and_costs_nothing(tmp_path: Path):
     assert time.process_time() - started < 0.5
 
 
-def test_a_machine_on_disk_is_read_as_the_one_in_memory(tmp_path: Path):
+def test_machine_on_disk_is_read_like_one_in_memory(tmp_path: Path):
     tree = trees.with_storage(trees.infiniband(down=[3]))
     tree.write(tmp_path)
 
@@ -58,7 +58,7 @@ def test_a_machine_on_disk_is_read_as_the_one_in_memory(tmp_path: Path):
     assert [port.state for _, port in fact.ports()] == [port.state for _, port in read.ports()]
 
 
-def test_everything_of_a_port_is_read():
+def test_all_values_of_a_port_are_read():
     fact = probe(trees.roce().context())
 
     hca = fact.hcas[2]
@@ -79,7 +79,7 @@ def test_everything_of_a_port_is_read():
     assert (netdev.name, netdev.mtu_bytes, netdev.carrier_changes) == ("eth2", 9000, 2)
 
 
-def test_a_bond_is_read_with_what_it_is_made_of():
+def test_bond_is_read_with_its_slaves():
     fact = probe(trees.bond().context())
 
     ((hca, port),) = fact.chosen()
@@ -90,14 +90,14 @@ def test_a_bond_is_read_with_what_it_is_made_of():
     assert [one.master for one in fact.netdevs if one.name.startswith("ens")] == ["bond0", "bond0"]
 
 
-def test_efa_is_recognised_and_nothing_that_nccl_itself_could_drive():
+def test_efa_is_recognized_and_is_not_a_candidate():
     fact = probe(trees.efa().context())
 
     assert [hca.is_efa for hca in fact.hcas] == [True] * 4
     assert fact.candidates() == []
 
 
-def test_devices_are_counted_as_people_do_and_chosen_by_pci_address():
+def test_devices_are_sorted_naturally_and_chosen_by_pci_address():
     fact = probe(trees.virtual_functions().context())
 
     assert [hca.name for hca in fact.hcas][:12] == [f"mlx5_{at}" for at in range(12)]
@@ -105,7 +105,7 @@ def test_devices_are_counted_as_people_do_and_chosen_by_pci_address():
     assert sum(hca.is_virtual_function for hca in fact.hcas) == 62
 
 
-def test_a_device_that_may_not_be_opened_says_why():
+def test_device_that_cannot_be_opened_has_a_reason():
     tree = trees.infiniband()
     tree.files["/dev/infiniband/uverbs1"] = PermissionError(1, "Operation not permitted")
     del tree.files["/dev/infiniband/uverbs2"]
@@ -133,7 +133,7 @@ def test_sixty_four_devices_with_full_tables_are_read_in_bounded_time(tmp_path: 
     assert time.process_time() - started < 10
 
 
-def test_after_the_ranks_states_and_counters_are_read_again_and_virtual_functions_left_out():
+def test_states_and_counters_are_read_again_without_virtual_functions():
     fact = afterwards.probe(trees.virtual_functions().context())
 
     (port,) = fact.ports
@@ -145,7 +145,7 @@ def test_after_the_ranks_states_and_counters_are_read_again_and_virtual_function
 # --- nodes together -------------------------------------------------------------------------------------
 
 
-def test_hostile_names_reach_no_command():
+def test_hostile_names_are_not_put_into_commands():
     tree = Tree()
     tree.verbs("mlx5")
     for at in range(8):
@@ -166,7 +166,7 @@ def test_hostile_names_reach_no_command():
     assert not [line for line in told if "reboot" in line]
 
 
-def test_a_recorded_fact_survives_being_written():
+def test_recorded_fact_survives_serialization():
     fact = probe(trees.with_storage(trees.roce()).context())
 
     assert RdmaFact.model_validate(json.loads(json.dumps(fact.recorded()))) == fact

@@ -72,7 +72,7 @@ def shares(report: Report) -> dict[str, float]:
 
 
 @pytest.mark.ranks
-def test_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp_path: Path):
+def test_healthy_repeats_report_the_failure_rate_that_they_exclude(tmp_path: Path):
     report = run(tmp_path, "--repeat", "8")
 
     assert (report.verdict, [finding for finding in report.findings if finding.code == "DD670"]) == ("healthy", [])
@@ -81,7 +81,7 @@ def test_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp_path: 
 
 
 @pytest.mark.ranks
-def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reason_and_nobody_is_named(tmp_path: Path):
+def test_fault_in_one_of_five_runs_is_found_with_rate_and_reason(tmp_path: Path):
     report = run(tmp_path, "--repeat", "10", **planted(tmp_path))
 
     (found,) = [finding for finding in report.findings if finding.code == "DD670"]
@@ -91,7 +91,7 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
 
 
 @pytest.mark.ranks
-def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
+def test_interrupted_run_reports_the_rate_until_then(tmp_path: Path):
     env = planted(tmp_path)
     with start(tmp_path, "--repeat", "9999", **env) as process:
         wait_until(lambda: (tmp_path / "worlds").exists() and (tmp_path / "worlds").stat().st_size >= 6)
@@ -117,7 +117,7 @@ def test_a_soak_of_three_seconds_ends_in_time(tmp_path: Path):
 
 
 @pytest.mark.ranks
-def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_it(tmp_path: Path):
+def test_repeats_on_two_nodes_end_if_a_node_stops_responding(tmp_path: Path):
     port = free_port()
     agents = [Agent(tmp_path, port, 2, claims, "--only", "repeats", "--repeat", "9999") for claims in range(2)]
     try:
@@ -139,7 +139,7 @@ def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_i
         ("a bug", "a bug; none failed in 3 repeats"),
     ],
 )
-def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(monkeypatch, why: str, says: str):
+def test_node_that_leaves_ends_the_repeats_and_the_rate_is_reported(monkeypatch, why: str, says: str):
     def leave(_agent: object, tests: list[GroupTest], _began: float) -> str:
         tests += [GroupTest(round=number, nodes=(0,), outcome="passed", duration_s=0.5) for number in range(3)]
         raise Left(1, why)

@@ -29,7 +29,7 @@ def reading(fact: RollCallFact | SilenceFact, node: int = 0) -> Reading:
     return collected("roll_call", fact, node)
 
 
-def test_nothing_is_left_for_the_probe_itself():
+def test_probe_itself_has_nothing_to_do():
     with pytest.raises(Skip, match="did not take part in the node check-in"):
         probe(FakeContext())  # type: ignore[arg-type]  # it dials nobody
 
@@ -43,7 +43,7 @@ def test_nothing_is_left_for_the_probe_itself():
         ("node0", "node00", False),
     ],
 )
-def test_names_mean_one_host_with_and_without_their_domain(one: str, other: str, same: bool):
+def test_host_names_match_with_and_without_their_domain(one: str, other: str, same: bool):
     assert same_host(one, other) is same
 
 
@@ -92,7 +92,7 @@ def pairs(recording: Recording) -> set[tuple[str | None, str | None]]:
     }
 
 
-def test_silent_nodes_are_those_named_alone_or_in_a_pair():
+def test_silent_nodes_are_nodes_reported_singly_or_in_a_pair():
     assert silent_nodes(recorded("node-frozen")) == {2}
     assert silent_nodes(recorded("node-one-sided-silence")) == {1}
     assert silent_nodes(recorded("node-cut-off-from-all")) == {0, 1, 2, 3}
@@ -141,7 +141,7 @@ def _report(draw: st.DrawFn, reporter: int, culprit: int, others: Sequence[int],
 
 
 @given(one_culprit())
-def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, int, Recording]):
+def test_culprit_that_all_nodes_see_is_the_only_one_reported(case: tuple[int, int, Recording]):
     culprit, _, recording = case
 
     assert named(recording) == [f"node{culprit}"]
@@ -149,7 +149,7 @@ def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, i
 
 
 @given(one_culprit(), st.data())
-def test_where_reports_are_missing_no_innocent_is_named_alone(case: tuple[int, int, Recording], data: st.DataObject):
+def test_missing_reports_never_blame_a_healthy_node(case: tuple[int, int, Recording], data: st.DataObject):
     culprit, nodes, recording = case
     kept = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
     readings = [one for at, one in enumerate(recording.readings) if at == 0 or kept[at]]

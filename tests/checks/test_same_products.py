@@ -53,7 +53,7 @@ def facts(recording: Recording) -> list[SameProductsFact]:
 
 
 @pytest.mark.ranks
-def test_a_bit_flipped_every_ten_thousandth_product_is_found_and_its_rank_named(ranks: Ranks):
+def test_bit_flipped_in_one_of_10000_products_is_found_with_its_rank(ranks: Ranks):
     recording = of_ranks(ranks, THREE, 1)
 
     finding = only(judge_by(CHECK, recording), "DD640")
@@ -65,7 +65,7 @@ def test_a_bit_flipped_every_ten_thousandth_product_is_found_and_its_rank_named(
 
 
 @pytest.mark.ranks
-def test_of_two_ranks_that_differ_nobody_is_named(ranks: Ranks):
+def test_difference_between_two_ranks_blames_neither(ranks: Ranks):
     finding = only(judge_by(CHECK, of_ranks(ranks, TWO, 1)), "DD641")
 
     assert (blamed(finding), finding.severity) == ([], Severity.ERROR)
@@ -73,7 +73,7 @@ def test_of_two_ranks_that_differ_nobody_is_named(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_healthy_ranks_have_the_same_bits_and_are_silent(ranks: Ranks):
+def test_healthy_ranks_have_the_same_bits_and_no_finding(ranks: Ranks):
     recording = of_ranks(ranks, THREE)
 
     assert judge_by(CHECK, recording) == []
@@ -85,7 +85,7 @@ def test_healthy_ranks_have_the_same_bits_and_are_silent(ranks: Ranks):
 
 @pytest.mark.parametrize("rows", [64, 512])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_the_matrices_fit_every_type_and_no_order_of_additions_changes_their_products(rows, kind):
+def test_products_are_exact_in_every_type_and_order_of_additions(rows, kind):
     import torch
 
     whole = matrices("cpu", rows)[:, :2]
@@ -102,7 +102,7 @@ def test_the_matrices_fit_every_type_and_no_order_of_additions_changes_their_pro
 
 
 @pytest.mark.ranks
-def test_a_slow_rank_ends_in_time_with_fewer_products_and_that_is_said(ranks: Ranks):
+def test_slow_rank_ends_in_time_with_fewer_products_in_the_evidence(ranks: Ranks):
     recording = of_ranks(ranks, THREE, None, 0.5)
 
     finding = only(judge_by(CHECK, recording), "DD642")
@@ -111,7 +111,7 @@ def test_a_slow_rank_ends_in_time_with_fewer_products_and_that_is_said(ranks: Ra
     assert finding.evidence[0].text.endswith("512 products in 8 s")
 
 
-def test_a_rank_whose_clock_stood_still_has_no_rate():
+def test_rank_with_a_stopped_clock_has_no_rate():
     still, usual = (
         SameProductsFact(
             alike={"type": "float32", "device": "CPU"}, exact=("1",), device="cpu", products=PRODUCTS, seconds=seconds

@@ -52,7 +52,7 @@ CODES = pairs("""
     "evaluating", "with_a_line_for_a_rank", "not_resharded", "tied", "frozen", "uneven", "offloaded", "compiled",
     "summed", "with_groups", "images",
 ])  # fmt: skip
-def test_a_sharded_model_that_is_right_gives_no_finding_and_makes_the_steps_of_one_rank(ranks, name):
+def test_correct_sharded_model_has_no_finding_and_steps_like_one_rank(ranks, name):
     facts = seen(ranks, f"sharded:{name}")
 
     found = [finding for finding in judge(record(CHECK, facts)) if finding.severity is not Severity.INFO]
@@ -70,7 +70,7 @@ def test_gradients_that_the_job_averages_itself_may_stay_outside_of_sharding(ran
     assert judge(record(CHECK, facts)) == []
 
 
-def test_a_layer_without_a_gradient_is_information_and_the_checkpoint_that_lacks_its_state_a_warning(ranks):
+def test_layer_without_a_gradient_is_info_but_its_missing_state_a_warning(ranks):
     facts = seen(ranks, "sharded:with_unused_layer")
 
     found = {finding.code: finding for finding in judge(record(CHECK, facts))}
@@ -82,7 +82,7 @@ def test_a_layer_without_a_gradient_is_information_and_the_checkpoint_that_lacks
     assert "Missing optimizer state" in found["DD797"].title
 
 
-def test_experts_that_one_rank_leaves_out_are_information_where_fully_shard_was_told_of_them(ranks):
+def test_experts_unused_on_one_rank_are_info_if_fully_shard_allows_it(ranks):
     facts = seen(ranks, "sharded:with_experts")
 
     finding = only(judge(record(CHECK, facts)), "DD776")
@@ -92,7 +92,7 @@ def test_experts_that_one_rank_leaves_out_are_information_where_fully_shard_was_
     assert {fact.sharded.not_compared for fact in facts} == {"the ranks use different parameters"}
 
 
-def test_what_was_sharded_is_in_the_fact(ranks):
+def test_sharding_is_in_the_fact(ranks):
     fact = seen(ranks, "sharded:hybrid")[0]
 
     mesh = Mesh(names=("replicate", "shard"), shape=(2, 2), ranks=(0, 1, 2, 3))
@@ -115,14 +115,14 @@ def test_what_was_sharded_is_in_the_fact(ranks):
         ("other_dtype", "have dtype bfloat16 on rank"),
     ],
 )
-def test_a_rank_that_wraps_otherwise_is_named_before_anything_hangs(ranks, name, words):
+def test_rank_that_wraps_differently_is_reported_before_a_hang(ranks, name, words):
     finding = planted(ranks, name)
 
     assert blamed(finding) == [1]
     assert words in finding.title
 
 
-def test_parameters_that_no_unit_shards_are_named_with_the_reason(ranks):
+def test_parameters_without_a_sharding_unit_are_reported_with_the_reason(ranks):
     finding = planted(ranks, "root_not_wrapped")
 
     assert "embedding.weight and head.weight are not sharded" in finding.title
@@ -135,7 +135,7 @@ def test_parameters_that_no_unit_shards_are_named_with_the_reason(ranks):
     ("name", "title"),
     [("ignored", "head.weight is not sharded"), ("added_afterwards", "head.weight and head.bias are not sharded")],
 )
-def test_a_head_that_no_unit_shards_is_named_and_no_rank_is_blamed(ranks, name, title):
+def test_head_without_a_sharding_unit_is_reported_without_blaming_a_rank(ranks, name, title):
     finding = planted(ranks, name)
 
     assert finding.title == title
@@ -152,26 +152,26 @@ def test_gradients_that_are_never_reduced_are_seen_in_the_first_step(ranks, name
 
 
 @pytest.mark.parametrize("name", ["stale_shard", "other_rate"])
-def test_a_rank_whose_optimizer_does_something_else_is_named(ranks, name):
+def test_rank_with_a_different_optimizer_is_reported(ranks, name):
     finding = planted(ranks, name)
 
     assert [rank for rank in blamed(finding) if rank is not None] == [1]
     assert "Your optimizer updates embedding.weight" in finding.title
 
 
-def test_an_optimizer_from_before_fully_shard_is_named(ranks):
+def test_optimizer_created_before_fully_shard_is_reported(ranks):
     assert blamed(planted(ranks, "optimizer_before")) == []
     assert blamed(planted(ranks, "optimizer_before_on_one_rank")) == [1]
 
 
-def test_one_dimension_of_a_mesh_of_two_is_named_and_no_rank_is_blamed(ranks):
+def test_one_dimension_of_a_2d_mesh_is_reported_without_blaming_a_rank(ranks):
     finding = planted(ranks, "over_a_part")
 
     assert "is sharded over 2 of 4 ranks" in finding.title
     assert [evidence.text for evidence in finding.evidence] == ["sharded over ranks 0 1", "sharded over ranks 2 3"]
 
 
-def test_a_trained_parameter_that_the_checkpoint_leaves_out_is_named(ranks):
+def test_trained_parameter_missing_in_the_checkpoint_is_reported(ranks):
     silent, strict = planted(ranks, "keeps_a_part_silently"), planted(ranks, "keeps_a_part")
 
     assert "head.weight of " in silent.title
@@ -179,7 +179,7 @@ def test_a_trained_parameter_that_the_checkpoint_leaves_out_is_named(ranks):
     assert (silent.severity, strict.severity) == (Severity.ERROR, Severity.WARNING)
 
 
-def test_a_unit_that_one_rank_leaves_out_is_named_with_its_line_before_it_hangs(ranks):
+def test_unit_skipped_by_one_rank_is_reported_with_its_line_before_a_hang(ranks):
     finding = planted(ranks, "rank_branch")
 
     assert 1 in blamed(finding)
@@ -187,13 +187,13 @@ def test_a_unit_that_one_rank_leaves_out_is_named_with_its_line_before_it_hangs(
     assert "the job hangs" in finding.detail
 
 
-def test_fully_shard_of_the_model_before_its_layers_is_raised_by_torch_and_the_remedy_says_the_order(ranks):
+def test_wrong_order_of_fully_shard_raises_and_the_remedy_gives_the_order(ranks):
     finding = planted(ranks, "root_before_its_layers")
 
     assert "units first and the containing model last" in finding.remedies[0].summary
 
 
-def test_replicas_that_start_from_other_parameters_are_named_and_no_optimizer_is(ranks):
+def test_replicas_with_other_start_values_are_reported_not_the_optimizer(ranks):
     finding = planted(ranks, "replicas_of_their_own")
 
     assert set(blamed(finding)) == {None}
@@ -204,7 +204,7 @@ def test_replicas_that_start_from_other_parameters_are_named_and_no_optimizer_is
 
 
 @pytest.mark.parametrize("name", ["leaves_a_part_of_the_batch_out", "never_enters_the_step"])
-def test_a_rank_whose_step_calls_the_model_less_often_is_named_before_the_others_hang(ranks, name):
+def test_rank_that_calls_the_model_less_often_is_reported_before_a_hang(ranks, name):
     finding = planted(ranks, name)
 
     assert 1 in blamed(finding)
@@ -212,7 +212,7 @@ def test_a_rank_whose_step_calls_the_model_less_often_is_named_before_the_others
     assert ", but rank 0 calls (the model) at sharded" in finding.title
 
 
-def test_a_step_that_trains_nothing_is_not_healthy(ranks):
+def test_step_that_does_not_train_is_not_healthy(ranks):
     facts = seen(ranks, "sharded_planted:never_steps")
 
     assert {fact.sharded.not_compared for fact in facts} == {
@@ -229,7 +229,7 @@ def without_policies(ctx: Any, name: str) -> UserModel:
     return look(ctx, name)
 
 
-def test_a_torch_that_does_not_tell_how_it_shards_makes_the_verdict_unsure_and_not_healthy(ranks):
+def test_torch_without_sharding_details_makes_the_verdict_unsure(ranks):
     known = sharding.policy
     facts = ranks.facts(without_policies, "sharded:plain")
     ranks.run(put_back)
@@ -251,7 +251,7 @@ def put_back(ctx: Any) -> None:
     importlib.reload(sharding)
 
 
-def test_a_torch_that_cannot_run_it_is_said_in_a_sentence(monkeypatch):
+def test_unsuitable_torch_is_refused_in_a_sentence(monkeypatch):
     import torch
     import torch.distributed.fsdp as fsdp
 
@@ -275,7 +275,7 @@ def timed(ctx: Any) -> str:
     return ""
 
 
-def test_the_time_of_a_sharded_step_is_not_measured_and_the_reason_is_said(ranks):
+def test_time_of_a_sharded_step_is_not_measured_with_the_reason(ranks):
     assert set(ranks.facts(timed)) == {
         "tests.models.sharded:plain is sharded by fully_shard, but only DDP steps are timed"
     }
@@ -291,7 +291,7 @@ def with_one_that_rounds(ctx: Any, name: str) -> UserModel:
         return look(ctx, name)
 
 
-def test_a_rank_that_adds_in_another_order_is_not_blamed(ranks):
+def test_rank_with_another_order_of_additions_is_not_blamed(ranks):
     results = ranks.run(with_one_that_rounds, "sharded:clipped")
 
     assert judge(record(CHECK, [result.value for result in results])) == []

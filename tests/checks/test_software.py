@@ -191,7 +191,7 @@ def test_a_library_that_the_linker_misses_but_torch_preloads_is_found_in_the_whe
 
 
 @needs_cc
-def test_nccl_built_into_torch_is_not_confused_with_a_copy_that_lies_about(installation):
+def test_nccl_built_into_torch_is_not_confused_with_an_unused_copy(installation):
     installation.nccl()
     installation.cuda_library(None)
     fact = probe(live(installation.folder))
@@ -202,7 +202,7 @@ def test_nccl_built_into_torch_is_not_confused_with_a_copy_that_lies_about(insta
 
 
 @needs_cc
-def test_a_library_that_crashes_when_asked_costs_only_its_own_answer(installation):
+def test_library_that_crashes_when_queried_affects_only_its_own_answer(installation):
     installation.cuda_library(installation.nccl("abort();"), *RPATH)
     fact = probe(live(installation.folder))
     assert fact.torch_version == "2.7.0+cu126"
@@ -220,7 +220,7 @@ def test_a_library_that_prints_first_is_still_understood(installation):
 
 
 @needs_cc
-def test_a_file_that_is_no_library_is_a_fault(installation):
+def test_file_that_is_not_a_library_is_a_fault(installation):
     library = installation.nccl()
     installation.cuda_library(library)
     library.write_bytes(b"not a library")
@@ -268,14 +268,14 @@ FOUND = '{"python": "3.11.7", "machine": "x86_64", "torch_folder": "/opt/torch"}
         ({}, ["/work/utils/__init__.py", "/work/train.py", "/work/torch.pyi", "/work/json/data.json"], []),
     ],
 )
-def test_files_in_the_place_of_pythons_own_modules_are_found_by_name(env, files, hidden):
+def test_files_that_hide_standard_modules_are_found_by_name(env, files, hidden):
     context = FakeContext(
         env=env, files=dict.fromkeys(files, ""), links={"/proc/self/cwd": "/work"}, children={"software": FOUND}
     )
     assert [(module.file, module.by) for module in probe(context).hidden_modules] == hidden
 
 
-def test_a_torch_py_on_pythonpath_is_named_and_torch_is_not_called_broken(tmp_path):
+def test_torch_py_on_pythonpath_is_reported_without_calling_torch_broken(tmp_path):
     for module in ("torch", "random", "json"):  # the helper itself needs the last two
         (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')\n")
     fact = probe(live(tmp_path))
@@ -290,7 +290,7 @@ def test_a_torch_py_on_pythonpath_is_named_and_torch_is_not_called_broken(tmp_pa
     assert {culprit.kind for culprit in finding.culprits} == {"file"}
 
 
-def test_an_import_that_fails_is_explained_by_the_hidden_module_on_the_same_nodes_only():
+def test_hidden_module_explains_failed_imports_on_the_same_nodes_only():
     hidden = HiddenModule(module="random", file="/a/random.py", by="PYTHONPATH")
     seen = recording(GPU_NODE, but(hidden_modules=(hidden,)))
     failed = [
@@ -314,7 +314,7 @@ def test_a_leftover_folder_without_code_is_broken(tmp_path):
     assert "only partly installed" in answer.stdout
 
 
-def test_without_site_packages_there_is_no_torch():
+def test_torch_is_missing_without_site_packages():
     answer = live().run((sys.executable, "-S", SCRIPT))
     assert "torch is not installed" in answer.stdout
 
@@ -339,20 +339,20 @@ def test_driver_and_devices_come_from_proc_and_dev():
     assert fact.forward_compatibility == "/usr/local/cuda/compat"
 
 
-def test_a_driver_that_cannot_be_asked_is_told_so():
+def test_driver_that_cannot_be_queried_has_a_reason():
     for text, reason in ((PermissionError(13, "Permission denied"), "Permission denied"), ("???", "understood")):
         fact = probe(FakeContext(files={"/proc/driver/nvidia/version": text}, children={"software": ANSWER + "}"}))
         assert fact.driver is None
         assert reason in (fact.driver_problem or "")
 
 
-def test_without_ldd_the_wheels_copy_counts():
+def test_copy_of_the_wheel_counts_without_ldd():
     answer = ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so", "nccl_files": ["/w/libnccl.so.2"]}'
     fact = probe(FakeContext(children={"software": answer, "nccl": '{"version_code": 22602}'}))
     assert (fact.nccl_library, fact.nccl_loaded) == ("/w/libnccl.so.2", "2.26.2")
 
 
-def test_without_ldd_and_without_a_copy_nothing_is_claimed():
+def test_nccl_is_unknown_without_ldd_and_without_a_copy():
     fact = probe(FakeContext(children={"software": ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so"}'}))
     assert (fact.nccl_library, fact.nccl_fault) == (None, None)
     assert "without ldd" in (fact.nccl_problem or "")
@@ -380,11 +380,11 @@ def test_a_slow_library_is_not_a_faulty_one():
         ("470.82.01", "none", []),
     ],
 )
-def test_driver_against_cuda(driver, cuda, expected):
+def test_driver_is_compared_with_cuda(driver, cuda, expected):
     assert verdicts(but(driver=driver, torch_cuda=cuda)) == expected
 
 
-def test_forward_compatibility_makes_an_old_driver_information():
+def test_old_driver_with_forward_compatibility_is_info():
     old = but(driver="470.82.01", forward_compatibility="/usr/local/cuda/compat")
     assert verdicts(old) == [("DD204", Severity.INFO)]
 
@@ -411,7 +411,7 @@ def matching(nccl: str, torch: str, machine: str = "x86_64") -> Software:
         (matching("2.28.9", "2.11.0"), 2, False),
     ],
 )
-def test_known_faults_only_where_the_job_can_meet_them(fact, nodes, known):
+def test_known_faults_are_reported_only_if_the_job_can_hit_them(fact, nodes, known):
     assert verdicts(*[fact] * nodes) == ([("DD206", Severity.WARNING)] if known else [])
 
 
@@ -419,12 +419,12 @@ def test_known_faults_only_where_the_job_can_meet_them(fact, nodes, known):
     ("torch", "nccl"),
     [("2.4.1", "2.20.5"), ("2.5.1", "2.21.5"), ("2.6.0", "2.21.5"), ("2.8.0", "2.27.3"), ("2.13.0", "2.29.7")],
 )
-def test_no_released_pair_of_torch_and_nccl_is_blamed_wholesale(torch, nccl):
+def test_no_released_pair_of_torch_and_nccl_is_reported_in_general(torch, nccl):
     assert verdicts(matching(nccl, torch), matching(nccl, torch)) == []
 
 
 @needs_cc
-def test_a_preloaded_library_wins_and_the_setting_that_brings_it_is_named(installation):
+def test_preloaded_library_wins_and_its_setting_is_named(installation):
     other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
     installation.cuda_library(installation.nccl(), *RPATH)
     preloaded = probe(live(installation.folder, LD_PRELOAD=str(other)))
@@ -435,7 +435,7 @@ def test_a_preloaded_library_wins_and_the_setting_that_brings_it_is_named(instal
 
 
 @needs_cc
-def test_a_copy_in_ld_library_path_that_the_rpath_of_the_wheels_beats_is_offered_in_vain(installation):
+def test_copy_in_ld_library_path_loses_to_the_rpath_of_the_wheels(installation):
     other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
     installation.cuda_library(installation.nccl(), *RPATH)
     fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent)))
@@ -445,7 +445,7 @@ def test_a_copy_in_ld_library_path_that_the_rpath_of_the_wheels_beats_is_offered
 
 
 @needs_cc
-def test_a_copy_beside_a_torch_with_nccl_built_in_has_no_effect(installation):
+def test_copy_next_to_a_torch_with_built_in_nccl_has_no_effect(installation):
     other = installation.nccl(at="../other").resolve()
     installation.cuda_library(None)
     fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent)))
@@ -466,7 +466,7 @@ SIZES = {"nvidia-nccl-cu12": 12, "nvidia-nccl-cu13": 13}
         ({"nccl_file_bytes": None}, Severity.WARNING),
     ],
 )
-def test_two_packages_that_write_one_file_are_as_grave_as_what_is_there(changes, severity):
+def test_severity_of_two_packages_with_one_file_depends_on_the_file(changes, severity):
     (told,) = findings(but(nccl_packages=TWO, nccl_sizes=SIZES, **changes))
     assert (told.code, told.severity) == ("DD208", severity)
     assert told.remedies[0].commands == (
@@ -494,7 +494,7 @@ def _nccl2_device(opts):
 """
 
 
-def test_a_torch_that_looks_backends_up_and_finds_none_is_an_error(installation):
+def test_torch_that_looks_up_backends_and_finds_none_is_an_error(installation):
     source = installation.torch / "distributed" / "distributed_c10d.py"
     source.parent.mkdir()
     source.write_text(C10D)
@@ -505,7 +505,7 @@ def test_a_torch_that_looks_backends_up_and_finds_none_is_an_error(installation)
     assert "finds neither gloo nor NCCL" in told.title
 
 
-def test_a_torch_whose_metadata_offers_backends_is_in_order(installation):
+def test_torch_whose_metadata_offers_backends_has_no_finding(installation):
     source = installation.torch / "distributed" / "distributed_c10d.py"
     source.parent.mkdir()
     source.write_text(C10D)

@@ -66,7 +66,7 @@ def each_with_a_processor(facts: list[StepTimeFact]) -> list[StepTimeFact]:
 # Real ranks
 
 
-def test_two_ranks_measure_every_kind_of_step_and_nobody_is_blamed(ranks):
+def test_two_ranks_measure_every_kind_of_step_and_blame_no_rank(ranks):
     facts = ranks.facts(own, on=(0, 1))
     seen = summary(recording(facts, (0, 1)))
 
@@ -88,7 +88,7 @@ def test_the_ranks_agree_on_the_work_and_on_the_number_of_rounds(ranks):
     assert len({None if fact.buckets is None else len(fact.buckets.trials) for fact in facts}) == 1
 
 
-def test_one_rank_alone_is_measured_too(ranks):
+def test_single_rank_is_also_measured(ranks):
     (fact,) = ranks.facts(own, on=(0,))
 
     assert fact.buckets is None
@@ -96,7 +96,7 @@ def test_one_rank_alone_is_measured_too(ranks):
     assert judge(recording([fact], (0,))) == []
 
 
-def test_steps_that_take_too_long_are_not_measured_on_any_rank(ranks):
+def test_too_long_steps_are_measured_on_no_rank(ranks):
     reasons = ranks.facts(too_long, on=(0, 1))
 
     assert all(reason and "would take" in reason for reason in reasons)
@@ -109,7 +109,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
     assert len({one.steps for one in results}) == 1
 
 
-def test_a_rank_that_computes_more_slowly_than_its_peers_is_named(ranks):
+def test_rank_that_computes_more_slowly_than_its_peers_is_reported(ranks):
     facts = each_with_a_processor(ranks.facts(small, 2))
     finding = only([one for one in judge(recording(facts)) if one.code == "DD812"], "DD812")
 
@@ -118,11 +118,11 @@ def test_a_rank_that_computes_more_slowly_than_its_peers_is_named(ranks):
     assert finding.title.startswith("Rank 2 (node2) takes ")
 
 
-def test_its_twin_without_a_slow_rank_blames_nobody(ranks):
+def test_twin_without_a_slow_rank_blames_no_rank(ranks):
     assert "DD812" not in {one.code for one in judge(recording(ranks.facts(small)))}
 
 
-def test_the_profiler_tells_the_time_of_collectives_or_why_it_cannot(ranks):
+def test_profiler_reports_the_time_of_collectives_or_a_reason(ranks):
     for fact in ranks.facts(small, None, Level.THOROUGH, on=(0, 1)):
         if fact.profile is None:
             assert fact.not_measured["torch.profiler"]
@@ -137,7 +137,7 @@ def event(name: str, start: int, end: int, device: str = "DeviceType.CUDA", spok
     return SimpleNamespace(name=name, device_type=device, time_range=span, is_user_annotation=spoken)
 
 
-def test_of_a_gpus_time_only_kernels_count():
+def test_only_kernels_count_as_gpu_time():
     seen = on_gpu(
         [
             event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 100, 400),
@@ -200,7 +200,7 @@ def pair(**changes: Any) -> Recording:
 SLOW_LINK: dict[str, Any] = {"step": 0.100, "communicate": 0.095}
 
 
-def test_overlap_scaling_and_ratio_are_worked_out_of_the_slowest_rank():
+def test_overlap_scaling_and_ratio_are_those_of_the_slowest_rank():
     seen = summary(pair())
 
     assert seen is not None
@@ -210,14 +210,14 @@ def test_overlap_scaling_and_ratio_are_worked_out_of_the_slowest_rank():
     assert seen.strong_scaling == pytest.approx(20 / 12 / 2, rel=0.02)
 
 
-def test_overlap_is_not_told_where_communication_drowns_in_noise():
+def test_overlap_is_unknown_if_communication_is_within_noise():
     seen = summary(pair(communicate=0.0001))
 
     assert seen is not None
     assert seen.overlap is None
 
 
-def test_ranks_of_which_one_was_not_measured_are_not_summed_up():
+def test_summary_requires_measurements_of_all_ranks():
     assert summary(recording([fact()], (0,))) is None
     assert list(measurements(recording([fact()], (0,)))) == []
 
@@ -230,11 +230,11 @@ def test_measurements_are_in_base_units():
     assert list(measurements(Recording())) == []
 
 
-def test_ranks_that_share_processors_are_told_nothing():
+def test_ranks_that_share_processors_have_no_finding():
     assert judge(pair(**SLOW_LINK, threads=8)) == []
 
 
-def test_a_disturbed_machine_is_told_only_of_communication_many_times_longer():
+def test_disturbed_machine_reports_only_communication_many_times_longer():
     assert judge(pair(step=0.040, communicate=0.030, on_cpu_share=0.6)) == []
     assert only(judge(pair(**SLOW_LINK, on_cpu_share=0.6)), "DD810").severity is Severity.INFO
 
@@ -257,11 +257,11 @@ def test_with_your_user_model_the_advice_is_proved():
     [trials(0.060), trials(0.0595), trials(0.070), trials(0.043, predicted_s=0.020), trials(0.043, default_s=0.1)],
     ids=["no gain", "within noise", "a loss", "not as predicted", "default not as predicted"],
 )
-def test_a_bucket_size_that_did_not_win_as_predicted_is_not_advised(measured):
+def test_bucket_size_that_did_not_win_is_not_advised(measured):
     assert judge(pair(buckets=measured)) == []
 
 
-def test_a_rank_that_is_slow_because_something_else_runs_there_is_information():
+def test_rank_slowed_down_by_another_program_is_info():
     facts = [fact(rank=rank, ranks=4) for rank in range(4)]
     facts[1] = fact(0.030, 0.032, rank=1, ranks=4, on_cpu_share=0.4)
     finding = only(judge(recording(facts)), "DD812")
@@ -274,14 +274,14 @@ def test_a_rank_that_is_slow_because_something_else_runs_there_is_information():
     ("device", "times", "severity"),
     [("cuda:0", 1.5, Severity.WARNING), ("cuda:0", 4.0, Severity.ERROR), ("cpu", 4.0, Severity.WARNING)],
 )
-def test_a_slow_rank_is_a_warning_and_a_gpu_an_error_from_three_times_on(device, times, severity):
+def test_slow_rank_is_a_warning_and_a_gpu_three_times_slower_an_error(device, times, severity):
     facts = [fact(rank=rank, ranks=4, device=device, on_cpu_share=None) for rank in range(4)]
     facts[3] = fact(0.010 * times, 0.060, rank=3, ranks=4, device=device, on_cpu_share=None)
 
     assert only(judge(recording(facts)), "DD812").severity is severity
 
 
-def test_a_rank_whose_gpu_is_slow_is_left_to_the_finding_of_its_gpu():
+def test_rank_with_a_slow_gpu_is_reported_by_the_finding_of_its_gpu():
     def gpu(rate: float) -> GpuSpeedFact:
         return GpuSpeedFact(device="cuda:0", matmul_tflop_per_s=Rate(median=rate, least=rate, most=rate, repetitions=3))
 
@@ -294,7 +294,7 @@ def test_a_rank_whose_gpu_is_slow_is_left_to_the_finding_of_its_gpu():
     assert only(judge(recording([*steps, *rates, gpu(690.0)], both)), "DD812").severity is Severity.WARNING
 
 
-def test_one_slow_look_blames_nobody():
+def test_one_slow_sample_blames_no_rank():
     facts = [fact(rank=rank, ranks=4) for rank in range(4)]
     rounds = facts[3].rounds
     once = (rounds[0].model_copy(update={"compute_s": 0.5}), *rounds[1:])
@@ -303,7 +303,7 @@ def test_one_slow_look_blames_nobody():
     assert judge(recording(facts)) == []
 
 
-def test_of_two_halves_nobody_says_which_is_slow():
+def test_two_equal_halves_blame_no_rank():
     facts = [fact(0.010 if rank < 2 else 0.020, 0.022, rank=rank, ranks=4) for rank in range(4)]
 
     assert judge(recording(facts)) == []

@@ -45,19 +45,19 @@ def test_your_model_is_measured_with_its_own_gradients_and_options(ranks):
     assert all(len(fact.rounds) == 5 and fact.same_work and fact.buckets for fact in facts)
 
 
-def test_a_model_with_batch_norm_and_a_dict_for_a_batch_are_measured_too(ranks):
+def test_models_with_batch_norm_and_dict_batches_are_measured(ranks):
     for name in ("healthy:conv_net", "healthy:transformer"):
         facts = ranks.facts(short, name, on=(0, 1))
         assert all(fact.rounds and fact.same_work for fact in facts)
 
 
-def test_batches_of_different_shapes_are_measured_and_no_rank_is_called_slow(ranks):
+def test_batches_of_different_shapes_make_no_rank_slow(ranks):
     facts = ranks.facts(short, "healthy:uneven_batches", on=(0, 1))
 
     assert [fact.same_work for fact in facts] == [False, False]
 
 
-def test_bucket_sizes_that_the_factory_chose_are_left_to_it(ranks):
+def test_bucket_sizes_of_the_factory_are_kept(ranks):
     (fact, _) = ranks.facts(short, "healthy:with_buckets_of_its_own", on=(0, 1))
 
     assert fact.buckets is None
@@ -75,18 +75,18 @@ def test_bucket_sizes_that_the_factory_chose_are_left_to_it(ranks):
         ("planted:not_to_be_copied", "cannot be copied"),
     ],
 )
-def test_a_model_that_cannot_be_measured_is_left_alone_on_all_ranks_with_the_reason(ranks, name, reason):
+def test_model_that_cannot_be_measured_is_skipped_on_all_ranks_with_reason(ranks, name, reason):
     for one in ranks.run(whole, name, on=(0, 1, 2)):
         assert "model.fact.Skip" in (one.error or "")
         assert reason in (one.error or "")
 
 
-def test_what_is_no_factory_of_a_model_is_not_measured(ranks):
+def test_invalid_model_factory_is_not_measured(ranks):
     for one in ranks.run(whole, "planted:gives_a_number", on=(0, 1)):
         assert "model.fact.Misused" in (one.error or "")
 
 
-def test_nodes_that_were_given_different_models_measure_neither(ranks):
+def test_different_models_on_nodes_are_not_measured(ranks):
     for one in ranks.run(on_one_node_only, on=(0, 1)):
         assert "the nodes have different models" in (one.error or "")
 
@@ -109,7 +109,7 @@ def advised(ctx: Any, name: str, *advice: TraceAdvice) -> StepTimeFact:
     return short(ctx, name)
 
 
-def test_what_a_trace_advises_is_tried_against_the_arguments_of_the_job(ranks):
+def test_advice_of_a_trace_is_tried_against_the_arguments_of_the_job(ranks):
     view = tiny_buckets(setting="gradient_as_bucket_view", value=True, had=False)
     facts = ranks.facts(advised, "healthy:many_layers", tiny_buckets(), view, on=(0, 1))
 
@@ -118,7 +118,7 @@ def test_what_a_trace_advises_is_tried_against_the_arguments_of_the_job(ranks):
     assert "tried instead" in facts[0].not_measured["bucket sizes"]
 
 
-def test_a_change_to_what_the_job_has_already_as_far_as_anybody_tells_is_not_tried(ranks):
+def test_change_that_the_job_may_already_have_is_not_tried(ranks):
     (fact, _) = ranks.facts(advised, "healthy:wide_net", tiny_buckets(had=None), on=(0, 1))
 
     assert [trial.not_tried for trial in fact.arguments] == ["neither the trace nor the factory tells what the job has"]
@@ -157,7 +157,7 @@ def tried(without: Sequence[float], changed: Sequence[float], **changes: Any) ->
         ([1.0] * 5, [1.3] * 5, "disproved", "No advice of the trace makes a step of train:model shorter"),
     ],
 )
-def test_a_change_is_proved_where_every_round_is_shorter_and_refuted_where_none_is(without, changed, status, title):
+def test_change_is_proved_if_all_rounds_are_shorter_and_refuted_if_none_is(without, changed, status, title):
     finding = tried(without, changed)
     (remedy,) = finding.remedies
 
@@ -168,7 +168,7 @@ def test_a_change_is_proved_where_every_round_is_shorter_and_refuted_where_none_
     assert remedy.undo == "bucket_cap_mb=0.001"
 
 
-def test_a_change_to_a_value_says_how_to_write_it_and_what_it_costs():
+def test_change_of_a_value_shows_how_to_write_it_and_its_cost():
     (remedy,) = tried([1.0] * 5, [0.5] * 5, value=12.5, had=None).remedies
 
     assert remedy.summary == "DistributedDataParallel(..., bucket_cap_mb=12.5)"
@@ -185,7 +185,7 @@ def slow_third(facts: list[StepTimeFact], **changes: Any) -> list[StepTimeFact]:
     return [fact.model_copy(update={"rounds": slow if rank == 2 else rounds}) for rank, fact in enumerate(by_rank)]
 
 
-def test_findings_name_your_model_and_no_rank_with_another_batch(ranks):
+def test_findings_name_the_model_and_no_rank_with_another_batch(ranks):
     facts = ranks.facts(short, "healthy:wide_net", on=(0, 1))
     found = [one for one in judge(recording(slow_third(facts, device="cuda:0"))) if one.code == "DD812"]
     finding = only(found, "DD812")

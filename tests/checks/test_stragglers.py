@@ -35,7 +35,7 @@ def warned(recording: Recording) -> list[Finding]:
 
 @pytest.mark.ranks
 @pytest.mark.serial
-def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(ranks: Ranks):
+def test_repeatedly_stopped_rank_is_reported_even_on_a_busy_machine(ranks: Ranks):
     [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
 
     assert (finding.code, blamed(finding)) == ("DD661", [2])
@@ -64,7 +64,7 @@ def control_groups() -> None:
         (planted_stragglers.neighbor, "(waiting for a CPU that other programs use)"),
     ],
 )
-def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
+def test_rank_under_a_quota_or_next_to_a_neighbor_is_reported(control_groups, ranks: Ranks, plant: Any, reason: str):
     readings = ranks.facts(planted_stragglers.calm, 3, plant)
 
     [finding] = warned(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)}))
@@ -72,7 +72,7 @@ def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ran
 
 
 @pytest.mark.ranks
-def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
+def test_slow_reads_of_one_rank_are_reported(ranks: Ranks, tmp_path: Path):
     for number in range(50):
         (tmp_path / f"{number}").write_bytes(os.urandom(30_000))
     (tmp_path / "large").write_bytes(os.urandom(1 << 24))
@@ -85,7 +85,7 @@ def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
 
 
 @pytest.mark.ranks
-def test_nobody_is_named_where_nothing_is_planted_however_busy_the_machine(ranks: Ranks):
+def test_no_rank_is_reported_on_a_busy_machine_without_a_fault(ranks: Ranks):
     assert warned(of_ranks(ranks, None, planted_stragglers.quota)) == []
 
 
@@ -97,7 +97,7 @@ def without(ctx: HarnessContext, path: str) -> Reading:
 
 
 @pytest.mark.ranks
-def test_a_path_that_one_rank_does_not_have_is_a_finding_about_that_rank(ranks: Ranks, tmp_path: Path):
+def test_path_missing_on_one_rank_is_reported_for_that_rank(ranks: Ranks, tmp_path: Path):
     (tmp_path / "file").write_bytes(b"data")
 
     readings = ranks.facts(without, str(tmp_path))
@@ -128,7 +128,7 @@ def hung(ctx: HarnessContext, path: str) -> Reading:
 
 
 @pytest.mark.ranks
-def test_reads_that_hang_end_in_time_and_are_named_as_such(ranks: Ranks, tmp_path: Path):
+def test_hanging_reads_end_in_time_and_are_reported(ranks: Ranks, tmp_path: Path):
     (tmp_path / "file").write_bytes(b"data")
 
     readings = ranks.facts(hung, str(tmp_path))
@@ -139,7 +139,7 @@ def test_reads_that_hang_end_in_time_and_are_named_as_such(ranks: Ranks, tmp_pat
 
 
 @pytest.mark.ranks
-def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path):
+def test_data_that_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path):
     readings = ranks.facts(planted_stragglers.measured, None, planted_stragglers.quota, str(tmp_path / "missing"))
 
     assert [reading.misused for reading in readings] == [True] * 4
@@ -156,14 +156,14 @@ def look(path: object, seconds: float = 0.01) -> dict[str, Any]:
     return child_data.main(str(path), seconds, 1, 1 << 26, 64, 4)
 
 
-def test_what_is_no_data_is_not_opened_and_said_so(tmp_path: Path):
+def test_special_files_are_not_opened_and_reported(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/proc/meminfo")
     for path in (tmp_path / "pipe", "/dev/zero", "/proc", "/sys", tmp_path / "link"):
         assert "is a FIFO, a device, a socket or of the kernel" in look(path)["problem"]
 
 
-def test_a_folder_of_pipes_loops_devices_and_empty_files_holds_no_data(tmp_path: Path):
+def test_directory_of_pipes_loops_devices_and_empty_files_has_no_data(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     for name, target in (("up", tmp_path), ("self", "self"), ("gone", "no"), ("zero", "/dev/zero"), ("sys", "/sys")):
@@ -173,7 +173,7 @@ def test_a_folder_of_pipes_loops_devices_and_empty_files_holds_no_data(tmp_path:
     assert look(tmp_path)["problem"] == "there is no file with bytes in it that may be read"
 
 
-def test_files_and_folders_that_may_not_be_read_or_are_gone_blame_nobody(tmp_path: Path):
+def test_unreadable_or_missing_files_and_directories_blame_no_rank(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"data")
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "others").write_bytes(b"secret")
@@ -190,7 +190,7 @@ def test_files_and_folders_that_may_not_be_read_or_are_gone_blame_nobody(tmp_pat
     assert child_data.in_pieces([(4, str(tmp_path / "file")), (4, str(tmp_path / "gone"))], 64, 9.0, 1) > 0
 
 
-def test_data_of_which_no_byte_can_be_read_was_not_read(tmp_path: Path):
+def test_data_without_a_readable_byte_was_not_read(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"data")
     with patch.object(child_data, "bytes_in", lambda _: 1 << 22):  # so large it was; then it shrank
         (tmp_path / "large").write_bytes(b"")
@@ -198,7 +198,7 @@ def test_data_of_which_no_byte_can_be_read_was_not_read(tmp_path: Path):
     assert answer == {"problem": "nothing could be read of its files", "read_bytes_per_s": {}}
 
 
-def test_of_a_folder_of_very_many_files_only_some_are_looked_at(tmp_path: Path):
+def test_only_some_files_of_a_very_large_directory_are_read(tmp_path: Path):
     for number in range(50):
         (tmp_path / f"{number}").touch()
     with patch.object(child_data, "MOST_ENTRIES", 20):
@@ -208,7 +208,7 @@ def test_of_a_folder_of_very_many_files_only_some_are_looked_at(tmp_path: Path):
 # --- turns -----------------------------------------------------------------------------------------------
 
 
-def test_no_two_ranks_of_a_machine_have_the_same_cpu_in_a_turn_and_every_rank_has_one():
+def test_each_rank_of_a_machine_has_its_own_cpu_in_a_turn():
     cpus_of = {0: (0, 1), 2: (0, 1), 5: (0, 1), 7: (1,)}
     for number in range(20):
         turns = waves(cpus_of, number)
@@ -221,7 +221,7 @@ def test_no_two_ranks_of_a_machine_have_the_same_cpu_in_a_turn_and_every_rank_ha
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
-def test_in_the_ring_every_rank_meets_both_neighbours_once_and_nobody_twice_in_a_turn(ranks: int):
+def test_every_rank_of_the_ring_meets_both_neighbors_once(ranks: int):
     turns = ring(ranks)
     pairs = [tuple(sorted(pair)) for turn in turns for pair in turn]
     assert sorted(pairs) == sorted({tuple(sorted((rank, (rank + 1) % ranks))) for rank in range(ranks)})
@@ -229,7 +229,7 @@ def test_in_the_ring_every_rank_meets_both_neighbours_once_and_nobody_twice_in_a
         assert len({rank for pair in turn for rank in pair}) == 2 * len(turn)
 
 
-def test_a_spinning_loop_counts_what_it_lost():
+def test_spinning_loop_counts_its_lost_time():
     now = iter([0.0, 0.00001, 0.05001, 0.05002, 0.30002])
     with patch("time.perf_counter", lambda: next(now)):
         spun, taken, longest = spin(0.2)

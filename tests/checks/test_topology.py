@@ -67,7 +67,7 @@ def gpu_on_pci(driver: str, vendor: str = "0x10de") -> dict[str, Any]:
     }
 
 
-def test_driver_that_does_not_answer_for_a_gpu_fails_with_its_words():
+def test_driver_without_an_answer_for_a_gpu_fails_with_its_message():
     gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
     ctx = FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("nvidia"))
     with pytest.raises(Failed, match="couldn't communicate with the NVIDIA driver"):
@@ -81,7 +81,7 @@ def test_nvidia_smi_on_a_machine_without_a_gpu_is_absent():
         probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("ast", vendor="0x1a03")))
 
 
-def test_nvidia_smi_that_fails_where_the_bus_cannot_be_read_is_no_proof_of_absence():
+def test_failing_nvidia_smi_does_not_prove_absence_if_the_bus_is_unreadable():
     gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
     with pytest.raises(Failed):
         probe(FakeContext(commands={"nvidia-smi": gone}))
@@ -126,7 +126,7 @@ def with_its_bond(nccl: str) -> Recording:
     return matrix.model_copy(update={"readings": (*matrix.readings, *more)})
 
 
-def test_where_the_table_of_addresses_was_read_the_advice_names_the_entry_that_nccl_takes():
+def test_advice_names_the_gid_entry_of_nccl_if_the_table_was_read():
     (finding,) = judge(with_its_bond("2.27.5"))
     assert finding.remedies[1].summary.endswith(
         "Leave NCCL_IB_GID_INDEX unset: NCCL 2.27.5 takes entry 3 (::ffff:10.1.0.1, RoCE v2) by itself"
@@ -134,12 +134,12 @@ def test_where_the_table_of_addresses_was_read_the_advice_names_the_entry_that_n
     assert finding.remedies[1].commands == ()
 
 
-def test_where_nccls_own_entry_reaches_nobody_the_advice_is_to_look():
+def test_advice_is_to_check_if_nccls_own_entry_is_not_routable():
     (finding,) = judge(with_its_bond("2.18.1"))
     assert "needs show_gids or sysfs" in finding.remedies[1].summary
 
 
-def test_far_gpus_alone_lose_p2p_where_an_old_nccl_went_so_far_by_itself():
+def test_only_far_gpus_lose_p2p_if_an_old_nccl_used_it_by_default():
     recorded = load("topology/classic-two-socket-with-recorded-facts")
     trial = recorded.trials[0]
     evidence = tuple(
@@ -187,15 +187,15 @@ def hca_lines(recording: Recording) -> list[str]:
     return [one for one in commands if "NCCL_IB_HCA" in one]
 
 
-def test_hca_is_advised_on_several_roce_nodes_where_nccl_took_another():
+def test_hca_is_advised_on_several_roce_nodes_if_nccl_chose_another():
     assert hca_lines(stuck_on_two_nodes(used=0)) == ["export NCCL_IB_HCA=mlx5_bond_0"]
 
 
-def test_hca_is_not_advised_when_nccl_took_it_itself():
+def test_hca_is_not_advised_if_nccl_chose_it():
     assert hca_lines(stuck_on_two_nodes(used=2)) == []
 
 
-def test_exact_names_where_a_prefix_would_match_another_nic():
+def test_exact_names_are_used_if_a_prefix_would_match_another_nic():
     text = sample("classic-two-socket.txt").replace("mlx5_bond_0", "mlx5_1").replace("mlx5_2", "mlx5_10")
     (reading,) = read_pasted(text)
     assert hca_values(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
@@ -253,7 +253,7 @@ def test_pasted_link_states_show_a_gpu_without_nvlink(model: str, codes: list[st
 # --- pasted text ---------------------------------------------------------------------------------
 
 
-def test_two_pasted_hosts_are_told_apart():
+def test_two_pasted_hosts_are_distinguished():
     readings = read_pasted(sample("two-hosts.txt").replace("PHB", "SYS"))
     assert [reading.node for reading in readings] == [0, 1]
     titles = [finding.title for finding in judge(Recording(readings=readings))]
@@ -269,7 +269,7 @@ def test_refused_text_is_a_failed_reading_and_one_finding():
     assert "NVML could not be initialized" in finding.title
 
 
-def test_live_failure_is_no_finding_about_pasted_text():
+def test_live_failure_is_not_a_finding_about_pasted_text():
     failed = Reading(check="topology", status=Status.FAILED, reason="nvidia-smi gave no topology")
     assert judge(Recording(readings=(failed,))) == []
 

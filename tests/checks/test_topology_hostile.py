@@ -39,7 +39,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_nothing_hostile_leaves_a_pasted_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_text_of_a_paste_is_never_output(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paste, report, settings, picture = (tmp_path / kind for kind in ("txt", "json", "env", "svg"))
     paste.write_text(TEXTS[name])
     outputs = Outputs({"json": str(report), "env": str(settings), "svg": str(picture)})

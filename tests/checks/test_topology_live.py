@@ -73,7 +73,7 @@ def judge(recording: Recording) -> list[Finding]:
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def test_eight_gpus_behind_nvswitch_are_a_matrix_as_nvidia_smi_prints_it(tree: SysfsTree, look: Look) -> None:
+def test_matrix_of_eight_gpus_behind_nvswitch_equals_nvidia_smi(tree: SysfsTree, look: Look) -> None:
     nvswitch_board(tree)
     fact = wired(look())
     assert fact.gpus == tuple(f"GPU{at}" for at in range(8))
@@ -86,7 +86,7 @@ def test_eight_gpus_behind_nvswitch_are_a_matrix_as_nvidia_smi_prints_it(tree: S
     assert fact.warnings == ()
 
 
-def test_what_the_matrix_does_not_hold_stands_beside_it(tree: SysfsTree, look: Look) -> None:
+def test_values_outside_of_the_matrix_are_in_the_fact(tree: SysfsTree, look: Look) -> None:
     nvswitch_board(tree)
     fact = wired(look())
     assert fact.source == "nvml"
@@ -111,7 +111,7 @@ def test_two_pairs_of_gpus_by_pcie_have_no_nvlink(look: Look, tree: SysfsTree) -
     assert fact.nvlinks == ()
 
 
-def test_bridged_pairs_are_nv12_and_the_others_go_over_pcie(look: Look, tree: SysfsTree) -> None:
+def test_bridged_pairs_are_nv12_and_other_pairs_use_pcie(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look("nvl", "half_ours"))
     assert [code for _, _, code in fact.gpu_pairs()] == ["NV12", "NODE", "NODE", "NODE", "NODE", "NV12"]
@@ -119,13 +119,13 @@ def test_bridged_pairs_are_nv12_and_the_others_go_over_pcie(look: Look, tree: Sy
     assert fact.nvlinks[0].links[-1].remote_bus_id == "0000:43:00.0"
 
 
-def test_inactive_links_join_nobody(look: Look, tree: SysfsTree) -> None:
+def test_inactive_links_do_not_connect_gpus(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look("unbridged", "two"))
     assert [code for _, _, code in fact.gpu_pairs()] == ["NODE"]
 
 
-def test_an_old_driver_does_not_say_what_links_lead_to_but_that_they_join(look: Look, tree: SysfsTree) -> None:
+def test_links_of_an_old_driver_have_no_target_but_connect_gpus(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look("nvswitch", "healthy", "OLD_DRIVER"))
     assert {code for _, _, code in fact.gpu_pairs()} == {"NV18"}
@@ -140,24 +140,24 @@ def test_a_gpu_in_mig_mode_has_no_links_and_its_rows_agree(look: Look, tree: Sys
     assert "GPU3" not in {gpu.gpu for gpu in fact.nvlinks}
 
 
-def test_p2p_that_the_chipset_refuses_is_recorded_in_nvidia_smis_word(look: Look, tree: SysfsTree) -> None:
+def test_p2p_refused_by_the_chipset_has_the_status_of_nvidia_smi(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look("no_p2p", "half_ours"))
     assert fact.p2p["read"]["GPU0"]["GPU1"] == fact.p2p["write"]["GPU3"]["GPU0"] == "CNS"
 
 
-def test_gpus_of_others_and_lost_ones_are_left_out(look: Look, tree: SysfsTree) -> None:
+def test_inaccessible_and_lost_gpus_are_omitted(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     assert wired(look("nvswitch", "half_ours")).gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
     assert "GPU3" not in wired(look("nvswitch", "gpu_lost")).gpus
 
 
-def test_the_gpus_of_the_job_are_named(look: Look, tree: SysfsTree) -> None:
+def test_gpus_of_the_job_are_recorded(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     assert wired(look(CUDA_VISIBLE_DEVICES="2,0")).job_gpus == ("GPU2", "GPU0")
 
 
-def test_where_sys_is_hidden_the_gpus_stay_and_the_nics_are_left_out(look: Look, tree: SysfsTree) -> None:
+def test_gpus_stay_and_nics_are_omitted_if_sys_is_hidden(look: Look, tree: SysfsTree) -> None:
     tree.file("/dev/nvidia0", "")
     fact = wired(look())
     assert (fact.nics, fact.warnings, fact.pci) == ({}, (), ())
@@ -182,7 +182,7 @@ def gpu_on_the_bus(tree: SysfsTree) -> None:
     tree.plug("pci0000:00/0000:1b:00.0", 0)
 
 
-def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
+def test_no_process_starts_without_a_gpu(tree: SysfsTree) -> None:
     class Untouched(LiveContext):
         def child(self, name: str, *args: str) -> CommandResult:
             raise AssertionError(name)
@@ -194,7 +194,7 @@ def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tree: SysfsTree) -> None:
+def test_hanging_nvml_is_a_fact_that_names_the_call(look: Look, tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
     for limit_s in limits_s(0.1):
         with suppress(Absent):  # it had no time to reach the driver
@@ -222,14 +222,14 @@ def context_with(tree: SysfsTree, script: str) -> LiveContext:
     return NoBinding(env, time.monotonic() + LIMIT_S, root=str(tree.root))
 
 
-def test_where_nvml_cannot_be_asked_nvidia_smi_is(tree: SysfsTree) -> None:
+def test_nvidia_smi_is_asked_if_nvml_is_not_available(tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
     (tree.root / "matrix").write_text(MATRIX)
     fact = wired(probe(context_with(tree, f'[ "$*" = "topo -m" ] && cat {tree.root}/matrix')))
     assert (fact.source, fact.gpus, fact.links["GPU0"]["GPU1"]) == ("nvidia-smi", ("GPU0", "GPU1"), "PHB")
 
 
-def test_an_nvidia_smi_that_hangs_is_given_up_and_named(tree: SysfsTree) -> None:
+def test_hanging_nvidia_smi_is_stopped_and_reported(tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
     context = context_with(tree, "exec sleep infinity")
     context.deadline = time.monotonic() + 0.7
@@ -238,7 +238,7 @@ def test_an_nvidia_smi_that_hangs_is_given_up_and_named(tree: SysfsTree) -> None
     assert (fact.asked, fact.call) == ("nvidia-smi", "nvidia-smi topo -m")
 
 
-def test_a_gpu_that_neither_answers_for_is_a_failure_with_nvmls_word(look: Look, tree: SysfsTree) -> None:
+def test_gpu_without_an_answer_from_both_fails_with_the_message_of_nvml(look: Look, tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
     tree.file("/dev/nvidia0", "")
     with pytest.raises(Failed, match="driver_not_loaded"):
@@ -251,14 +251,14 @@ def test_a_gpu_that_no_driver_serves_has_no_topology(look: Look, tree: SysfsTree
         look("nvswitch", "not_loaded")
 
 
-def test_gpus_set_aside_for_virtual_machines_are_no_topology() -> None:
+def test_gpus_reserved_for_virtual_machines_have_no_topology() -> None:
     device = "/sys/bus/pci/devices/0000:61:00.0"
     files = {f"{device}/vendor": "0x10de\n", f"{device}/class": "0x030200\n"}
     with pytest.raises(Absent, match="virtual machines only"):
         probe(FakeContext(files=files, links={f"{device}/driver": "../../../../bus/pci/drivers/vfio-pci"}))
 
 
-def test_a_program_that_says_nothing_in_time_took_too_long(tree: SysfsTree) -> None:
+def test_program_without_timely_output_took_too_long(tree: SysfsTree) -> None:
     hung = CommandResult(("nvml_topology",), "timed_out")
     with pytest.raises(TookTooLong, match="timed out without output"):
         probe(FakeContext(files={"/dev/nvidia0": ""}, children={"nvml_topology": hung}))
@@ -287,7 +287,7 @@ def told(findings: list[Finding]) -> list[tuple[str, str]]:
         ("no_numa", "healthy"),
     ],
 )
-def test_a_machine_in_order_gives_no_finding(look: Look, tree: SysfsTree, topology: str, fault: str) -> None:
+def test_correct_machine_has_no_finding(look: Look, tree: SysfsTree, topology: str, fault: str) -> None:
     nvswitch_board(tree)
     tree.file("/proc/self/status", "Cpus_allowed_list:\t0-127\n")
     recording = recorded(look(topology, fault))
@@ -313,7 +313,7 @@ def short_of_links(fact: TopologyFact, keep: tuple[int, ...], active: int, name:
         ((0,), 12, []),
     ],
 )
-def test_how_sure_it_is_that_links_are_down_depends_on_the_peers(
+def test_confidence_in_links_that_are_down_depends_on_the_peers(
     look: Look, tree: SysfsTree, keep: tuple[int, ...], active: int, expected: list[tuple[str, str]]
 ) -> None:
     nvswitch_board(tree)
@@ -321,7 +321,7 @@ def test_how_sure_it_is_that_links_are_down_depends_on_the_peers(
     assert told(judge(recorded(fact))) == expected
 
 
-def test_crc_errors_matter_from_a_hundred_a_second(look: Look, tree: SysfsTree) -> None:
+def test_crc_errors_are_a_fault_at_100_per_second(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look(CUDA_VISIBLE_DEVICES="0"))
     for rate, expected in ((99.0, []), (100.0, [("DD407", "warning")])):
@@ -331,7 +331,7 @@ def test_crc_errors_matter_from_a_hundred_a_second(look: Look, tree: SysfsTree) 
         assert told(judge(recorded(fact.model_copy(update={"nvlinks": links})))) == expected
 
 
-def test_a_job_is_told_of_its_own_gpus_only(look: Look, tree: SysfsTree) -> None:
+def test_job_gets_findings_about_its_own_gpus_only(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     near = look(CUDA_VISIBLE_DEVICES="0,1")
     far = look(CUDA_VISIBLE_DEVICES="6,7")

@@ -20,7 +20,7 @@ def codes(outcome: app.Outcome) -> list[str]:
     return [finding.code for finding in outcome.report.findings]
 
 
-def test_a_dump_is_judged_as_a_matrix_is() -> None:
+def test_dump_is_evaluated_like_a_matrix() -> None:
     outcome = read_topology(sample("nccl-dump-four-gpus.xml"))
     (seen,) = outcome.recording.facts(TopologyFact)
     assert (seen.fact.source, seen.fact.cpu_vendor) == ("nccl-xml", "GenuineIntel")
@@ -28,14 +28,14 @@ def test_a_dump_is_judged_as_a_matrix_is() -> None:
     assert "GPU3 has 16, but others have 18" in outcome.report.findings[0].title
 
 
-def test_nothing_is_concluded_about_pairs_that_nvlink_may_join() -> None:
+def test_pairs_that_nvlink_may_connect_have_no_finding() -> None:
     outcome = read_topology(sample("nccl-file-of-a-provider.xml"))
     (seen,) = outcome.recording.facts(TopologyFact)
     assert list(seen.fact.gpu_pairs()) == []
     assert codes(outcome) == ["DD404"]
 
 
-def test_a_matrix_and_a_file_in_one_text_are_of_two_hosts() -> None:
+def test_matrix_and_file_in_one_text_belong_to_two_hosts() -> None:
     text = f"{sample('classic-two-socket.txt')}\n{sample('nccl-dump-four-gpus.xml')}"
     assert [seen.node for seen in read_topology(text).recording.facts(TopologyFact)] == [0, 1]
 

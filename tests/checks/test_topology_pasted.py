@@ -43,7 +43,7 @@ def test_outputs_of_every_kind_are_read_in_their_order_as_one_host():
     assert kinds(P2P + NVLINKS + "and so on\n" + MATRIX) == [(0, "p2p-status/1"), (0, "nvlinks/1"), (0, "topology/1")]
 
 
-def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
+def test_damaged_table_is_refused_with_its_line_next_to_valid_ones():
     whole, refused = read_pasted(MATRIX + P2P.replace("GPU1\tOK\tX", "GPU1\tOK\tPIX"))
 
     assert whole.status is Status.COLLECTED
@@ -52,7 +52,7 @@ def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
     assert str(refused.reason).startswith("line ")
 
 
-def test_a_matrix_that_is_damaged_takes_neither_the_one_before_it_nor_the_one_behind_it_along():
+def test_damaged_matrix_does_not_affect_the_matrices_before_and_after():
     damaged = MATRIX.replace("NODE", "NODDE", 1)
     first, second, refused = read_pasted(MATRIX + damaged + MATRIX)
 
@@ -62,7 +62,7 @@ def test_a_matrix_that_is_damaged_takes_neither_the_one_before_it_nor_the_one_be
     assert "NODDE in row GPU0 is no link code" in str(refused.reason)
 
 
-def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there_are_judged():
+def test_missing_links_make_the_verdict_unsure_and_present_ones_are_checked():
     (reading,) = read_pasted((SAMPLES / "cut-off.txt").read_text())
     recording = Recording(options=Options(command="topology"), readings=(reading,))
     report = app.judge(recording).report
