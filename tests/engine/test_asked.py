@@ -119,7 +119,7 @@ PREFIX = "Unsure: requested but not run: "
         ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
     ],
 )  # fmt: skip
-def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_what_to_do(
+def test_requested_check_that_did_not_run_is_unsure_with_advice(
     options: dict[str, Any], readings: list[Reading], left_out: list[NotRun], says: str
 ):
     report = judged(*readings, left_out=left_out, **options)
@@ -146,13 +146,13 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
         ({}, [read("p2p", "needs 2 ranks"), Reading(check="gpus", status=Status.ABSENT, reason="no GPU")]),
     ],
 )
-def test_what_was_asked_for_and_run_is_healthy_and_so_is_what_nobody_named(
+def test_requested_checks_that_ran_are_healthy_without_the_unrequested(
     options: dict[str, Any], readings: list[Reading]
 ):
     assert judged(*readings, **options).summary.startswith("Healthy")
 
 
-def test_a_check_of_which_only_a_part_was_run_is_not_shown_as_passed():
+def test_check_that_ran_only_in_part_is_not_shown_as_passed():
     report = judged(read("user_model", MODEL.model_copy(update={"has_batch": False}), 0), model="net:make")
     (own,) = (check for check in report.checks if check.id == "user_model")
 
@@ -166,22 +166,20 @@ def test_a_check_of_which_only_a_part_was_run_is_not_shown_as_passed():
         ({"skip": ("user_model", "step_time")}, "remove user_model from --skip"),
     ],
 )
-def test_a_model_that_the_other_options_leave_out_is_refused_before_anything_starts(
-    options: dict[str, Any], words: str
-):
+def test_model_that_other_options_exclude_is_refused_before_the_start(options: dict[str, Any], words: str):
     with pytest.raises(UsageError, match=f"--model 'net:make' would not be tested; {words}, or omit --model"):
         make_plan(Options(model="net:make", **options), CHECKS)
 
 
 @pytest.mark.parametrize("options", [{"only": ("allreduce",)}, {"skip": ("gpus", "software")}, {"budget_s": 1.0}])
-def test_whether_ranks_use_gpus_is_looked_at_wherever_ranks_start(options: dict[str, Any]):
+def test_gpu_use_of_ranks_is_checked_whenever_ranks_start(options: dict[str, Any]):
     planned = [check.id for check in make_plan(Options(**options), CHECKS).checks]
 
     assert {"gpus", "software"} <= {*planned}
     assert planned == [check.id for check in CHECKS if check.id in planned]
 
 
-def test_without_ranks_gpus_are_looked_at_where_they_are_selected_or_required():
+def test_gpus_are_checked_without_ranks_if_selected_or_required():
     def planned(**options: Any) -> list[str]:
         return [check.id for check in make_plan(Options(only=("host",), **options), CHECKS).checks]
 
@@ -190,7 +188,7 @@ def test_without_ranks_gpus_are_looked_at_where_they_are_selected_or_required():
     assert "gpus" in planned(backend=Backend.NCCL)
 
 
-def test_of_gpus_that_nobody_selected_only_what_keeps_ranks_from_them_is_told():
+def test_unselected_gpus_have_findings_only_if_ranks_cannot_use_them():
     hot = Gpu(index=0, ecc_volatile_uncorrected=3)
     seen = GPUS.model_copy(update={"gpus": (hot,), "visible": (0,), "used": (0,)})
     unselected = [NotRun(check="gpus", reason="left out by --skip")]

@@ -51,7 +51,7 @@ KILLED = RankEvidence(rank=0, exit_code=-9, exited_at=0.1)
         (trial().unjudged("the forkserver ended"), "unknown", "the forkserver ended"),
     ],
 )
-def test_what_the_trial_of_a_group_comes_to(result, outcome, reason):
+def test_trial_of_a_group_gives_its_outcome(result, outcome, reason):
     test = group_test(2, (0, 1), result, 1.5)
 
     assert (test.round, test.nodes, test.outcome, test.at_s) == (2, (0, 1), outcome, 1.5)
@@ -61,7 +61,7 @@ def test_what_the_trial_of_a_group_comes_to(result, outcome, reason):
 
 
 @pytest.mark.parametrize(("rate", "moved_each"), [(6e6, 4 << 20), (400e6, 64 << 20)], ids=["100 Mbit/s", "10 Gbit/s"])
-def test_a_slow_path_shows_its_rate_within_a_trials_time(monkeypatch, rate, moved_each):
+def test_rate_of_a_slow_path_is_measured_within_the_time_of_a_trial(monkeypatch, rate, moved_each):
     moved = []
 
     def timed(_ctx: Any, _row: Any, size: int, iterations: int, *, warmup: int = 1) -> SizeResult:
@@ -82,7 +82,7 @@ def test_a_slow_path_shows_its_rate_within_a_trials_time(monkeypatch, rate, move
     assert sum(moved) / rate < trials.NCCL_TRIAL_S / 3  # creating communicators takes time as well
 
 
-def test_the_rate_of_a_group_is_that_of_its_slowest_rank():
+def test_rate_of_a_group_is_that_of_its_slowest_rank():
     assert group_test(0, (0, 1), trial(of_rank(0, 4e9), of_rank(1, 2e9)), 0.0).bytes_per_s == 2e9
 
 
@@ -130,7 +130,7 @@ def isolated(cluster: Cluster, monkeypatch: Any) -> IsolationFact:
     return IsolationFact.model_validate(reading.fact)
 
 
-def test_each_round_tells_the_groups_and_who_is_suspected(monkeypatch):
+def test_each_round_reports_its_groups_and_suspects(monkeypatch):
     cluster = Cluster(bad=(5,))
 
     fact = isolated(cluster, monkeypatch)
@@ -154,14 +154,14 @@ def test_a_node_that_dies_is_a_result_and_the_others_are_tested_without_it(monke
     assert fact.stopped == ""
 
 
-def test_where_the_budget_is_used_up_it_says_so_and_keeps_its_first_round(monkeypatch):
+def test_exhausted_budget_is_reported_and_keeps_the_first_round(monkeypatch):
     fact = isolated(Cluster(budget_s=-1.0), monkeypatch)
 
     assert [test.nodes for test in fact.tests] == [(node,) for node in range(NODES)]
     assert fact.stopped == "the time budget was used up"
 
 
-def test_without_the_doctors_own_helpers_no_more_is_tested(monkeypatch):
+def test_isolation_stops_if_a_helper_of_ddp_doctor_exits(monkeypatch):
     cluster = Cluster()
     cluster.helper = "the forkserver ended"
 
@@ -186,7 +186,7 @@ def test_an_interrupted_isolation_keeps_its_tests(monkeypatch):
     assert fact.stopped == "it was broken off"
 
 
-def test_where_groups_take_long_that_pass_others_get_more_time():
+def test_time_limit_grows_with_the_slowest_passing_group():
     def limit_s(longest_s: float) -> float:
         return conduct.limit_s([GroupTest(round=0, nodes=(0,), outcome="passed", duration_s=longest_s)], World())
 

@@ -28,17 +28,17 @@ def _on(*nodes: int, severity: Severity = Severity.WARNING) -> Draft:
     )
 
 
-def test_what_a_cause_explains_is_left_out_in_whichever_order_the_rules_stand():
+def test_explained_finding_is_dropped_in_either_order_of_the_rules():
     cause, effect = _rule("DD901"), _rule("DD902", "DD901")
 
     assert _found(effect, cause) == _found(cause, effect) == {"DD901"}
 
 
-def test_what_nothing_explains_is_found():
+def test_unexplained_finding_is_reported():
     assert _found(_rule("DD902", "DD901")) == {"DD902"}
 
 
-def test_a_cause_that_is_explained_itself_explains_nothing():
+def test_explained_cause_does_not_explain_other_findings():
     assert _found(_rule("DD903", "DD902"), _rule("DD902", "DD901"), _rule("DD901")) == {"DD901", "DD903"}
 
 
@@ -50,14 +50,14 @@ def test_a_cause_that_is_explained_itself_explains_nothing():
         (Severity.INFO, Severity.WARNING, {"DD901"}),
     ],
 )
-def test_an_error_is_explained_by_errors_alone(cause: Severity, effect: Severity, found: set[str]):
+def test_only_errors_explain_an_error(cause: Severity, effect: Severity, found: set[str]):
     rules = _rule("DD901", draft=_on(severity=cause)), _rule("DD902", "DD901", draft=_on(severity=effect))
 
     assert _found(*rules) == found
 
 
 @pytest.mark.parametrize(("named", "found"), [((1,), {"DD901", "DD902"}), ((1, 2), {"DD901"})])
-def test_a_finding_about_nodes_is_explained_where_all_of_them_are_named(named: tuple[int, ...], found: set[str]):
+def test_finding_about_nodes_is_explained_if_all_of_them_are_named(named: tuple[int, ...], found: set[str]):
     effect = _rule("DD902", "DD901", draft=Draft(title="nodes 1 and 2 have less", nodes=(1, 2)))
 
     assert _found(_rule("DD901", draft=_on(*named)), effect) == found

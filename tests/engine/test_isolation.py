@@ -17,7 +17,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 @pytest.mark.parametrize("name", [name for name, kind in BY_NAME.items() if "repeats" not in name])
 @pytest.mark.parametrize("nodes", [8, 16])
-def test_planted_faults_are_found_and_no_innocent_is_named(name, nodes):
+def test_injected_faults_are_found_and_no_healthy_node_is_blamed(name, nodes):
     kind = BY_NAME[name]
     if nodes < kind.least:
         return
@@ -32,7 +32,7 @@ def test_planted_faults_are_found_and_no_innocent_is_named(name, nodes):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("nodes", [8, 64, 1024, 16384])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.replace(" ", "-"))
-def test_bar_of_accusations_in_99_of_100_runs_all_are_named_and_in_none_an_innocent(kind, nodes):
+def test_all_faults_are_found_in_99_of_100_runs_and_no_healthy_node_is_blamed(kind, nodes):
     if not kind.least <= nodes <= kind.most:
         return
     began = time.process_time()
@@ -47,32 +47,32 @@ def test_bar_of_accusations_in_99_of_100_runs_all_are_named_and_in_none_an_innoc
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20  # KiB
 
 
-def test_a_fault_that_comes_one_time_in_five_is_found_by_repeats():
+def test_fault_in_one_of_five_runs_is_found_by_repeats():
     found = list(runs(BY_NAME["one in five, 20 repeats"], 8, 2))
 
     assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]
 
 
 @pytest.mark.parametrize("nodes", [8, 64, 1024])
-def test_a_node_that_hangs_costs_no_more_rounds_than_halving_would(nodes):
+def test_hanging_node_costs_no_more_rounds_than_bisection(nodes):
     cluster = Cluster(nodes, random.Random(nodes), bad={nodes // 2: "hung"}, outliers=0)
     cluster.run()
 
     assert cluster.rounds == 5
 
 
-def test_slow_nodes_are_named_where_half_of_the_tests_of_a_round_are_of_them():
+def test_slow_nodes_are_found_if_half_of_the_tests_of_a_round_include_them():
     cluster = BY_NAME["several, mixed"].plant(16, random.Random("several, mixed 16 46"))
     assert cluster.bad == dict.fromkeys((0, 2, 4, 12), "slow")
 
     assert judged(cluster).right
 
 
-def test_first_every_node_is_tested_alone():
+def test_every_node_is_first_tested_separately():
     assert next_round((), (2, 0, 1), {}) == ((0,), (1,), (2,))
 
 
-def test_of_two_nodes_that_hang_together_none_is_named():
+def test_neither_of_two_nodes_that_hang_together_is_blamed():
     cluster = Cluster(2, random.Random(1), bad={1: "hung"})
     cluster.run()
 
@@ -82,7 +82,7 @@ def test_of_two_nodes_that_hang_together_none_is_named():
     assert [each.nodes for each in settled.unsettled] == [(0, 1)]
 
 
-def test_where_no_two_nodes_pass_together_none_is_named():
+def test_no_node_is_blamed_if_no_two_nodes_pass_together():
     cluster = Cluster(8, random.Random(1), at_most=1)
     cluster.run()
 
@@ -92,7 +92,7 @@ def test_where_no_two_nodes_pass_together_none_is_named():
     assert settled.unsettled
 
 
-def test_tests_that_tell_nothing_name_nobody_and_come_to_an_end():
+def test_inconclusive_tests_blame_no_node_and_end():
     tests: list[GroupTest] = []
     number = 0
     while groups := next_round(tests, range(8), {}):
@@ -104,7 +104,7 @@ def test_tests_that_tell_nothing_name_nobody_and_come_to_an_end():
     assert (settled.nodes, settled.pairs, settled.smallest, settled.unsettled) == ((), (), None, ())
 
 
-def test_a_node_that_dies_alone_is_a_result_and_the_search_goes_on():
+def test_node_that_dies_alone_is_a_result_and_the_search_continues():
     tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(3)]
     tests.append(GroupTest(round=0, nodes=(3,), outcome="lost", lost_nodes=(3,)))
 
@@ -120,7 +120,7 @@ def test_few_nodes_are_enough_to_find_one_fault(nodes, name):
     assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]
 
 
-def test_a_test_of_the_whole_that_tells_nothing_is_tried_again():
+def test_inconclusive_test_of_all_nodes_is_repeated():
     nodes = tuple(range(4))
     tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in nodes]
 
@@ -128,7 +128,7 @@ def test_a_test_of_the_whole_that_tells_nothing_is_tried_again():
     assert next_round([*tests, GroupTest(round=1, nodes=nodes, outcome="unknown")], nodes, {}) == (nodes,)
 
 
-def test_a_pair_that_hangs_is_named_though_one_end_is_slow_with_another_by_chance():
+def test_hanging_pair_is_reported_although_one_end_is_slow_by_chance():
     def of(*nodes: int, rate: float | None = 100.0) -> GroupTest:
         return GroupTest(round=1, nodes=nodes, outcome="passed" if rate else "hung", bytes_per_s=rate)
 
@@ -149,7 +149,7 @@ def rated(*rates: tuple[int, int, int, float]) -> list[GroupTest]:
     ]
 
 
-def test_nobody_is_slow_by_less_than_healthy_pairs_differ():
+def test_no_node_is_slow_within_the_spread_of_healthy_pairs():
     """Measured with eight hosts of eight ranks each on two cores; node 4 was once blamed."""
     tests = rated(
         *((2, 0, 1, 46.0), (2, 2, 3, 51.6), (2, 4, 6, 15.4), (3, 2, 7, 47.4)),
@@ -166,7 +166,7 @@ BUSY = (
 )
 
 
-def test_a_node_that_is_far_slower_than_healthy_pairs_differ_is_named_on_busy_hosts():
+def test_node_far_slower_than_healthy_pairs_is_found_on_busy_hosts():
     """It was not, in 22 rounds: other pairs seemed to be slow as well."""
     tests = rated(*BUSY, (2, 4, 5, 11.3), (3, 1, 5, 11.6), (4, 3, 5, 11.8), (5, 0, 5, 10.2))
 
@@ -174,7 +174,7 @@ def test_a_node_that_is_far_slower_than_healthy_pairs_differ_is_named_on_busy_ho
     assert settle(rated(*BUSY, (2, 4, 5, 113.0), (3, 1, 5, 116.0), (4, 3, 5, 118.0)), range(8), {}).nodes == ()
 
 
-def test_a_pair_of_a_bad_leaf_that_was_slow_by_chance_is_tested_again():
+def test_slow_pair_of_a_bad_leaf_is_tested_again():
     """Seen on a busy machine: its nodes were always tested with other leaves, with which they hang."""
     of_leaf = {node: f"leaf{node // 2}" for node in range(8)}
     across = [(3, 4, 6), (3, 5, 7), (4, 3, 6), (4, 0, 7), (5, 1, 6), (5, 3, 7), (6, 5, 6), (6, 4, 7)]

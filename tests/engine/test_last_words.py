@@ -31,7 +31,7 @@ def found(rank: RankEvidence, innocent: RankEvidence | None = None) -> Finding:
 
 
 @pytest.mark.parametrize("cause", NAMED)
-def test_the_last_words_of_a_dead_rank_name_the_cause_and_what_helps(cause: str):
+def test_last_output_of_a_dead_rank_gives_the_cause_and_the_fix(cause: str):
     known = cause_named(cause)
     assert known is not None
 
@@ -42,7 +42,7 @@ def test_the_last_words_of_a_dead_rank_name_the_cause_and_what_helps(cause: str)
     assert [culprit.rank for culprit in finding.culprits] == [1]
 
 
-def test_broken_feature_logs_hides_no_dead_rank(monkeypatch: pytest.MonkeyPatch):
+def test_broken_feature_logs_does_not_hide_a_dead_rank(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FEATURES, "logs", FEATURES["logs"]._replace(package="gone"))
 
     finding = found(_rank(1, exit_code=1, exited_at=2.0, output_tail=SAMPLE["disk-full"]))
@@ -51,7 +51,7 @@ def test_broken_feature_logs_hides_no_dead_rank(monkeypatch: pytest.MonkeyPatch)
     assert "ddp-doctor explain" not in finding.detail
 
 
-def test_a_rank_that_raised_names_it_too_and_keeps_its_line():
+def test_known_error_of_a_rank_that_raised_is_explained_with_its_line():
     message = "CUDA error: no kernel image is available for execution on the device"
     raising = _rank(1, raised=Raised(type="RuntimeError", message=message, where="a.py:7"))
 
@@ -73,14 +73,14 @@ def test_a_rank_that_raised_names_it_too_and_keeps_its_line():
         "",
     ],
 )
-def test_a_victims_words_and_words_of_nothing_name_no_cause(words: str):
+def test_output_of_an_affected_rank_or_without_meaning_gives_no_cause(words: str):
     finding = found(_rank(1, exit_code=7, exited_at=2.0, output_tail=words))
 
     assert "ddp-doctor explain" not in finding.detail
     assert finding.remedies[0].summary == "Read the rank's last output; it exited without a signal"
 
 
-def test_memory_that_ran_out_by_the_count_of_the_cgroup_needs_no_words():
+def test_out_of_memory_count_of_the_cgroup_needs_no_output():
     killed = _rank(1, exit_code=-9, exited_at=2.0, out_of_memory=True, output_tail=SAMPLE["shm-too-small"])
 
     assert "ddp-doctor explain" not in found(killed).detail

@@ -28,7 +28,7 @@ def _many(session: Session) -> ManyNodes:
     return ManyNodes(session, Plan(()), Recording(run_id="test"), {})
 
 
-def test_a_run_that_is_interrupted_before_the_roll_call_closes_without_a_word():
+def test_run_interrupted_before_the_check_in_closes_silently():
     with _session() as session:
         many = _many(session)
         many.interrupted()
@@ -37,7 +37,7 @@ def test_a_run_that_is_interrupted_before_the_roll_call_closes_without_a_word():
     assert many.recording.interrupted
 
 
-def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
+def test_lost_store_makes_the_run_unsure_whatever_was_read_before():
     with _session() as session:
         many = _many(session)
         many._broken_off("the control store broke off")
@@ -45,7 +45,7 @@ def test_a_store_that_is_lost_leaves_the_run_unsure_whatever_was_read_before():
     assert judge(many.so_far()).report.verdict.value == "unsure"
 
 
-def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
+def test_silent_node_is_called_by_its_name():
     nodes = (Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))
     with _session() as session:
         many = _many(session)
@@ -64,7 +64,7 @@ def test_a_node_that_is_no_longer_heard_is_called_by_its_name():
         ("connectivity/all-ephemeral-ports-dropped", "DD530", []),
     ],
 )
-def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run(recording, code, left):
+def test_ranks_behind_a_bad_path_only_meet_and_other_checks_are_not_run(recording, code, left):
     with _session() as session:
         many = _many(session)
         many.recording = load(recording)
@@ -79,7 +79,7 @@ def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run
 @pytest.mark.parametrize(
     "recording", ["rdma/image-without-libibverbs", "rdma/container-without-devices", "consistency/no-gpu-on-one-node"]
 )
-def test_ranks_start_if_an_error_only_makes_them_slow_or_leaves_them_to_gloo(recording):
+def test_ranks_start_after_errors_that_only_slow_them_or_leave_gloo(recording):
     with _session() as session:
         many = _many(session)
         many.recording = load(recording)

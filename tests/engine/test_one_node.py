@@ -19,7 +19,7 @@ from ddp_doctor.ranks.trial import TrialResult
 from tests.readings import collected
 
 
-def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why():
+def test_no_rank_starts_without_a_loopback_interface_and_checks_give_the_reason():
     fact = Host(cpus=2, loopback_problem="lo is down")
     reading = collected("host", fact)
     session: Any = SimpleNamespace(request=SimpleNamespace(options=Options()), partial=PartialRecording())
@@ -34,7 +34,7 @@ def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why
     assert set(left_out.values()) == {"ranks of one node cannot meet: lo is down"}
 
 
-def test_what_torchrun_said_is_kept_where_the_doctor_fails_meanwhile():
+def test_output_of_torchrun_is_kept_if_ddp_doctor_fails():
     record = TrialRecord(trial="t0", launcher="torchrun", outcome="broken")
     notes = ("torchrun ended with exit code 1", "OSError: [Errno 24] Too many open files")
 

@@ -34,7 +34,7 @@ def test_a_second_network_is_named_by_each_nodes_own_interface():
     assert told == [[("10.1.0.0/24", "ens5", "10.1.0.1")], [("10.1.0.0/24", "eth1", "10.1.0.2")]]
 
 
-def test_the_network_that_all_take_is_none_and_one_that_some_take_is():
+def test_network_used_by_all_nodes_is_not_another_network():
     both = (nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"))
     more = (nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"))
     mixed = networks(node_report(0, *both, takes="10.0.0.1"), node_report(1, *more, takes="10.1.0.2"))
@@ -43,7 +43,7 @@ def test_the_network_that_all_take_is_none_and_one_that_some_take_is():
     assert [network for network, _, _ in lost[0]] == ["10.0.0.0/24", "10.1.0.0/24"]
 
 
-def test_one_interface_counts_once_and_by_the_address_that_a_backend_would_take():
+def test_interface_counts_once_by_the_address_that_a_backend_uses():
     """The IPv6 network of eth0 and the second addresses of eth1 are no further ways."""
 
     def node(number: int) -> NodeReport:
@@ -57,7 +57,7 @@ def test_one_interface_counts_once_and_by_the_address_that_a_backend_would_take(
     assert [network for network, _, _ in networks(node(1), node(2))[0]] == ["10.1.0.0/24"]
 
 
-def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_left_out():
+def test_bridges_inactive_links_and_networks_of_some_nodes_are_skipped():
     def node(number: int, *more: Interface) -> NodeReport:
         docker = nic("docker0", "172.17.0.1/16")
         dead = nic("eth1", f"10.1.0.{number}/24", running=number == 1)
@@ -66,7 +66,7 @@ def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_lef
     assert networks(node(1), node(2, nic("eth2", "10.2.0.2/24"))) == [[], []]
 
 
-def test_of_many_networks_the_fastest_are_looked_at():
+def test_fastest_of_many_networks_are_tested():
     def node(number: int) -> NodeReport:
         rails = [nic(f"rail{i}", f"10.{i}.0.{number}/24", speed=i * 1000) for i in range(1, 9)]
         return node_report(number, nic("eth0", f"10.0.0.{number}/24"), *rails, takes=f"10.0.0.{number}")
@@ -75,7 +75,7 @@ def test_of_many_networks_the_fastest_are_looked_at():
     assert [interface for _, interface, _ in networks(node(1), node(2))[0]] == fastest
 
 
-def test_a_node_that_told_no_interfaces_or_nonsense_leaves_none():
+def test_node_without_valid_interfaces_leaves_no_other_network():
     whole = node_report(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
     silent = NodeReport(hostname="node1", nnodes=2)
     junk = Reading(check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7})
@@ -85,7 +85,7 @@ def test_a_node_that_told_no_interfaces_or_nonsense_leaves_none():
         assert networks(whole, other) == [[], []]
 
 
-def test_the_ways_between_two_nodes_are_those_that_both_have():
+def test_ways_between_two_nodes_are_networks_of_both():
     mine, peer = other_networks.contacts(
         {
             0: node_report(0, nic("eth0", "10.0.0.1/24"), nic("ens5", "10.1.0.1/24"), takes="10.0.0.1"),

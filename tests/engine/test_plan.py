@@ -26,18 +26,18 @@ def _plan(only: tuple[str, ...] = ()):
     return make_plan(Options(only=only), (BEFORE, RANKS, AFTER))
 
 
-def test_what_looks_after_the_ranks_runs_with_them():
+def test_checks_after_the_ranks_run_with_them():
     assert _plan().at(Where.AFTERWARDS) == (AFTER,)
 
 
-def test_what_looks_after_the_ranks_is_left_out_with_a_reason_where_none_run():
+def test_check_after_the_ranks_is_skipped_with_a_reason_without_ranks():
     plan = _plan(("before", "after"))
 
     assert plan.checks == (BEFORE,)
     assert {one.check: one.reason for one in plan.not_run}["after"] == "no ranks run, after which it looks"
 
 
-def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_is_named():
+def test_check_that_can_measure_the_users_model_runs_at_a_lower_level_with_one():
     check = Check("steps", "Steps", Where.RANK, _nothing, (), level=Level.THOROUGH, level_with_model=Level.STANDARD)
 
     def chosen(level: Level, model: str) -> tuple[Check, ...]:
@@ -50,7 +50,7 @@ def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_
 
 
 @pytest.mark.parametrize("level", Level)
-def test_a_short_budget_leaves_out_last_what_a_verdict_rests_on(level: Level):
+def test_short_budget_skips_checks_that_decide_a_verdict_last(level: Level):
     heart = {"software", "gpus", "process_group", "allreduce", "gradient_sync", "p2p"}
     plan = make_plan(Options(level=level, budget_s=3.0), CHECKS)
     left_out = {left.check for left in plan.not_run if left.reason.startswith(TOO_DEAR)}

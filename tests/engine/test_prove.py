@@ -89,7 +89,7 @@ def test_a_hang_that_ends_with_the_setting_is_proved_by_three_trials():
     assert proof_of(one) == Proof(status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
 
 
-def test_a_control_is_given_a_multiple_of_what_the_treatment_took_before_it_has_hung():
+def test_limit_of_a_control_is_a_multiple_of_the_treatments_time():
     plays, _ = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm))
     treatment_s, control_s, _ = plays.limits
 
@@ -97,7 +97,7 @@ def test_a_control_is_given_a_multiple_of_what_the_treatment_took_before_it_has_
     assert control_s == pytest.approx(1.0)
 
 
-def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns():
+def test_slow_and_fast_interface_are_measured_five_times_each_alternately():
     plays, (one,) = tried(lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), reproducer=SPEED)
     proof = proof_of(one)
 
@@ -114,7 +114,7 @@ def test_a_second_interface_that_is_slower_is_disproved():
     assert proof_of(one).reason == "it is slower"
 
 
-def test_an_interface_that_is_as_fast_makes_no_difference():
+def test_equally_fast_interface_makes_no_difference():
     _, (one,) = tried(lambda arm, _: passes(arm, 0.3 * GB), reproducer=SPEED)
 
     assert (proof_of(one).status, proof_of(one).reason) == ("disproved", "it makes no difference")
@@ -128,7 +128,7 @@ def test_a_setting_that_fails_is_disproved_by_one_trial():
     assert proof_of(one).after == "fails: RuntimeError: no such interface"
 
 
-def test_a_fault_that_does_not_show_without_the_setting_proves_nothing_for_it():
+def test_fault_that_does_not_reappear_does_not_prove_the_setting():
     plays, (one,) = tried(lambda arm, _: passes(arm))
 
     assert plays.arms == ["treatment", "control"] * 3
@@ -136,7 +136,7 @@ def test_a_fault_that_does_not_show_without_the_setting_proves_nothing_for_it():
     assert "the fault did not appear again" in (proof_of(one).reason or "")
 
 
-def test_a_fault_that_comes_and_goes_is_not_proved():
+def test_intermittent_fault_is_not_proved():
     turns = iter([passes("control"), hangs("control"), passes("control")])
     _, (one,) = tried(lambda arm, _: passes(arm) if arm == "treatment" else next(turns))
 
@@ -144,7 +144,7 @@ def test_a_fault_that_comes_and_goes_is_not_proved():
     assert "some trials without the fix also passed" in (proof_of(one).reason or "")
 
 
-def test_where_each_trial_without_the_setting_hung_or_was_slower_it_is_proved():
+def test_remedy_is_proved_if_every_trial_without_it_hung_or_was_slower():
     turns = iter([passes("control", 0.1 * GB), hangs("control"), *[passes("control", 0.2 * GB)] * 3])
     _, (one,) = tried(lambda arm, _: passes(arm, GB) if arm == "treatment" else next(turns), reproducer=SPEED)
 
@@ -152,7 +152,7 @@ def test_where_each_trial_without_the_setting_hung_or_was_slower_it_is_proved():
     assert proof_of(one).before == "passes (4 of 5), no end in 1.0 s (1 of 5)"
 
 
-def test_where_one_hung_and_others_were_as_fast_nothing_is_proved():
+def test_nothing_is_proved_if_one_trial_hung_and_others_were_as_fast():
     turns = iter([passes("control", GB), hangs("control"), *[passes("control", GB)] * 3])
     _, (one,) = tried(lambda arm, _: passes(arm, GB) if arm == "treatment" else next(turns), reproducer=SPEED)
 
@@ -177,14 +177,14 @@ def test_one_slow_trial_on_a_busy_machine_is_outvoted_by_further_ones():
     assert proof_of(one).after == "1.00 GB/s (median of 8, 50 MB/s to 1.00 GB/s)"
 
 
-def test_a_recording_with_thousands_of_trials_is_judged_at_once():
+def test_recording_with_thousands_of_trials_is_evaluated_quickly():
     attempts = (*[passes("treatment", GB), passes("control", 0.1 * GB)] * 5_000, passes("treatment", 0.05 * GB))
     one = Experiment(code="DD521", settings=ETH1, reproducer=SPEED, attempts=attempts)
 
     assert proof_of(one).status == "not_tried"
 
 
-def test_a_gain_of_which_the_library_never_read_the_setting_is_not_proved():
+def test_gain_is_not_proved_if_the_library_never_read_the_setting():
     def scene(arm: Arm, _: Sequence[Setting]) -> Attempt:
         return hangs(arm) if arm == "control" else passes(arm, unread=("GLOO_SOCKET_IFNAME",))
 
@@ -194,21 +194,21 @@ def test_a_gain_of_which_the_library_never_read_the_setting_is_not_proved():
     assert "does not show that it read GLOO_SOCKET_IFNAME" in (proof_of(one).reason or "")
 
 
-def test_without_time_nothing_is_tried_and_the_reason_is_said():
+def test_nothing_is_tried_without_time_and_the_reason_is_given():
     plays, (one,) = tried(lambda arm, _: passes(arm), budget_s=-1.0)
 
     assert plays.arms == []
     assert proof_of(one) == Proof(reason="the time budget was used up")
 
 
-def test_where_ranks_only_have_to_meet_the_first_remedy_that_works_is_enough():
+def test_first_working_remedy_is_enough_if_ranks_only_have_to_meet():
     _, (first, second) = tried(lambda arm, _: passes(arm) if arm == "treatment" else hangs(arm), ETH1, ETH2)
 
     assert proof_of(first).status == "proved"
     assert proof_of(second) == Proof(reason="another remedy of this finding was proved first")
 
 
-def test_one_slow_pair_of_trials_is_too_little_to_disprove():
+def test_one_slow_pair_of_trials_does_not_disprove():
     attempts = (passes("treatment", 1.0 * GB), passes("control", 0.9 * GB))
     proof = proof_of(Experiment(code="DD538", settings=ETH1, reproducer=SPEED, attempts=attempts))
 
@@ -223,7 +223,7 @@ def test_a_treatment_that_hangs_in_the_rest_of_the_budget_is_not_disproved():
     assert proof_of(one) == Proof(reason="the time budget was used up")
 
 
-def test_a_trial_that_was_spoiled_is_made_again_once_and_then_nothing_is_concluded():
+def test_spoiled_trial_is_repeated_once_and_then_inconclusive():
     def spoils(arm: Arm, _: Sequence[Setting]) -> Attempt:
         if arm == "treatment":
             return passes(arm)
@@ -236,7 +236,7 @@ def test_a_trial_that_was_spoiled_is_made_again_once_and_then_nothing_is_conclud
     assert proof_of(one) == Proof(reason="rank 1 was killed from outside (SIGKILL) during the test")
 
 
-def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_concludes_nothing():
+def test_run_that_ends_during_trials_keeps_them_without_a_conclusion():
     def ends(arm: Arm, _: Sequence[Setting]) -> Attempt:
         if arm == "treatment":
             return passes(arm)
@@ -251,7 +251,7 @@ def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_conclude
     assert proof_of(kept[0]) == Proof(reason="the run ended before it was tried to the end")
 
 
-def test_of_many_ways_to_fail_three_are_told_and_none_at_length():
+def test_only_three_of_many_failures_are_listed_briefly():
     attempts = [Attempt(arm="treatment", outcome="failed", reason=f"{n}" + "y" * 10_000) for n in range(100)]
     proof = proof_of(Experiment(code="DD521", settings=ETH1, reproducer=MEET, attempts=tuple(attempts)))
 
@@ -286,12 +286,12 @@ FULL = RankEvidence(rank=0, raised=Raised(type="OSError", message="[Errno 28] No
         ("finished", (), {}, "no readable result"),
     ],
 )
-def test_a_trial_that_broke_for_reasons_of_its_own_says_nothing_of_its_settings(outcome, evidence, more, why):
+def test_trial_that_broke_for_other_reasons_does_not_judge_its_settings(outcome, evidence, more, why):
     with pytest.raises(Spoiled, match=why):
         came_of(outcome, *evidence, **more)
 
 
-def test_a_rank_that_crashes_and_one_that_hangs_to_the_limit_do_say_something():
+def test_crashed_rank_and_hang_to_the_limit_are_conclusive():
     crashed = came_of("broken", VICTIM, RankEvidence(rank=1, exit_code=-11))
 
     assert crashed.outcome == "failed"
@@ -301,7 +301,7 @@ def test_a_rank_that_crashes_and_one_that_hangs_to_the_limit_do_say_something():
 # --- proofs on findings ---------------------------------------------------------------------------
 
 
-def test_a_proved_remedy_proves_the_finding_and_a_disproved_one_goes_last():
+def test_proved_remedy_proves_the_finding_and_a_disproved_one_goes_last():
     def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
         good = bool(settings) and settings[0].value == "eth2"
         return passes(arm) if good else hangs(arm)
@@ -323,7 +323,7 @@ def test_a_proof_belongs_to_the_value_that_was_tried():
     assert found.confidence is Confidence.LIKELY
 
 
-def test_the_price_of_a_remedy_is_told_against_the_healthy_pairs():
+def test_cost_of_a_remedy_is_compared_with_the_healthy_pairs():
     reproducer = Reproducer(
         kind="exchange", ranks=(0, 3), size_bytes=1 << 26, healthy_bytes_per_s=18 * GB, healthy="the other pairs"
     )
@@ -357,7 +357,7 @@ def test_settings_that_a_fresh_rank_reads_are_tried():
     assert chosen(remedy(ETH1), remedy(taken_away)) == [None, None]
 
 
-def test_what_a_library_reads_when_it_loads_what_nobody_reads_and_what_another_backend_reads_is_not_tried():
+def test_setting_that_no_trial_can_show_is_not_tried():
     names = ("OMP_NUM_THREADS", "NCCL_NET_PLUGIN", "NCCL_P2P_DISABLE")
     reasons = chosen(*(remedy((Setting(name=name, value="1"),)) for name in names))
 
@@ -368,7 +368,7 @@ def test_what_a_library_reads_when_it_loads_what_nobody_reads_and_what_another_b
     ]
 
 
-def test_what_a_file_sets_is_not_taken_away_by_a_trial():
+def test_setting_from_a_file_is_not_unset_by_a_trial():
     taken_away = (Setting(name="NCCL_P2P_LEVEL", action="unset"),)
     (reason,) = chosen(remedy(taken_away), backend="nccl")
 
@@ -376,12 +376,12 @@ def test_what_a_file_sets_is_not_taken_away_by_a_trial():
     assert "changes no file" in reason
 
 
-def test_what_is_only_worth_knowing_is_tried_at_level_thorough_alone():
+def test_info_finding_is_tried_only_at_level_thorough():
     assert chosen(remedy(ETH1), severity=Severity.INFO) == []
     assert chosen(remedy(ETH1), severity=Severity.INFO, level=Level.THOROUGH) == [None]
 
 
-def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
+def test_finding_without_a_reproducer_is_not_tried():
     assert chosen(remedy(ETH1), reproducer=None) == []
 
 

@@ -117,7 +117,7 @@ def test_setting_that_still_hangs_is_disproved_and_comes_last(name: str, code: s
     assert finding.remedies[-1].proof.status == "disproved"
 
 
-def test_a_first_all_reduce_that_hangs_where_nvswitches_add_up_is_tried_without_them_first():
+def test_hanging_all_reduce_on_nvswitches_is_first_tried_without_nvls():
     recording = load("hang/all-ranks-in-one-collective")
     (trial,) = recording.trials
     log = "node0:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0\n"
@@ -130,7 +130,7 @@ def test_a_first_all_reduce_that_hangs_where_nvswitches_add_up_is_tried_without_
     assert names == ["NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"]
 
 
-def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
+def test_all_reduce_slowed_down_by_settings_is_tried_without_them():
     recording = load("topology/transports-nvlink-at-a-tenth")
     readings = tuple(
         one.model_copy(update={"fact": {**(one.fact or {}), "variables": {"NCCL_MAX_NCHANNELS": "1"}}})
@@ -148,7 +148,7 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
     assert not made_of_settings(found(recording, "DD440"))
 
 
-def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
+def test_only_a_slow_pair_with_the_longest_path_loses_p2p():
     pairs = {(0, 1): 20.0, (0, 2): 21.0, (1, 2): 3.0}
     links = {(0, 1): "PIX", (0, 2): "PIX", (1, 2): "PXB"}
 
@@ -160,7 +160,7 @@ def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
     assert (finding.reproduced_by.ranks, finding.reproduced_by.healthy_bytes_per_s) == ((1, 2), 21.0e9)
 
 
-def test_a_slow_pair_on_the_same_path_as_the_others_is_no_matter_of_a_setting():
+def test_slow_pair_on_the_same_path_as_others_gets_no_setting():
     pairs = {(0, 1): 20.0, (0, 2): 21.0, (1, 2): 3.0}
 
     finding = found(slow_pair(pairs, dict.fromkeys(pairs, "PIX")), "DD607")
@@ -206,7 +206,7 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
     return Recording(world=world, readings=tuple(readings), trials=(trial,))
 
 
-def test_recordings_of_experiments_are_of_the_remedies_that_the_rules_offer():
+def test_recorded_experiments_match_the_remedies_of_the_rules():
     for situation in SITUATIONS:
         for code in {experiment.code for experiment in load(situation).experiments}:
             finding = found(load(situation), code)

@@ -59,7 +59,7 @@ def exchange(peer: int, **fields: Any) -> Step:
 
 
 @pytest.mark.parametrize("raised", [None, RESET], ids=["ranks wait", "ranks report a broken connection"])
-def test_ranks_that_only_wait_for_a_silent_node_are_not_judged(raised: Raised | None):
+def test_ranks_that_only_wait_for_a_silent_node_are_not_evaluated(raised: Raised | None):
     four = world(4)
     waiting = [rank(four, number, step(), raised=raised) for number in (0, 1, 3)]
     outcome = "broken" if raised else "stuck"
@@ -67,21 +67,21 @@ def test_ranks_that_only_wait_for_a_silent_node_are_not_judged(raised: Raised | 
     assert judged(run(four, waiting, lost_nodes=(2,), outcome=outcome)) == []
 
 
-def test_a_trial_of_which_a_silent_node_handed_nothing_in_is_not_judged():
+def test_trial_without_readings_of_a_silent_node_is_not_evaluated():
     two = world(2)
     mine = [rank(two, 1, step())]
 
     assert judged(run(two, mine, silence(1, 0))) == []
 
 
-def test_a_stopped_rank_of_a_node_that_was_silent_in_another_trial_is_still_judged():
+def test_stopped_rank_of_a_node_silent_in_another_trial_is_reported():
     two = world(2)
     ranks = [rank(two, 0, step()), rank(two, 1, step()).model_copy(update={"state": "T"})]
 
     assert [one.code for one in judged(run(two, ranks, silence(0, 1)))] == ["DD611"]
 
 
-def test_ranks_whose_peer_is_gone_are_never_named_even_where_nobody_knows_of_the_silence():
+def test_ranks_whose_peer_is_gone_are_never_blamed():
     three = world(3)
     broken = [rank(three, number, step(), raised=RESET) for number in (0, 1)]
     gone = rank(three, 2, step(), exited_at=0.9, exit_code=-9)
@@ -94,7 +94,7 @@ def test_ranks_whose_peer_is_gone_are_never_named_even_where_nobody_knows_of_the
 # --- hangs over several nodes ---------------------------------------------------------------------
 
 
-def test_a_rank_that_never_entered_is_named_with_its_host_and_gpu():
+def test_rank_that_never_entered_is_reported_with_its_host_and_gpu():
     four = world(4, nproc=2, backend="nccl")
     gpus = {"kind": "gpus/1", "gpus": [{"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 1}]}
     group = group_fact("GPU-b")
@@ -112,7 +112,7 @@ def test_a_rank_that_never_entered_is_named_with_its_host_and_gpu():
     assert found[0].detail.startswith("Ranks 0-4, 6, 7 wait for it in check allreduce.")
 
 
-def test_a_collective_that_none_left_names_nobody_and_says_on_how_many_nodes():
+def test_collective_that_no_rank_left_blames_none_and_counts_the_nodes():
     four = world(4)
 
     found = hangs.nobody_left.apply(run(four, [rank(four, number, step()) for number in range(4)]))
@@ -130,7 +130,7 @@ def stuck_with_node_2(of: World, rest: Sequence[RankEvidence]) -> Recording:
     return Recording(world=of, trials=tuple(trials))
 
 
-def test_links_that_share_a_node_name_it_where_another_pair_passed():
+def test_links_that_share_a_node_blame_it_if_another_pair_passed():
     four = world(4)
     passed = {
         "kind": "p2p/1",
@@ -144,7 +144,7 @@ def test_links_that_share_a_node_name_it_where_another_pair_passed():
     assert [[(c.kind, c.node) for c in one.culprits] for one in found] == [[("node", "node2")]]
 
 
-def test_links_that_share_a_node_stay_pairs_where_no_other_pair_is_known_to_pass():
+def test_links_that_share_a_node_stay_pairs_if_no_other_pair_passed():
     found = links.pair.apply(stuck_with_node_2(world(3), []))
 
     assert [[(c.kind, c.node, c.peer_node) for c in one.culprits] for one in found] == [
@@ -153,7 +153,7 @@ def test_links_that_share_a_node_stay_pairs_where_no_other_pair_is_known_to_pass
     ]
 
 
-def test_one_rank_of_a_node_is_named_where_its_links_alone_hang():
+def test_one_rank_of_a_node_is_blamed_if_only_its_links_hang():
     two = world(2, nproc=2)
     trials = [
         trial

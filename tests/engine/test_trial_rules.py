@@ -19,7 +19,7 @@ def _rank(number: int, *, seq: int = 3, **fields: Any) -> RankEvidence:
     return RankEvidence(rank=number, began=True, state="S", steps=(step,)).model_copy(update=fields)
 
 
-def test_a_later_trial_without_the_judged_check_proves_nothing():
+def test_later_trial_without_the_failed_check_proves_nothing():
     trial = trial_of(_rank(0), _rank(1, seq=2), _rank(2))
     other = TrialRecord(trial="t8", ranks=(0, 2), checks=("process_group", "buffers"))
     same = other.model_copy(update={"checks": ("process_group", "allreduce")})

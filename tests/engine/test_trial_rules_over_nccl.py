@@ -9,7 +9,7 @@ from tests.readings import collected, only
 from tests.recordings import load
 
 
-def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that_it_speaks_of():
+def test_crash_before_any_trial_blames_no_setting_and_a_message_blames_its_own():
     crash, text = (
         load(f"hang/{name}").model_copy(update={"experiments": ()})
         for name in ("nccl-buffsize-kills-every-rank", "nccl-net-ib-without-adapters")
@@ -40,7 +40,7 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
         ),
     ],
 )
-def test_the_settings_that_a_text_speaks_of_are_in_force_and_meant(message, variables, spoken_of):
+def test_settings_that_a_message_is_about_are_in_force_and_meant(message, variables, spoken_of):
     recording = Recording(readings=(collected("env_vars", EnvVars(variables=variables)),))
 
     assert list(settings.spoken_of(recording, f"NCCL error\nLast error:\n{message}", 0)) == spoken_of

@@ -30,7 +30,7 @@ def run_broken(tmp_path: Path, name: str, **env: str) -> tuple[int, dict[str, An
     return done.returncode, json.loads(report.read_text())
 
 
-def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_tried(tmp_path):
+def test_trial_that_raises_keeps_the_finding_and_explains_the_untested_remedy(tmp_path):
     code, report = run_broken(
         tmp_path, "ddp_doctor.engine.node_run.agent.Agent.attempt", GLOO_SOCKET_IFNAME="no-such-nic"
     )
@@ -45,7 +45,7 @@ def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_
 
 
 @pytest.mark.parametrize(("nic", "verdict"), [("lo", "unsure"), ("no-such-nic", "unhealthy")])
-def test_the_search_for_remedies_that_raises_is_said_and_never_healthy(tmp_path, nic, verdict):
+def test_search_for_remedies_that_raises_is_reported_and_never_healthy(tmp_path, nic, verdict):
     _code, report = run_broken(tmp_path, "ddp_doctor.engine.node_run.node.prove", GLOO_SOCKET_IFNAME=nic)
 
     assert report["verdict"] == verdict

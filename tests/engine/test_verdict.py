@@ -46,7 +46,7 @@ def _report(nodes: int, *readings: Reading, nproc: int = 2, checks: tuple[Check,
     return make_report(Recording(world=world, readings=readings), Diagnosis(()), checks)
 
 
-def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
+def test_probe_that_fails_on_one_of_three_nodes_is_unsure_and_names_it():
     report = _report(3, *(_reading(Status.FAILED if node == 1 else Status.COLLECTED, node) for node in range(3)))
 
     (lamp,) = report.checks
@@ -63,7 +63,7 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
         (Status.FAILED, 3, "Unsure: nothing could be measured: it is failed."),
     ],
 )
-def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(others: Status, code: int, words: str):
+def test_model_that_no_rank_can_use_is_a_usage_error_if_nothing_else_failed(others: Status, code: int, words: str):
     ranks = [_reading(Status.FAILED, 0, rank=rank).model_copy(update={"misused": True}) for rank in range(2)]
     report = _report(1, _reading(others, 0), *ranks)
 
@@ -71,21 +71,21 @@ def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(others:
     assert report.summary.startswith(words)
 
 
-def test_what_fails_on_every_node_needs_no_names():
+def test_failure_on_every_node_needs_no_names():
     report = _report(2, *(_reading(Status.TIMED_OUT, node) for node in range(2)), _reading(Status.COLLECTED, 0, 0))
 
     assert report.checks[0].reason == "it is timed_out"
     assert report.summary.startswith("Unsure: lamp gave no result")
 
 
-def test_ranks_that_could_not_be_looked_at_are_named_with_their_host():
+def test_untested_ranks_are_named_with_their_host():
     states = [Status.COLLECTED, Status.COLLECTED, Status.TIMED_OUT, Status.COLLECTED]
     report = _report(2, *(_reading(state, rank // 2, rank) for rank, state in enumerate(states)))
 
     assert report.checks[0].reason == "on rank 2 (node1, CUDA device 0): it is timed_out"
 
 
-def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
+def test_passed_check_names_the_nodes_without_a_result():
     report = _report(3, *(_reading(Status.ABSENT if node == 2 else Status.COLLECTED, node) for node in range(3)))
 
     (lamp,) = report.checks
@@ -94,13 +94,13 @@ def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
 
 
 @pytest.mark.parametrize("status", [Status.ABSENT, Status.SKIPPED])
-def test_what_is_absent_everywhere_is_skipped_with_its_bare_reason(status: Status):
+def test_check_absent_on_all_nodes_is_skipped_with_only_its_reason(status: Status):
     report = _report(2, *(_reading(status, node) for node in range(2)))
 
     assert (report.checks[0].status, report.checks[0].reason) == (CheckStatus.SKIPPED, f"it is {status.value}")
 
 
-def test_one_node_is_not_named():
+def test_single_node_is_not_named():
     report = _report(1, _reading(Status.COLLECTED, 0), _reading(Status.FAILED, 0, 1), _reading(Status.COLLECTED, 0, 0))
 
     assert report.checks[1].reason == "it is failed"
@@ -116,7 +116,7 @@ def test_thousands_of_ranks_are_counted():
     assert len(report.checks[0].reason or "") < 250
 
 
-def test_a_prolog_claims_no_ranks_and_no_backend():
+def test_prolog_reports_no_ranks_and_no_backend():
     seen = Recording(world=World(nproc_per_node=2, world_size=2), options=Options(command="prolog"))
     world = make_report(seen, Diagnosis(()), CHECKS).world
 
@@ -128,7 +128,7 @@ def test_a_prolog_claims_no_ranks_and_no_backend():
     ("backend", "status", "exit_code"),
     [(Backend.NCCL, Status.ABSENT, 2), (Backend.NCCL, Status.FAILED, 3), (Backend.AUTO, Status.ABSENT, 0)],
 )
-def test_nccl_asked_for_where_no_node_shows_a_gpu_is_a_usage_error(backend, status, exit_code):
+def test_nccl_without_any_gpu_on_the_nodes_is_a_usage_error(backend, status, exit_code):
     gpus = [Reading(check="gpus", status=status, node=node, reason="no NVIDIA GPU") for node in range(2)]
     readings = (_reading(Status.COLLECTED, 0), *gpus)
     recording = Recording(world=World(nnodes=2), options=Options(backend=backend), readings=readings)
@@ -138,7 +138,7 @@ def test_nccl_asked_for_where_no_node_shows_a_gpu_is_a_usage_error(backend, stat
     assert ("gpu require GPUs: no node has one" in report.summary) == (exit_code == 2)
 
 
-def test_a_healthy_verdict_names_what_the_budget_left_out():
+def test_healthy_verdict_names_checks_skipped_by_the_budget():
     left_out = (
         NotRun(check="connectivity", reason="does not fit the budget of 1 s (needs 0.6 s)"),
         NotRun(check="p2p", reason="left out by --skip"),
@@ -151,14 +151,14 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
     assert report.summary == "Healthy: 1 check passed on this node. Not tested within the budget of 1 s: connectivity."
 
 
-def test_a_healthy_verdict_of_one_rank_says_that_nothing_between_ranks_was_tested():
+def test_healthy_verdict_of_one_rank_lists_communication_as_untested():
     assert _report(1, _reading(Status.COLLECTED, 0, 0), nproc=1).summary == (
         "Healthy: 1 rank on 1 node passed over nccl. Nothing between ranks was tested, because there is only one."
     )
     assert "between ranks" not in _report(1, _reading(Status.COLLECTED, 0, 0)).summary
 
 
-def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
+def test_healthy_verdict_counts_unmeasured_pairs():
     pair = PairResult(peer=1, wrong_bytes=0, latency_us=20.0, bandwidth_gb_per_s=25.0, size_bytes=1 << 20)
     report = _of_pairs(P2pFact(pairs=(pair,), not_measured=2275))
 
@@ -166,7 +166,7 @@ def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
     assert report.summary.endswith("passed over nccl. 2275 pairs of ranks were not measured because time ran out.")
 
 
-def test_pairs_of_ranks_of_which_none_was_measured_passed_nothing():
+def test_unmeasured_pairs_of_ranks_do_not_pass():
     report = _of_pairs(P2pFact(pairs=()))
 
     assert [(check.status, check.reason) for check in report.checks] == [
@@ -180,7 +180,7 @@ def _of_pairs(*facts: P2pFact) -> Report:
     return _report(2, *readings, nproc=1, checks=(p2p.CHECK,))
 
 
-def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
+def test_check_skipped_for_its_cost_has_the_expected_reason():
     dear = replace(CHECKS[1], cost_s=3.0)
     plan = make_plan(Options(budget_s=1.0), (CHECKS[0], dear))
 
@@ -189,9 +189,7 @@ def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
 
 
 @pytest.mark.parametrize("situation", ["gpus/one-lost", "hang/all-ranks-in-one-collective"])
-def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judged_by_all_that_it_holds(
-    situation: str, tmp_path: Path
-):
+def test_recording_of_a_newer_command_keeps_its_name_and_is_evaluated(situation: str, tmp_path: Path):
     newer = raw(situation)
     newer["options"] = {**newer.get("options", {}), "command": "rehearse", "of_a_newer_release": 1}
     file = tmp_path / "newer.json"
@@ -217,7 +215,7 @@ def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judge
         ([("info", "likely")], "Running: 0"),
     ],
 )
-def test_attach_begins_with_the_worst_that_is_certain(kinds, begins):
+def test_summary_of_attach_begins_with_the_worst_certain_finding(kinds, begins):
     findings = tuple(
         Finding(code="DDJ301", name="x", severity=severity, confidence=confidence, title=f"{number}")
         for number, (severity, confidence) in enumerate(kinds)

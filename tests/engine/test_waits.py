@@ -62,7 +62,7 @@ SITUATIONS: dict[str, tuple[list[Standing], str | None, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize(("standings", "kind", "suspects"), SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_who_is_blamed_by_where_the_ranks_stand(standings: list[Standing], kind: str | None, suspects: tuple[int, ...]):
+def test_ranks_are_blamed_by_their_standings(standings: list[Standing], kind: str | None, suspects: tuple[int, ...]):
     ruling = judge(standings)
 
     assert (ruling and ruling.kind, ruling.suspects if ruling else ()) == (kind, suspects)

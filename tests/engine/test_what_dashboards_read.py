@@ -26,7 +26,7 @@ from tests.recordings import judged
         ("hang/nccl2-nobody-leaves-init-of-two-nodes", ["unsure", "unsure"]),
     ],
 )
-def test_each_node_has_a_verdict_and_one_of_two_suspects_is_not_called_sick(
+def test_each_node_has_a_verdict_and_one_of_two_suspects_is_not_unhealthy(
     situation: str, verdicts: list[str] | set[str]
 ):
     report = judged(situation).report
@@ -51,7 +51,7 @@ def found(title: str = "GPU 3 is lost", **culprit: object) -> Finding:
 UUID = "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6"
 
 
-def test_a_fault_has_one_fingerprint_in_all_runs_whatever_its_words_and_numbers():
+def test_fingerprint_of_a_fault_is_independent_of_its_texts_and_numbers():
     first = found(node_rank=1, rank=11, gpu=3, name=f"GPU 3 ({UUID}, 0000:61:00.0)")
     later = found("The GPU with index 2 fell off the bus", node_rank=0, gpu=2, name=UUID)
     assert first.fingerprint == later.fingerprint
@@ -78,17 +78,17 @@ def test_another_fault_or_culprit_has_another_fingerprint(other: Finding):
 @pytest.mark.parametrize(
     ("kind", "name", "later"), [("file", "train.py:12", "train.py:15"), ("nic", "mlx5_3", "mlx5_3 (0000:18:00.0)")]
 )
-def test_a_line_that_moves_changes_no_fingerprint(kind: CulpritKind, name: str, later: str):
+def test_moved_line_does_not_change_the_fingerprint(kind: CulpritKind, name: str, later: str):
     assert found(kind=kind, name=name).fingerprint == found(kind=kind, name=later).fingerprint
 
 
-def test_a_pair_is_the_same_from_both_ends():
+def test_fingerprint_of_a_pair_is_the_same_from_both_ends():
     there = found(kind="pair", node="a", rank=0, peer_node="b", peer_rank=8, name="eth0")
     back = found(kind="pair", node="b", rank=8, peer_node="a", peer_rank=0, name="eth0")
     assert there.fingerprint == back.fingerprint
 
 
-def test_a_finding_in_a_script_keeps_its_fingerprint_where_lines_are_put_above_it():
+def test_finding_in_a_script_keeps_its_fingerprint_if_lines_are_inserted_above():
     text = "import torch.distributed as dist\ndist.init_process_group()\nif dist.get_rank() == 0:\n    dist.barrier()\n"
     before = lint_bytes("train.py", text.encode(), LINT_RULES).findings
     after = lint_bytes("train.py", f"# a line\n{text}".encode(), LINT_RULES).findings
@@ -126,5 +126,5 @@ def test_the_job_of_the_scheduler_is_recorded(env: dict[str, str], job: Job | No
         ("2026-11-23T10:00:00Z", 1e300, ""),
     ],
 )
-def test_a_run_has_ended_when_its_duration_is_over(started: str, duration_s: float, finished: str):
+def test_end_of_a_run_is_its_start_plus_its_duration(started: str, duration_s: float, finished: str):
     assert finished_at(started, duration_s) == finished
