@@ -40,12 +40,12 @@ def held(baseline: str, speed: float, **changes: object) -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize("speed", [*SPEEDS, 0.93, 1.4])
-def test_a_run_as_fast_as_the_healthy_ones_is_silent(baseline, speed):
+def test_run_as_fast_as_the_healthy_ones_has_no_finding(baseline, speed):
     assert held(baseline, speed) == ()
 
 
 @pytest.mark.parametrize(("speed", "severity"), [(0.7, Severity.WARNING), (0.3, Severity.ERROR)])
-def test_a_slower_node_is_named_with_the_margin(baseline, speed, severity):
+def test_slower_node_is_reported_with_the_margin(baseline, speed, severity):
     [finding] = held(baseline, speed)
 
     assert (finding.code, finding.severity) == ("DD830", severity)
@@ -54,7 +54,7 @@ def test_a_slower_node_is_named_with_the_margin(baseline, speed, severity):
     assert all("is noise" in (each.expected_from or "") for each in finding.evidence)
 
 
-def test_one_slow_gpu_of_a_healthy_node_is_named_and_all_eight_in_a_line_for_each_measurement(baseline):
+def test_slow_gpu_of_a_healthy_node_is_reported_and_all_eight_share_a_line(baseline):
     run = made("n", 20)
     for measured in run["measurements"]:
         measured["value"] *= 0.6 if measured["labels"].get("gpu") == 3 else 1.0
@@ -68,7 +68,7 @@ def test_one_slow_gpu_of_a_healthy_node_is_named_and_all_eight_in_a_line_for_eac
     assert sum(each.text.endswith("the slowest of 8 such") for each in of_all.evidence) == len(finding.evidence)
 
 
-def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_verdict(baseline):
+def test_slower_than_a_single_run_is_info_because_its_noise_is_unknown(baseline):
     earlier, later = (str(Path(baseline).with_name(name)) for name in ("4.json", "later"))
 
     [finding] = held(earlier, 0.5)
@@ -91,7 +91,7 @@ def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_
         ({"NCCL_ALGO": "Tree"}, "NCCL_ALGO: not set before, Tree now"),
     ],
 )
-def test_what_differs_from_the_run_before_is_said_where_nothing_is_slower(baseline, traits, said):
+def test_differences_from_the_run_before_are_reported_without_a_slowdown(baseline, traits, said):
     for earlier in (baseline, str(Path(baseline).with_name("4.json"))):
         [finding] = held(earlier, 1.0, nodes=made("n", 20, traits=traits)["nodes"])
 
@@ -114,7 +114,7 @@ def test_two_runs_differ_in_every_known_variable_and_in_findings(tmp_path):
     assert finding.title.startswith(f"Differs from {tmp_path / 'a'}: 1 new finding")
 
 
-def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
+def test_trait_known_in_only_one_of_two_runs_is_not_a_difference(baseline):
     """A run with --only did not read all traits; a baseline of an older release has only the hardware."""
     run = made("n", 20, traits={"NCCL_ALGO": "Tree"})
     checks = [check for check in run["checks"] if check["id"] != "env_vars"]
@@ -133,7 +133,7 @@ def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
     ]
 
 
-def test_a_run_of_any_verdict_is_compared_with(baseline):
+def test_run_of_any_verdict_can_be_the_earlier_one(baseline):
     earlier = Path(baseline).with_name("4.json")
     earlier.write_text(json.dumps(json.loads(earlier.read_text()) | {"verdict": "unhealthy", "exit_code": 1}))
 
@@ -158,7 +158,7 @@ def nccl_tests(folder: Path, name: str, busbw: float, gpu: str = "NVIDIA H100", 
     return str(written)
 
 
-def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path):
+def test_numbers_of_nccl_tests_are_compared_and_others_are_listed(tmp_path):
     fast, slow = nccl_tests(tmp_path, "fast", 164.5), nccl_tests(tmp_path, "slow", 104.5, nccl=22907)
     (tmp_path / "inspector.out").write_text(INSPECTOR)
     inspected = tmp_path / "inspector.json"
@@ -188,7 +188,7 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
     }
 
 
-def test_numbers_of_nccl_tests_are_held_against_a_run_over_nccl_and_not_over_gloo(tmp_path):
+def test_nccl_tests_are_compared_with_a_run_over_nccl_not_gloo(tmp_path):
     measured = nccl_tests(tmp_path, "nccl-tests", 164.5)
     run = made("n", 1)
     run["world"] |= {"world_size": 2, "nproc_per_node": 2}
@@ -220,7 +220,7 @@ def preflight(folder: Path, **sizes: float) -> str:
     return str(folder / "preflight.json")
 
 
-def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_size_and_no_node_is_blamed(tmp_path):
+def test_job_is_compared_by_size_with_the_preflight_without_blaming_a_node(tmp_path):
     before = preflight(tmp_path, _8388608=200.0, _16777216=250.0, _67108864=300.0)
 
     job = nccl_tests(tmp_path, "job", 150.0)
@@ -247,7 +247,7 @@ def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_s
     )
 
 
-def test_a_job_as_fast_as_its_nodes_were_before_it_is_healthy_and_the_share_is_said(tmp_path):
+def test_job_as_fast_as_its_preflight_is_healthy_with_the_share(tmp_path):
     (tmp_path / "job.out").write_text("n1.cluster:71:71 [0] NCCL INFO NCCL version 2.27.5+cuda12.8\n")
     (tmp_path / "inspector.log").write_text(INSPECTOR)
     job = tmp_path / "job.json"
@@ -262,7 +262,7 @@ def test_a_job_as_fast_as_its_nodes_were_before_it_is_healthy_and_the_share_is_s
     )
 
 
-def test_a_preflight_after_the_job_and_one_of_other_gpus_are_answered_as_before(tmp_path):
+def test_preflight_after_the_job_or_on_other_gpus_is_an_ordinary_run(tmp_path):
     before, job = preflight(tmp_path, _8388608=100.0), nccl_tests(tmp_path, "job", 200.0)
 
     [slower, _] = compare(job, before).report.findings
@@ -272,12 +272,12 @@ def test_a_preflight_after_the_job_and_one_of_other_gpus_are_answered_as_before(
     assert (other.exit_code, "of other hardware" in other.summary) == (2, True)
 
 
-def test_stdin_twice_is_refused_with_what_to_do():
+def test_stdin_twice_is_refused_with_advice():
     with pytest.raises(UsageError, match="name a file for the other"):
         compare("-", "-")
 
 
-def test_two_runs_that_measured_nothing_are_not_healthy(tmp_path):
+def test_two_runs_without_measurements_are_not_healthy(tmp_path):
     for name, torch in (("a", "2.9.0"), ("b", "2.10.0")):
         (tmp_path / name).write_text(json.dumps(made("n", 1, traits={"torch": torch}) | {"measurements": []}))
 
@@ -288,7 +288,7 @@ def test_two_runs_that_measured_nothing_are_not_healthy(tmp_path):
     assert [finding.code for finding in report.findings] == ["DD831"]
 
 
-def test_a_network_that_is_slower_between_all_nodes_is_blamed_on_none_of_them():
+def test_network_that_is_slower_between_all_nodes_blames_none():
     recording = load("baseline/one-link-of-three-nodes-slower")
     [reading] = recording.readings
     slow = [each | {"value": each["median"] * 0.5} for each in (reading.fact or {})["compared"]]
@@ -300,7 +300,7 @@ def test_a_network_that_is_slower_between_all_nodes_is_blamed_on_none_of_them():
     assert finding.title.startswith("The network between all nodes is 50% slower")
 
 
-def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_the_same(baseline):
+def test_baseline_of_other_hardware_is_refused_with_the_differences(baseline):
     other = {"GPUs": "8 NVIDIA A100", "driver": "550.1"}
     [finding] = held(baseline, 1.0, nodes=made("n", 20, traits=other)["nodes"])
 
@@ -329,7 +329,7 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
         ({"hardware": None}, "hardware has the invalid value"),
     ],
 )
-def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, sentence):
+def test_invalid_baseline_is_refused_with_a_sentence(baseline, poison, sentence):
     written = json.loads(Path(baseline).read_text())
     of_file = poison.keys() & {"baseline", "schema_version", "hardware"}
     (written if of_file else written["baseline"][0]).update(poison)
@@ -340,14 +340,14 @@ def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, senten
 
 
 @pytest.mark.parametrize(("text", "sentence"), [("", "it is empty"), ("{}", "not a baseline"), (None, "is a report")])
-def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
+def test_foreign_file_is_not_a_baseline(tmp_path, text, sentence):
     (tmp_path / "x").write_text(json.dumps(made("n", 1)) if text is None else text)
 
     with pytest.raises(UsageError, match=sentence):
         comparison_with(str(tmp_path / "x"))
 
 
-def test_too_few_healthy_runs_make_no_baseline_and_write_none(tmp_path):
+def test_too_few_healthy_runs_are_refused_and_write_no_baseline(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(made("n", 1)))
 
     with pytest.raises(UsageError, match="it requires 5 healthy or degraded runs with the same measurements"):

@@ -40,7 +40,7 @@ def table(outcome: Outcome) -> str:
     return "\n".join(shown.lines(120))
 
 
-def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
+def test_traces_of_the_same_steps_are_equally_fast_with_their_parts(tmp_path):
     outcome = compare(job(tmp_path / "a"), job(tmp_path / "b"))
 
     assert outcome.report.verdict is Verdict.HEALTHY
@@ -48,7 +48,7 @@ def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
     assert "before: 2 ranks, 4 steps, 32 samples per rank" in table(outcome)
 
 
-def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
+def test_longer_step_is_reported_with_the_part_that_grew(tmp_path):
     before = job(tmp_path / "a")
     outcome = compare(before, job(tmp_path / "b", length=1300.0))
     [finding] = outcome.report.findings
@@ -59,7 +59,7 @@ def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
     assert "+0.30 !!" in table(outcome)
 
 
-def test_a_step_that_became_shorter_is_information(tmp_path):
+def test_shorter_step_is_info(tmp_path):
     outcome = compare(job(tmp_path / "a", length=1300.0), job(tmp_path / "b"))
 
     assert [(each.code, each.severity) for each in outcome.report.findings] == [("DD832", Severity.INFO)]
@@ -72,14 +72,14 @@ def test_a_step_three_times_as_long_is_an_error(tmp_path):
     assert "3.1 times as long as in" in found(outcome)["DD832"]
 
 
-def test_of_two_steps_nobody_knows_what_is_noise(tmp_path):
+def test_noise_of_two_steps_is_unknown(tmp_path):
     [finding] = compare(job(tmp_path / "a", count=3), job(tmp_path / "b", count=3, length=1300.0)).report.findings
 
     assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
     assert "With fewer than 3 steps, the noise is unknown." in finding.detail
 
 
-def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficiency(tmp_path):
+def test_more_ranks_with_equal_batches_are_reported_by_scaling_efficiency(tmp_path):
     one, four = job(tmp_path / "a"), job(tmp_path / "b", ranks=4, length=1250.0)
     forth, back = found(compare(one, four)), found(compare(four, one))
 
@@ -88,14 +88,14 @@ def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficienc
     )
 
 
-def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_compared(tmp_path):
+def test_steps_of_smaller_batches_are_scaled_to_equal_samples(tmp_path):
     outcome = compare(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
 
     assert "(scaling efficiency 50%)" in found(outcome)["DD833"]
     assert "the new step is scaled by 2 to the same number of samples" in table(outcome)
 
 
-def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
+def test_waiting_and_transfer_of_one_rank_of_two_are_combined(tmp_path):
     before, now = job(tmp_path / "a"), job(tmp_path / "b")
     outcome = compare(f"{before}/rank0.json", f"{now}/rank0.json")
 
@@ -113,7 +113,7 @@ def side(step: float, mad: float = 0.0, **changed: Any) -> TracedSide:
 @pytest.mark.parametrize(
     ("step", "mad", "is_seen"), [(102.0, 0.0, False), (104.0, 0.0, True), (110.0, 4.0, False), (110.0, 3.0, True)]
 )
-def test_a_change_is_more_than_three_per_cent_and_than_three_times_what_steps_differ(step, mad, is_seen):
+def test_change_exceeds_three_percent_and_three_times_the_variation(step, mad, is_seen):
     fact = TracesFact(before=side(100.0), now=side(step, mad))
 
     assert {each.is_seen for each in changes(fact) if each.part in ("step", "compute")} == {is_seen}
@@ -129,7 +129,7 @@ REPORT = {"verdict": "healthy", "exit_code": 0, "findings": []}
 
 
 @pytest.mark.parametrize("other", [REPORT, {"baseline": [], "hardware": {}}, {"readings": [], "run_id": ""}])
-def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
+def test_trace_compared_with_another_kind_of_file_is_refused(tmp_path, other):
     traces = job(tmp_path / "a")
     path = tmp_path / "other.json"
     path.write_text(json.dumps(other))
@@ -139,7 +139,7 @@ def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
             compare(earlier, later)
 
 
-def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(tmp_path):
+def test_directory_without_a_usable_trace_is_refused_with_the_reason(tmp_path):
     traces = job(tmp_path / "a")
     (tmp_path / "empty").mkdir()
     (tmp_path / "others").mkdir()
@@ -175,7 +175,9 @@ def test_a_recording_of_two_jobs_on_a_gpu_names_both():
         ((), (), False),
     ],
 )
-def test_traces_of_other_gpus_get_no_scaling_efficiency(before: tuple[str, ...], now: tuple[str, ...], different: bool):
+def test_traces_of_other_gpus_have_no_scaling_efficiency(
+    before: tuple[str, ...], now: tuple[str, ...], different: bool
+):
     fact = TracesFact(before=side(100.0, gpus=before), now=side(300.0, ranks=4, gpus=now))
     recording = Recording(options=Options(command="compare"), readings=(fact.collected("baseline"),))
     report = judge(recording).report

@@ -57,7 +57,7 @@ def read(*paths: str) -> FleetReport:
     return found
 
 
-def test_a_node_that_is_sick_again_and_again_is_a_lemon_and_one_that_was_once_is_not(tmp_path):
+def test_repeatedly_unhealthy_node_is_a_repeat_offender(tmp_path):
     lemon = [made("bad", day, "unhealthy" if day in (1, 2, 4) else "healthy") for day in range(1, 6)]
     once = [made("once", day, "unhealthy" if day == 2 else "healthy") for day in range(1, 6)]
     well = [made(f"well{number}", day) for number in range(4) for day in range(1, 6)]
@@ -93,7 +93,7 @@ def test_unhealthy_node_has_its_reason_even_if_a_setting_is_at_fault(tmp_path, c
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(" c ")] == ["DD304"]
 
 
-def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
+def test_differing_and_slow_nodes_are_reported(tmp_path):
     alike = [made(f"n{number}", 1) for number in range(6)]
     odd = made("old", 1, traits={"driver": "550.1"}), made("tree", 1, traits={"NCCL_ALGO": "Tree"})
 
@@ -107,7 +107,7 @@ def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
     assert {"matmul_rate", "allreduce_busbw"} <= {outlier.name for outlier in found.outliers}
 
 
-def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tmp_path):
+def test_every_file_that_does_not_count_is_reported_once(tmp_path):
     good = made("good", 1)
     poisoned = {"name": "matmul_rate", "value": 1.0, "unit": "FLOP/s", "labels": {"gpu": "first"}}
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
@@ -155,7 +155,7 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
     }
 
 
-def test_what_came_and_went_is_told_from_the_newest_fleet_report_among_the_files(tmp_path):
+def test_changes_are_relative_to_the_newest_fleet_report_among_the_files(tmp_path):
     before = fleet(tmp_path, made("unhealthy", 1, "unhealthy"), made("well", 1), made("gone", 1))
     (tmp_path / "fleet.json").write_text(before.as_json())
     (tmp_path / "gone-1.json").unlink()
@@ -172,7 +172,7 @@ def test_what_came_and_went_is_told_from_the_newest_fleet_report_among_the_files
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{"])
-def test_where_no_run_can_be_read_it_is_a_usage_error(tmp_path, text):
+def test_input_without_a_readable_run_is_a_usage_error(tmp_path, text):
     if text is not None:
         (tmp_path / "x.json").write_text(text)
 
@@ -192,7 +192,7 @@ def test_a_fleet_is_shown_at_any_width(tmp_path, width):
     assert "n7" in screen.getvalue()
 
 
-def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
+def test_part_with_only_notes_is_shown_on_a_terminal(tmp_path):
     (tmp_path / "broken.json").write_text("{")
 
     report = fleet(tmp_path, made("well", 1))
@@ -202,7 +202,7 @@ def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
     assert "broken.json" in shown
 
 
-def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):
+def test_report_of_a_fleet_is_complete_and_its_exit_code_is_the_verdict(capsys, tmp_path):
     fleet(tmp_path, made("a", 1, "unhealthy"))
 
     files = {name: f"{tmp_path}/fleet.{name[:4]}" for name in ("json", "html", "prometheus")}

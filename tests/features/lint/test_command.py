@@ -69,7 +69,7 @@ def test_a_script_that_a_job_script_runs_is_reported_in_its_own_line(tmp_path: P
     assert "run.sh was not read" in lint("a.sbatch", cwd=tmp_path / "job").stdout
 
 
-def test_a_manifest_that_starts_nothing_is_not_called_right(tmp_path: Path):
+def test_manifest_without_a_job_is_not_called_healthy(tmp_path: Path):
     (tmp_path / "map.yaml").write_text("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n")
 
     done = lint("map.yaml", cwd=tmp_path)
@@ -85,7 +85,7 @@ def test_a_job_script_on_stdin_is_checked(tmp_path: Path):
     assert (done.returncode, "<stdin>:3:1: error DD127" in done.stdout) == (1, True)
 
 
-def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(folder: Path):
+def test_fault_is_shown_with_its_place_line_and_fix_and_exit_code_1(folder: Path):
     done = process("sick.py", cwd=folder)
 
     assert done.returncode == 1
@@ -105,7 +105,7 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
         ("self.ddp", "torch.save(self.ddp, path)", "inside the wrapper: self.ddp.module.state_dict()"),
     ],
 )
-def test_a_remedy_calls_the_wrapper_by_the_name_it_has_in_the_script(wrapper: str, line: str, words: str):
+def test_fix_uses_the_name_of_the_wrapper_in_the_script(wrapper: str, line: str, words: str):
     script = f"""import torch
 from torch.nn.parallel import DistributedDataParallel
 def train(self, net, data, path):
@@ -118,7 +118,7 @@ def train(self, net, data, path):
     assert any(words in remedy.summary for finding in linted.findings for remedy in finding.remedies)
 
 
-def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
+def test_healthy_script_prints_one_line_and_none_with_quiet(folder: Path):
     assert lint("healthy.py", cwd=folder).stdout == "No problems found in 1 file.\n"
 
     quiet = lint("--quiet", "healthy.py", cwd=folder)
@@ -126,7 +126,7 @@ def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
 
 
-def test_the_last_line_names_the_worst_finding_and_information_has_one_word(folder: Path):
+def test_last_line_counts_findings_and_suggests_the_worst_one(folder: Path):
     start = "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as D\n"
     (folder / "both.py").write_text(f"{start}dist.init_process_group('nccl')\nD(m.to(0), device_ids=[0])\nprint(1)\n")
 
@@ -136,12 +136,12 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
     assert lines[-2:] == ["(more: ddp-doctor explain DDL104)", "Found 2 errors and 1 info finding in 1 file."]
 
 
-def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
+def test_warning_fails_only_on_request(folder: Path):
     assert lint("warned.py", cwd=folder).returncode == 0
     assert lint("--fail-on", "warning", "warned.py", cwd=folder).returncode == 1
 
 
-def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
+def test_directory_is_walked_without_foreign_code(folder: Path):
     for place in (".git", "node_modules", "build", "__pycache__", "env3"):
         (folder / place).mkdir()
         (folder / place / "sick.py").write_text(SICK)
@@ -156,7 +156,7 @@ def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
     assert "  package/inner.py:5:1: error" in done.stdout
 
 
-def test_in_a_folder_links_that_lead_nowhere_and_pipes_are_no_scripts(folder: Path):
+def test_broken_links_and_pipes_in_a_directory_are_not_scripts(folder: Path):
     (folder / ".#healthy.py").symlink_to("me@host.4711")  # the lock of an editor
     os.mkfifo(folder / "pipe.py")
     (folder / "sick.py").unlink()
@@ -167,14 +167,14 @@ def test_in_a_folder_links_that_lead_nowhere_and_pipes_are_no_scripts(folder: Pa
     assert json.loads((folder / "out.json").read_text())["unread"] == []
 
 
-def test_a_script_on_stdin_is_judged(folder: Path):
+def test_script_on_stdin_is_checked(folder: Path):
     done = process("-", cwd=folder, text=SICK)
 
     assert done.returncode == 1
     assert "<stdin>:5:1: error DDL104" in done.stdout
 
 
-def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_its_line(folder: Path):
+def test_file_that_does_not_parse_is_unsure_and_its_line_is_named(folder: Path):
     (folder / "old.py").write_text("import torch\nprint 'hello'\n")
 
     done = lint("old.py", "healthy.py", cwd=folder)
@@ -196,7 +196,7 @@ def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_i
         (["--sarif", "missing/x.sarif", "sick.py"], "cannot write 'missing/x.sarif'"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, args: list[str], sentence: str):
+def test_impossible_request_is_one_sentence_with_exit_code_2(folder: Path, args: list[str], sentence: str):
     (folder / "empty").mkdir()
 
     done = lint(*args, cwd=folder)
@@ -240,7 +240,7 @@ def test_rules_are_selected_and_ignored_by_the_beginning_of_their_codes(folder: 
         f"{SICK}# ddp-doctor: noqa\n",
     ],
 )
-def test_a_comment_takes_a_finding_back_and_the_report_counts_it(folder: Path, text: str):
+def test_comment_suppresses_a_finding_and_the_report_counts_it(folder: Path, text: str):
     (folder / "sick.py").write_text(text)
 
     done = lint("sick.py", cwd=folder)
@@ -261,7 +261,7 @@ def test_a_comment_takes_a_finding_back_and_the_report_counts_it(folder: Path, t
         f'"""\n# ddp-doctor: noqa\n"""\n{SICK}',
     ],
 )
-def test_a_comment_elsewhere_or_of_another_code_takes_nothing_back(folder: Path, text: str):
+def test_comment_elsewhere_or_for_another_code_suppresses_nothing(folder: Path, text: str):
     (folder / "sick.py").write_text(text)
 
     assert "suppressed" not in lint("--select", "DDL104", "sick.py", cwd=folder).stdout
@@ -280,7 +280,7 @@ def test_the_json_report_is_the_envelope_with_places(folder: Path):
     assert "Found 1 error" in done.stderr
 
 
-def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):
+def test_culprit_distinguishes_two_files_of_one_name(tmp_path: Path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     (tmp_path / "first" / "train.py").write_text(HEALTHY)
@@ -291,7 +291,7 @@ def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):
     assert [one.culprits[0].name for one in report.findings] == ["second/train.py:5"]
 
 
-def test_a_line_that_may_hold_a_secret_is_kept_back(folder: Path):
+def test_line_that_may_contain_a_secret_is_withheld(folder: Path):
     (folder / "secret.py").write_text("import os, torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = 'token=abcdef'\n")
 
     done = lint("--json", "-", "secret.py", cwd=folder)
@@ -319,7 +319,7 @@ def test_junit_has_a_case_for_each_file_and_a_failure_for_each_that_fails(folder
     }
 
 
-def test_sarif_has_what_its_schema_asks_for(folder: Path):
+def test_sarif_has_the_fields_that_its_schema_requires(folder: Path):
     (folder / "old.py").write_text("print 'hello'\n")
     (folder / "with space.py").write_text(SICK)
 
@@ -384,7 +384,7 @@ JOB = "#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --node-rank=$SLU
         (("jobs",), 0, []),
     ],
 )
-def test_job_scripts_and_manifests_that_are_named_are_checked(folder: Path, given, code, places):
+def test_named_job_scripts_and_manifests_are_checked(folder: Path, given, code, places):
     (folder / "jobs").mkdir()
     (folder / "jobs" / "a.py").write_text(HEALTHY)
     for name in ("job.sbatch", "jobs/job.sbatch"):

@@ -52,7 +52,7 @@ REFUSED = {
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", JUDGED)
-def test_an_odd_script_is_judged_in_bounded_time(name: str):
+def test_unusual_script_is_checked_in_bounded_time(name: str):
     began = time.process_time()
 
     linted = lint_bytes("train.py", JUDGED[name].encode())
@@ -63,7 +63,7 @@ def test_an_odd_script_is_judged_in_bounded_time(name: str):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_script_is_refused_with_a_reason_and_a_line(name: str):
+def test_text_that_is_not_a_script_is_refused_with_a_reason_and_a_line(name: str):
     text, line, reason = REFUSED[name]
 
     linted = lint_bytes("train.py", text.encode())
@@ -84,7 +84,7 @@ def test_bytes_of_another_encoding_are_read_by_their_coding_line():
 @pytest.mark.parametrize(
     "data", [b"# caf\xe9\n", b"# -*- coding: klingon -*-\n", b"\xff\xfe\x00", b"x = '\xed\xa0\x80'"]
 )
-def test_bytes_that_are_no_text_are_refused(data: bytes):
+def test_bytes_that_are_not_text_are_refused(data: bytes):
     linted = lint_bytes("train.py", data)
 
     assert linted.unread is not None
@@ -97,6 +97,6 @@ def test_a_lone_surrogate_is_refused():
     assert linted.unread is not None
 
 
-def test_the_cap_is_far_above_what_people_write():
+def test_size_limit_is_far_above_real_scripts():
     assert lint_bytes("train.py", (HEAD + "# note\n" * 100_000).encode()).unread is None
     assert MOST_BYTES > 900_000

@@ -37,7 +37,7 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
         ("some gpus of several nodes", Severity.INFO, "which may differ from gpu in line 12"),
     ],
 )
-def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(situation, severity, title):
+def test_another_gpu_is_a_warning_and_an_unknown_one_is_info(situation, severity, title):
     linted = lint_text("train.py", sample("DDL117", situation).text)
     found = next(finding for finding in linted.findings if finding.code == "DDL117")
 
@@ -59,7 +59,7 @@ def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(
         "dist.get_rank() + 1",
     ],
 )
-def test_a_gpu_beside_that_of_the_rank_is_a_warning(gpu):
+def test_gpu_other_than_that_of_the_rank_is_a_warning(gpu):
     assert [one.severity for one in findings('dist.init_process_group("nccl")', gpu)] == [Severity.WARNING]
 
 
@@ -76,7 +76,7 @@ def test_a_gpu_beside_that_of_the_rank_is_a_warning(gpu):
         f"{LOCAL_RANK} + 4 if shared else {LOCAL_RANK}",
     ],
 )
-def test_the_gpu_of_the_rank_or_one_that_nobody_knows_is_silent(gpu):
+def test_gpu_of_the_rank_or_an_unknown_one_is_silent(gpu):
     assert findings('dist.init_process_group("nccl")', gpu) == []
 
 

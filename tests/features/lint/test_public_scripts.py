@@ -27,11 +27,11 @@ def judgments() -> configparser.ConfigParser:
 
 
 @pytest.mark.parametrize("script", PUBLIC, ids=str)
-def test_every_code_that_a_public_script_gets_was_judged_and_nothing_else(script: Sample):
+def test_exactly_the_codes_of_each_public_script_were_rated(script: Sample):
     assert set(judgments()[script.name]) == {code for _, code in script.expected}
 
 
-def test_of_twenty_reported_lines_at_most_one_is_false():
+def test_at_most_one_of_twenty_reported_lines_is_false():
     judged = judgments()
     words = [judged[script.name][code].partition(":")[0] for script in PUBLIC for _, code in script.expected]
 
@@ -47,7 +47,7 @@ def test_public_scripts_are_of_all_libraries():
 
 
 @pytest.mark.fuzz
-def test_modules_of_the_standard_library_that_train_nothing_get_nothing():
+def test_standard_library_modules_without_training_have_no_finding():
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for folder in OTHER for file in (library / folder).rglob("*.py"))
 
@@ -58,7 +58,7 @@ def test_modules_of_the_standard_library_that_train_nothing_get_nothing():
 
 
 @pytest.mark.fuzz
-def test_modules_of_the_standard_library_get_nothing_even_where_they_import_torch():
+def test_standard_library_modules_that_import_torch_have_no_finding():
     library = Path(sysconfig.get_path("stdlib"))
     for file in sorted((library / "multiprocessing").rglob("*.py")):
         linted = lint_bytes(str(file), b"import torch.distributed\n" + file.read_bytes(), RULES)

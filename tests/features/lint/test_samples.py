@@ -11,7 +11,7 @@ from tests.features.lint.documents import FOLDER, OF_RULES, PUBLIC, Sample
 
 
 @pytest.mark.parametrize("of", ["DDL10", "DDL11", "DDL12", "DDL13", "DDL14", "DDL15", "DDL16", "DDL17", "DDL18", ""])
-def test_samples_are_reported_on_the_lines_that_say_so_and_on_no_other(of: str, tmp_path: Path):
+def test_samples_are_reported_exactly_on_the_expected_lines(of: str, tmp_path: Path):
     samples = [sample for sample in (*OF_RULES, *PUBLIC) if sample.rule[:5] == of]
     linted = {str(sample): _linted(sample, tmp_path / str(number)) for number, sample in enumerate(samples)}
 
@@ -27,7 +27,7 @@ def _linted(sample: Sample, folder: Path) -> Linted:
     return lint_bytes(str(folder / "train.py"), sample.text.encode())
 
 
-def test_every_rule_has_a_document_with_scripts_that_it_reports_and_others_of_which_nothing_is():
+def test_every_rule_has_reported_and_silent_samples():
     assert {sample.rule[:5] for sample in OF_RULES} == {rule.code[:5] for rule in RULES}
     for rule in RULES:
         samples = [sample for sample in OF_RULES if sample.rule == rule.code]

@@ -94,7 +94,7 @@ def test_the_fix_of_a_missing_epoch_has_the_names_and_the_line_of_the_loop(made:
         ),
     ],
 )
-def test_the_fix_of_an_accumulation_says_which_pass_is_the_last(loop: str, last: str):
+def test_fix_of_an_accumulation_identifies_the_last_pass(loop: str, last: str):
     text = f"{START}net = DDP(torch.nn.Linear(4, 2).cuda())\no = torch.optim.SGD(net.parameters(), 0.1)\n{loop}"
 
     written = (f"last = {last}", "with contextlib.nullcontext() if last else net.no_sync():")
@@ -109,7 +109,7 @@ def test_a_forward_on_one_rank_is_fixed_by_the_model_inside_and_a_collective_by_
     assert fix("DDL133", START + barrier)[0] == "Move the collective out of the condition, so that all ranks call it"
 
 
-def test_a_method_of_a_library_is_named_as_the_script_writes_it():
+def test_method_of_a_library_is_named_as_in_the_script():
     text = "import accelerate\na = accelerate.Accelerator()\nif a.is_main_process:\n    a.gather_for_metrics(x)\n"
 
     assert only("DDL133", text).title.startswith("Only rank 0 calls a.gather_for_metrics() (condition in line 3)")

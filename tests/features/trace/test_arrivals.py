@@ -20,7 +20,7 @@ def shares(ranks: tuple[TraceFact, ...]) -> dict[int | None, float]:
     st.lists(st.lists(st.floats(1e3, 1e5), min_size=3, max_size=3), min_size=2, max_size=4),
     st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4),
 )
-def test_no_clock_matters(computing: list[list[float]], offsets: list[float]):
+def test_lateness_does_not_depend_on_clocks(computing: list[list[float]], offsets: list[float]):
     ranks = job(computing)
     elsewhere = tuple(moved(fact, by) for fact, by in zip(ranks, offsets, strict=False))
 
@@ -40,18 +40,18 @@ def test_neither_the_unit_of_time_nor_the_order_of_ranks_matters(computing: list
     assert shares(tuple(moved(fact, times=times) for fact in order)) == pytest.approx(shares(ranks), abs=1e-6)
 
 
-def test_a_clock_that_runs_faster_by_what_ntp_allows_names_the_same_rank():
+def test_clock_drift_within_the_limit_of_ntp_gives_the_same_rank():
     [first, _] = late(ranks := (TWO[0], moved(TWO[1], by=2e6, times=1.0005)), meet(ranks).meetings)
 
     assert first.place == 1
     assert first.share == pytest.approx(30 / 52, rel=0.01)
 
 
-def test_of_three_two_cannot_be_late():
+def test_two_of_three_ranks_cannot_be_late():
     assert max(shares(job([EVEN, SLOW, SLOW])).values()) < 0.01
 
 
-def test_a_thread_of_gloo_that_takes_a_call_up_late_makes_nobody_late():
+def test_call_that_a_gloo_thread_starts_late_makes_no_rank_late():
     ranks = job([EVEN, EVEN])
     calls = tuple(call.model_copy(update={"begin_us": call.begin_us + 1_500.0}) for call in ranks[0].calls)
 
@@ -60,7 +60,7 @@ def test_a_thread_of_gloo_that_takes_a_call_up_late_makes_nobody_late():
     assert shares(on_gpu)[0] > 0
 
 
-def test_steps_in_which_ranks_have_other_collectives_are_left_out_and_named():
+def test_steps_with_different_collectives_are_skipped_and_named():
     met = meet(of_rank(TWO, 1, calls=TWO[1].calls[1:]))
     assert [meeting.step for meeting in met.meetings] == [4, 5, 6]
     assert met.problem == "the ranks have not the same collectives in step 3"
@@ -70,7 +70,7 @@ def test_steps_in_which_ranks_have_other_collectives_are_left_out_and_named():
     assert met == ((), "the ranks have not the same collectives in any step")
 
 
-def test_sends_and_receives_say_nothing_of_others():
+def test_sends_and_receives_do_not_affect_other_ranks():
     pairs = [
         fact.model_copy(update={"calls": tuple(call.model_copy(update={"kind": "send_recv"}) for call in fact.calls)})
         for fact in TWO
@@ -79,7 +79,7 @@ def test_sends_and_receives_say_nothing_of_others():
     assert meet(pairs) == ((), "")
 
 
-def test_of_several_groups_that_gloo_does_not_tell_apart_those_of_backward_count():
+def test_calls_in_backward_count_if_gloo_does_not_distinguish_groups():
     def both(fact: TraceFact) -> TraceFact:
         last = fact.steps[0].end_us
         pair = fact.calls[0].model_copy(update={"begin_us": last, "called_us": last, "end_us": last + 10})
@@ -97,6 +97,6 @@ def test_ranks_of_two_jobs_with_the_same_steps_do_not_leave_together():
     assert meet((TWO[0], other[1])).problem.startswith("collectives do not end together on all ranks")
 
 
-def test_one_rank_alone_meets_nobody():
+def test_single_rank_has_no_meetings():
     assert meet(TWO[:1]) == ((), "")
     assert late(TWO[:1], ()) == ()

@@ -77,7 +77,7 @@ def test_a_healthy_job_is_a_table_of_its_ranks_and_exit_0(asked, traces):
     assert f"{verdict}. Exposed communication takes 10% of the step." in done.stdout
 
 
-def test_a_rank_that_is_waited_for_is_named_and_exit_1(asked, tmp_path):
+def test_late_rank_is_reported_with_exit_1(asked, tmp_path):
     (tmp_path / "rank0.json").write_text(trace(0, steps=8, late=-4_000))
     (tmp_path / "rank1.json").write_text(trace(1, steps=8))
 
@@ -91,7 +91,7 @@ def test_a_rank_that_is_waited_for_is_named_and_exit_1(asked, tmp_path):
     assert "Ignored: DDT10" in asked("trace", str(tmp_path), "--ignore", "DDT").stdout
 
 
-def test_files_globs_archives_and_packed_files_are_read_alike(asked, traces, tmp_path):
+def test_files_globs_archives_and_compressed_files_give_the_same_result(asked, traces, tmp_path):
     packed(tmp_path / "rank0.json.gz", trace(0))
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.write(traces / "rank0.json", "rank0.json")
@@ -120,7 +120,7 @@ def test_files_globs_archives_and_packed_files_are_read_alike(asked, traces, tmp
         ("trace.json", None),
     ],
 )
-def test_a_rank_that_the_trace_does_not_tell_is_that_of_its_files_name(tmp_path, name, rank):
+def test_rank_missing_in_the_trace_is_taken_from_the_file_name(tmp_path, name, rank):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(trace(None))
@@ -152,7 +152,7 @@ def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
         ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, as torch writes snapshots of memory; expected a trace"),
     ],
 )
-def test_what_is_no_trace_is_one_sentence_and_exit_2(asked, tmp_path, name, content, sentence):
+def test_invalid_trace_is_one_sentence_with_exit_2(asked, tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
 
     done = asked("trace", str(tmp_path / name))
@@ -187,7 +187,7 @@ def test_wrong_use_is_one_sentence_and_exit_2(asked, traces, tmp_path, args, sen
     assert sentence in done.stderr
 
 
-def test_what_lies_beside_the_traces_is_named_and_nothing_else_changes(asked, traces):
+def test_other_files_next_to_the_traces_are_named_without_effect(asked, traces):
     (traces / "train.log").write_text("epoch 3\n")
     (traces / "options.json").write_text('{"lr": 0.1}')
     (traces / "report.nsys-rep").write_bytes(b"\0\1")
@@ -202,7 +202,7 @@ def test_what_lies_beside_the_traces_is_named_and_nothing_else_changes(asked, tr
     assert "not read: train.log: it is not a trace" in asked("trace", ".", "train.log", cwd=traces).stdout
 
 
-def test_a_file_that_is_cut_gives_its_whole_steps(asked, traces):
+def test_truncated_file_gives_its_complete_steps(asked, traces):
     text = trace(1, steps=6)
     (traces / "rank1.json").write_text(text[: len(text) * 9 // 10])
 
@@ -212,7 +212,7 @@ def test_a_file_that_is_cut_gives_its_whole_steps(asked, traces):
     assert 0 < len(cut["steps"]) < 6
 
 
-def test_ranks_of_two_jobs_are_no_healthy_job(asked, traces):
+def test_ranks_of_two_jobs_are_not_a_healthy_job(asked, traces):
     (traces / "rank1.json").write_text(trace(1, world=4))
 
     done = asked("trace", str(traces))
@@ -221,7 +221,7 @@ def test_ranks_of_two_jobs_are_no_healthy_job(asked, traces):
     assert "Unsure: " in done.stdout
 
 
-def test_what_is_written_is_as_the_schemas_say_and_a_replay_says_the_same(asked, traces, tmp_path):
+def test_outputs_match_their_schemas_and_a_replay_is_identical(asked, traces, tmp_path):
     written = {name: str(tmp_path / name) for name in ("json", "record", "html", "markdown")}
     done = asked("trace", str(traces), *(word for name, path in written.items() for word in (f"--{name}", path)))
 
@@ -250,7 +250,7 @@ def test_redacted_outputs_have_no_name_of_a_file(asked, traces, tmp_path):
         assert not re.search(r"traces/|rank0\.json|alice", text.partition("\nRecording: ")[0])
 
 
-def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
+def test_ctrl_c_reports_on_the_ranks_read_until_then(traces):
     (traces / "rank1.json").write_text(trace(1, steps=400))
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -290,7 +290,7 @@ def test_ctrl_c_ends_a_large_file_after_the_steps_that_were_read(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_reading_loads_no_torch(traces):
+def test_reading_does_not_import_torch(traces):
     reading = f"from ddp_doctor.features.trace.use_case import read_traces; read_traces([{str(traces)!r}])"
     code = f"import sys; {reading}; print('torch' in sys.modules)"
 

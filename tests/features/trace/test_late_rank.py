@@ -36,7 +36,7 @@ def idle(step: TraceStep) -> dict[str, Any]:
     return {"compute_us": 20_000.0, "op_us": 20_000.0, "host_us": 40_000.0, "gap": gap}
 
 
-def test_a_late_rank_is_named_with_what_is_lost_and_why():
+def test_late_rank_is_reported_with_its_cost_and_cause():
     [finding] = found(two(ops=250, batch=()))
 
     assert finding.title == "Rank 1 delays every step by 40 ms (65%): it runs 2.5 times as many operators"
@@ -44,7 +44,7 @@ def test_a_late_rank_is_named_with_what_is_lost_and_why():
     assert [(one.value, one.expected) for one in finding.evidence] == [(0.04, None), (250.0, 100.0)]
 
 
-def test_what_makes_a_step_three_times_as_long_is_an_error():
+def test_step_that_becomes_three_times_as_long_is_an_error():
     assert found(with_steps(job([EVEN, [80_000.0] * 5]), 1, lambda _: {"ops": 250}))[0].severity is Severity.ERROR
 
 
@@ -61,11 +61,11 @@ def test_what_makes_a_step_three_times_as_long_is_an_error():
         ({"op_us": 20_000.0}, "late-rank"),
     ],
 )
-def test_the_cause_is_what_the_rank_did_longer(changed: dict[str, Any], name: str):
+def test_cause_is_the_activity_that_took_longer(changed: dict[str, Any], name: str):
     assert [finding.name for finding in found(two(**changed))] == [name]
 
 
-def test_one_long_gap_is_a_pause_and_where_tensors_are_detached_a_checkpoint():
+def test_long_gap_is_a_pause_or_a_checkpoint_if_tensors_are_detached():
     ranks = with_steps(job([EVEN, SLOW]), 1, idle)
     saving = with_steps(ranks, 1, lambda _: {"detached": 14})
     told = with_steps(
@@ -77,7 +77,7 @@ def test_one_long_gap_is_a_pause_and_where_tensors_are_detached_a_checkpoint():
     assert "train.py(3): save" in found(told)[0].evidence[1].text
 
 
-def test_a_pause_behind_the_last_collective_of_a_step_is_found_there():
+def test_pause_after_the_last_collective_of_a_step_is_found():
     computing = [20_000.0, 20_000.0, 220_000.0, 20_000.0, 20_000.0]
     ranks = job([EVEN, computing])
     steps = list(ranks[1].steps)
@@ -89,7 +89,7 @@ def test_a_pause_behind_the_last_collective_of_a_step_is_found_there():
     assert named(of_rank(ranks, 1, steps=tuple(steps))) == [("pauses", 1)]
 
 
-def test_one_gap_that_a_scheduler_may_make_is_no_pause():
+def test_one_gap_that_a_scheduler_may_cause_is_not_a_pause():
     def short(step: TraceStep) -> dict[str, Any]:
         if step.number != 5:
             return {}
@@ -110,7 +110,7 @@ def test_kernels_of_a_gpu_that_take_longer_are_a_slow_gpu():
     assert any("nvidia-smi" in command for remedy in found(ranks)[0].remedies for command in remedy.commands)
 
 
-def test_a_gpu_that_idles_for_an_unknown_reason_is_a_warning_that_blames_nobody():
+def test_gpu_that_idles_for_an_unknown_reason_is_a_warning_without_culprit():
     ranks = with_steps(job([EVEN, SLOW], device="gpu"), 1, lambda _: {"compute_us": 20_000.0, "host_us": 40_000.0})
 
     assert (named(ranks), found(ranks)[0].severity) == ([("late-rank", None)], Severity.WARNING)
@@ -126,9 +126,7 @@ def test_a_gpu_that_idles_for_an_unknown_reason_is_a_warning_that_blames_nobody(
         ([[20e3] * 5, [21e3] * 5], None),
     ],
 )
-def test_what_costs_a_tenth_of_the_step_is_information_with_its_numbers(
-    computing: list[list[float]], title: str | None
-):
+def test_cost_of_a_tenth_of_the_step_is_info_with_its_numbers(computing: list[list[float]], title: str | None):
     ranks = with_steps(job(computing), 1, lambda step: {"op_us": 20_000.0})
     one = found(ranks)
 
@@ -163,7 +161,7 @@ def test_fix_of_a_pause_names_the_line_that_a_stack_shows(inside: tuple[str, ...
     assert [named in remedy.summary for remedy in finding.remedies] == [True]
 
 
-def test_short_gaps_of_a_cpu_are_no_pause_in_few_steps():
+def test_short_gaps_of_a_cpu_are_not_pauses_in_few_steps():
     computing = [20e3, 20e3, 55e3, 20e3, 55e3, 20e3]
     ranks = job([[20e3] * 6, computing])
 
@@ -175,7 +173,7 @@ def test_short_gaps_of_a_cpu_are_no_pause_in_few_steps():
     assert named(with_steps(ranks, 1, short)) == [("late-rank", None)]
 
 
-def test_without_sizes_the_same_operators_may_have_more_to_do():
+def test_same_operators_may_have_more_work_if_sizes_are_unknown():
     ranks = two(batch=())
 
     assert named(ranks) == [("slow-compute", 1)]
@@ -184,14 +182,14 @@ def test_without_sizes_the_same_operators_may_have_more_to_do():
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("count", [2, 4])
-def test_of_ranks_that_differ_by_chance_nobody_is_blamed(seed: int, count: int):
+def test_no_rank_is_blamed_for_random_differences(seed: int, count: int):
     chance = random.Random(seed)
     ranks = job([[chance.uniform(15e3, 30e3) for _ in range(5)] for _ in range(count)])
 
     assert [finding for finding in found(ranks) if finding.culprits or finding.code != "DDT107"] == []
 
 
-def test_two_ranks_that_are_late_in_turns_are_both_named():
+def test_two_ranks_that_are_late_alternately_are_both_reported():
     turns = [[80_000.0, 20_000.0] * 3, [20_000.0, 80_000.0] * 3]
     ranks = with_steps(job(turns), 0, lambda step: {"loader_us": step.compute_us - 20_000.0})
     ranks = with_steps(ranks, 1, lambda step: idle(step) if step.compute_us > 50_000.0 else {})
@@ -199,7 +197,7 @@ def test_two_ranks_that_are_late_in_turns_are_both_named():
     assert sorted(named(ranks)) == [("pauses", 1), ("slow-data-loading", 0)]
 
 
-def test_a_rank_whose_clock_is_off_by_hours_is_judged_the_same():
+def test_rank_with_a_clock_that_is_off_by_hours_gives_the_same_finding():
     ranks = two(ops=250)
 
     assert found((ranks[0], moved(ranks[1], by=-3.6e9))) == found(ranks)
@@ -211,7 +209,7 @@ def against(ranks: tuple[TraceFact, ...], busbw: float | None, window: str = "la
     return [finding.title for finding in communication.slow_transfer.apply(made)]
 
 
-def test_transfer_is_slow_only_where_a_preflight_measured_more_than_it_reaches_by_itself():
+def test_transfer_is_slow_only_if_a_preflight_measured_more_than_usual():
     ranks = job([[5_000.0] * 3, [9_000.0] * 3])
     large = tuple(
         fact.model_copy(

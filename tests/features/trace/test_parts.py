@@ -10,7 +10,7 @@ from tests.recordings import load
 SLOW = recording(job([[20_000.0, 20_000.0, 26_000.0], [50_000.0] * 3]))
 
 
-def test_the_one_that_waits_waits_and_the_other_one_transfers():
+def test_waiting_rank_waits_and_late_rank_only_transfers():
     [window] = windows(SLOW)
     first, second = median_parts(SLOW, window)
 
@@ -31,13 +31,13 @@ def told(one: Parts) -> tuple[float, float, float]:
     return one.waiting, one.transfer, one.not_told
 
 
-def test_of_ranks_of_a_larger_job_it_is_known_who_waits_and_not_what_is_transfer():
+def test_waiting_is_known_but_not_transfer_for_some_ranks_of_a_larger_job():
     some = recording(job([[20_000.0] * 3, [50_000.0] * 3, [60_000.0] * 3])[:2])
 
     assert told(parts(some, windows(some)[0])[0][0]) == (30_000.0, 0.0, 10_000.0 + TRANSFER_US)
 
 
-def test_what_belongs_to_no_matched_collective_is_not_told():
+def test_unmatched_collective_is_neither_waiting_nor_transfer():
     ranks = job([[20_000.0] * 3, [50_000.0] * 3])
     short = recording(of_rank(ranks, 1, calls=ranks[1].calls[1:]))
 

@@ -46,12 +46,12 @@ def test_a_step_is_divided_into_its_parts_which_add_up():
 
 
 @pytest.mark.parametrize("size", [7, 100, 1000, 1 << 20])
-def test_how_the_file_is_cut_into_pieces_changes_nothing(size: int):
+def test_size_of_the_pieces_does_not_change_the_result(size: int):
     assert read(TEXT, size) == read(TEXT)
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])
-def test_a_file_that_a_script_has_written_anew_says_the_same(indent: int | None):
+def test_file_rewritten_by_a_script_gives_the_same_result(indent: int | None):
     again = json.dumps(json.loads(TEXT), indent=indent)
 
     assert read(again, 500) == read(TEXT)
@@ -82,7 +82,7 @@ def test_damage_stays_in_its_event(honest: str, spoilt: str, damaged: int):
 
 
 @given(st.integers(0, len(TEXT)))
-def test_whole_steps_before_a_cut_are_used_and_no_others(end: int):
+def test_only_complete_steps_before_a_cut_are_used(end: int):
     try:
         fact = read(TEXT[:end])
     except NotATrace:
@@ -116,12 +116,12 @@ def test_a_trace_of_a_gpu_that_is_cut_before_its_kernels_has_no_steps():
         ('{"traceEvents": [' + '{"a":' * 100_000, "no event"),
     ],
 )
-def test_what_is_no_trace_is_named(text: str, says: str):
+def test_invalid_trace_is_refused_with_the_reason(text: str, says: str):
     with pytest.raises(NotATrace, match=says):
         read(text)
 
 
-def test_ranks_that_were_merged_into_one_file_are_counted_and_not_judged():
+def test_ranks_merged_into_one_file_are_counted_but_not_analyzed():
     other = [{**each, "pid": 200, "tid": each["tid"] + 100} for each in steps()]
     fact = read(written([*steps(), *other]))
 
@@ -138,7 +138,7 @@ def _flood(piece: bytes, size: int) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     "piece", [b'{"name": "' + b"x" * 1_000_000, b" " * 1_000_000, b"{" * 1_000_000], ids=["string", "blanks", "nesting"]
 )
-def test_a_string_or_a_nesting_without_end_is_passed_over_in_bounded_time(piece: bytes):
+def test_endless_string_or_nesting_is_skipped_in_bounded_time(piece: bytes):
     began = time.process_time()
     with pytest.raises(NotATrace):
         read_trace("hostile.json", _flood(piece, 20_000_000))
@@ -146,7 +146,7 @@ def test_a_string_or_a_nesting_without_end_is_passed_over_in_bounded_time(piece:
     assert time.process_time() - began < 7
 
 
-def test_kernels_are_told_from_collectives_copies_and_synchronisation():
+def test_kernels_collectives_copies_and_synchronization_are_distinguished():
     gpu = [
         event("ProfilerStep#3", 0, 1000, "user_annotation"),
         event("ProfilerStep#4", 1000, 1000, "user_annotation"),
@@ -174,7 +174,7 @@ def test_kernels_are_told_from_collectives_copies_and_synchronisation():
     assert call.called_us == 1100
 
 
-def test_a_copy_that_makes_the_host_wait_is_a_synchronisation_and_one_that_is_handed_on_is_none():
+def test_copy_that_blocks_the_host_is_a_synchronization():
     gpu = [
         event("ProfilerStep#3", 0, 1000, "user_annotation"),
         event("ProfilerStep#4", 1000, 1000, "user_annotation"),
@@ -190,7 +190,7 @@ def test_a_copy_that_makes_the_host_wait_is_a_synchronisation_and_one_that_is_ha
     assert [(sync.name, sync.count, sync.wait_us) for sync in step.syncs] == [("aten::to", 1, 450)]
 
 
-def test_sending_buffers_lasts_from_the_first_that_is_packed_to_the_last_that_is_copied_back():
+def test_time_of_sending_buffers_is_from_packing_to_copying_back():
     packing = [
         event("aten::flatten_dense_tensors", 6_110, 5),
         event("c10d::broadcast_", 6_116, 4),
@@ -205,7 +205,7 @@ def test_sending_buffers_lasts_from_the_first_that_is_packed_to_the_last_that_is
     assert [step.buffers_us for step in fact.steps] == [20, 0]
 
 
-def test_what_a_layer_reduces_in_backward_is_no_bucket_of_gradients():
+def test_collective_of_a_layer_in_backward_is_not_a_gradient_bucket():
     of_layer = [
         {**each, "name": each["name"].replace("torch::autograd::AccumulateGrad", "SyncBatchNormBackward")}
         for each in steps()
@@ -219,7 +219,9 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda at:
 
 
 @given(SPANS, SPANS, st.integers(0, 60), st.integers(0, 60))
-def test_sets_of_times_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]], begin: int, end: int):
+def test_operations_on_times_equal_those_of_sets(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], begin: int, end: int
+):
     def moments(spans: object) -> set[int]:
         return {at for first, last in spans for at in range(int(first), int(last))}  # type: ignore[attr-defined]
 

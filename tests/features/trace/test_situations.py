@@ -15,7 +15,7 @@ from tests.features.trace.situations import CASES
 KEPT = Path(__file__).parent / "kept"
 
 
-def test_what_was_planted_is_found_in_real_traces_and_nobody_else_is_blamed():
+def test_injected_faults_are_found_in_real_traces_and_no_other_rank_is_blamed():
     judged = [*judged_in(KEPT / "cpu"), *judged_in(KEPT / "h100")]
 
     assert {one.name for one in judged} == {"slow_compute_mlp", "data_mlp", "slow_data", "healthy"}
@@ -31,7 +31,7 @@ def _made(folder: Path, names: Sequence[str], tries: int) -> list[Judged]:
 
 @pytest.mark.bench
 @pytest.mark.timeout(3600)
-def test_nine_of_ten_causes_are_found_and_no_innocent_rank_is_blamed(tmp_path: Path):
+def test_nine_of_ten_causes_are_found_and_no_healthy_rank_is_blamed(tmp_path: Path):
     judged = _made(tmp_path, tuple(CASES), tries=4)
     truths = sum(len(one.case.truth) for one in judged)
     missed = {one.name: one.missed for one in judged if one.missed}

@@ -71,13 +71,13 @@ def alike(*calls: TraceCall, **fields: Any) -> list[TraceFact]:
 # The bound.
 
 
-def test_a_rank_that_loads_less_than_another_waits_for_it_instead_and_could_be_spared_both():
+def test_bound_of_loading_includes_the_waiting_for_a_slower_loader():
     facts = rank(0, loading_us=500, exposed_us=300), rank(1, loading_us=310, exposed_us=540)
 
     assert told(*facts)["DDT120"] == 0.5
 
 
-def test_a_profiler_makes_the_hosts_part_of_a_gpu_longer_so_communication_is_more_of_the_jobs_own_step():
+def test_bound_of_communication_on_a_gpu_excludes_the_profilers_host_time():
     buckets = [call(size_bytes=100 * 1024, exposed_us=40)] * 10
 
     on_gpu = told(*alike(*buckets, exposed_us=400, host_us=500, device="gpu", kernels=20))
@@ -85,14 +85,14 @@ def test_a_profiler_makes_the_hosts_part_of_a_gpu_longer_so_communication_is_mor
     assert on_gpu["DDT121"] == pytest.approx(0.4 * 0.9 / (1 - 0.4 * 0.5), abs=0.001)
 
 
-def test_a_profiler_makes_operators_on_a_cpu_longer_so_loading_is_more_of_the_jobs_own_step():
+def test_bound_of_loading_on_a_cpu_excludes_the_profilers_operator_time():
     assert told(*alike(loading_us=500, host_us=100, compute_us=300, other_us=-300))["DDT120"] == pytest.approx(
         0.5 / (1 - 0.4 * 0.4), abs=0.001
     )
 
 
 @pytest.mark.parametrize("situation", OF_TRACES)
-def test_no_bound_is_more_than_the_step_and_what_can_be_tried_prints_its_command(situation: str):
+def test_bounds_are_within_the_step_and_changes_to_try_have_a_command(situation: str):
     recording = load(situation)
     every = [each for window in windows(recording) for each in advice(recording, window)]
     shown = {found.code: found for found in judged(situation).report.findings}
@@ -105,7 +105,7 @@ def test_no_bound_is_more_than_the_step_and_what_can_be_tried_prints_its_command
         assert ("--from-trace REPORT.json" in "".join(commands)) == bool(each.setting)
 
 
-def test_below_a_tenth_of_the_step_it_is_information_and_only_what_makes_it_three_times_as_long_is_an_error():
+def test_severity_grows_with_the_share_of_the_step():
     def severity(exposed_us: float) -> Severity:
         passes = [call(size_bytes=9 * MIB, exposed_us=exposed_us / 4)] * 4
         (found,) = findings(*alike(*passes, exposed_us=exposed_us, passes=4, averaged=4))
@@ -114,7 +114,7 @@ def test_below_a_tenth_of_the_step_it_is_information_and_only_what_makes_it_thre
     assert [severity(us) for us in (100, 400, 950)] == [Severity.INFO, Severity.WARNING, Severity.ERROR]
 
 
-def test_one_ranks_file_alone_makes_it_possible_and_no_more():
+def test_file_of_a_single_rank_gives_only_possible_confidence():
     (found,) = findings(rank(0, loading_us=500, world=8))
 
     assert found.confidence is Confidence.POSSIBLE
@@ -123,7 +123,7 @@ def test_one_ranks_file_alone_makes_it_possible_and_no_more():
 # Reported and unreported advice.
 
 
-def test_settings_that_can_be_tried_are_named_with_the_value_to_try():
+def test_settings_to_try_are_named_with_their_value():
     settings = {
         (each.code, each.setting, each.value)
         for situation in OF_TRACES
@@ -156,16 +156,14 @@ def test_buckets_without_sizes_may_be_of_any_size():
         ((1,), 1.0, False),  # a small model is one bucket
     ],
 )
-def test_a_first_bucket_is_too_large_where_half_of_backward_passes_before_it(
-    sizes: tuple[int, ...], begins: float, fires: bool
-):
+def test_first_bucket_is_too_large_if_sent_after_half_of_backward(sizes: tuple[int, ...], begins: float, fires: bool):
     calls = [call(size_bytes=size * MIB, exposed_us=300 / len(sizes)) for size in sizes]
     facts = alike(*calls, exposed_us=300, backward_end_us=600.0, first_reduce_us=200 + 400 * begins)
 
     assert ("DDT122" in told(*facts)) == fires
 
 
-def test_communication_that_could_begin_earlier_is_bounded_by_backward():
+def test_earlier_communication_is_bounded_by_backward():
     one = call(size_bytes=50 * MIB, exposed_us=500)
     facts = alike(one, exposed_us=500, backward_us=200, backward_end_us=600.0, first_reduce_us=600.0)
 
@@ -177,9 +175,7 @@ def test_communication_that_could_begin_earlier_is_bounded_by_backward():
     [(4, 4, 1, True), (4, 1, 1, False), (2, 1, 1, False), (2, 2, 2, False), (2, 2, 0, False)],
     ids=["each pass", "no_sync", "two forwards for one backward", "two models", "no optimizer seen"],
 )
-def test_no_sync_is_missing_where_each_pass_for_one_update_averages(
-    passes: int, averaged: int, updates: int, fires: bool
-):
+def test_no_sync_is_missing_if_each_pass_for_one_update_averages(passes: int, averaged: int, updates: int, fires: bool):
     calls = [call(size_bytes=9 * MIB, exposed_us=300 / averaged)] * averaged
     facts = alike(*calls, exposed_us=300, passes=passes, averaged=averaged, updates=updates)
 
@@ -188,31 +184,31 @@ def test_no_sync_is_missing_where_each_pass_for_one_update_averages(
 
 @pytest.mark.parametrize(("used", "code"), [(14, "DDT123"), (12, "DDT134")])
 @pytest.mark.parametrize("by_map", [True, False])
-def test_unused_parameters_are_told_by_the_map_or_by_what_is_copied_back(used: int, code: str, by_map: bool):
+def test_unused_parameters_are_found_by_the_map_or_copied_gradients(used: int, code: str, by_map: bool):
     of_map = [call(size_bytes=56, dtype="int", exposed_us=150)] if by_map else []
     facts = alike(*of_map, exposed_us=200, searched_us=100.0, reduced=used, copied_back=14)
 
     assert list(told(*facts)) == [code]
 
 
-def test_what_is_on_for_nothing_is_told_whatever_it_costs():
+def test_useless_settings_are_reported_whatever_they_cost():
     facts = alike(call("barrier", during="", exposed_us=1), exposed_us=1, searched_us=1.0, reduced=4, copied_back=4)
 
     assert told(*facts) == {"DDT123": 0.001, "DDT129": 0.001}
 
 
-def test_a_loader_that_is_slow_on_one_rank_is_not_the_steps_fault():
+def test_loader_that_is_slow_on_one_rank_is_not_advice_for_the_step():
     assert "DDT120" not in told(rank(0, exposed_us=500), rank(1, loading_us=480, exposed_us=20))
 
 
-def test_an_optimizer_in_few_kernels_is_not_told():
+def test_optimizer_with_few_kernels_is_not_reported():
     fields = {"optimizer_us": 300, "reduced": 20}
 
     assert told(*alike(optimizer_kernels=200, **fields)) == {"DDT125": 0.3}
     assert told(*alike(optimizer_kernels=20, **fields)) == {}
 
 
-def test_reading_numbers_is_told_on_a_gpu_with_its_line_and_as_a_fact_on_a_cpu():
+def test_reading_numbers_is_reported_on_a_gpu_and_info_on_a_cpu():
     item = SyncPoint(name="aten::item", count=3, wait_us=200, where="train.py(12): step")
     fields: dict[str, Any] = {"syncs": (item,), "loading_us": 90, "host_us": 100}
     (found,) = findings(*alike(device="gpu", kernels=60, **fields))
@@ -224,7 +220,7 @@ def test_reading_numbers_is_told_on_a_gpu_with_its_line_and_as_a_fact_on_a_cpu()
     assert fact.title.endswith("harmless on a CPU, but it waits for a GPU")
 
 
-def test_the_host_is_spared_no_more_by_copies_that_do_not_wait_than_it_waits_and_the_gpu_idles():
+def test_bound_of_pinned_copies_is_the_waiting_with_an_idle_gpu():
     copies = SyncPoint(name="aten::to", count=2, wait_us=300)
     fields: dict[str, Any] = {"device": "gpu", "kernels": 60, "host_us": 120, "pageable_us": 40.0}
 
@@ -236,9 +232,7 @@ def test_the_host_is_spared_no_more_by_copies_that_do_not_wait_than_it_waits_and
 
 
 @pytest.mark.parametrize(("kernels", "severity"), [(100, Severity.INFO), (1000, Severity.INFO), (31, Severity.WARNING)])
-def test_a_gpu_that_waits_for_launches_of_small_kernels_is_information_for_a_profiler_makes_them_long(
-    kernels: int, severity: Severity
-):
+def test_gpu_that_waits_for_launches_is_info_because_of_the_profiler(kernels: int, severity: Severity):
     length = {"begin_us": 0.0, "end_us": 10_000.0, "host_us": 6_000.0, "compute_us": 4_000.0, "kernels": kernels}
     facts = [
         fact.model_copy(update={"steps": tuple(step.model_copy(update=length) for step in fact.steps)})
@@ -249,7 +243,7 @@ def test_a_gpu_that_waits_for_launches_of_small_kernels_is_information_for_a_pro
     assert (found.code, found.severity) == ("DDT132", severity)
 
 
-def test_small_collectives_are_told_by_their_time_where_sizes_are_not_recorded():
+def test_small_collectives_are_found_by_their_time_without_sizes():
     long, short = (call(begin_us=500, end_us=500 + us, exposed_us=us, during="") for us in (150, 30))
 
     assert told(*alike(*[short] * 8, exposed_us=240))["DDT126"] == 0.24

@@ -66,7 +66,7 @@ def tables(outcome: Outcome, *, each: bool = False) -> list[str]:
     return ["\n".join(table.lines(80)) for table in trace_table.tables(outcome.report, outcome.recording, each=each)]
 
 
-def test_waiting_stands_with_the_rank_that_waits_and_the_longest_step_with_what_made_it_so():
+def test_table_shows_the_waiting_rank_and_the_cause_of_the_longest_step():
     slow = [60, 60, 60, 160]
     [table] = tables(judged(rank(0, [20] * 4, slowest=slow), rank(1, slow)))
 
@@ -79,7 +79,7 @@ def test_waiting_stands_with_the_rank_that_waits_and_the_longest_step_with_what_
     assert max(map(len, table.split("\n"))) <= 80
 
 
-def test_of_many_ranks_those_to_blame_come_first_and_v_shows_each():
+def test_blamed_ranks_of_many_come_first_and_v_shows_each():
     slow = [60] * 4
     facts = [rank(number, slow if number == 33 else [20] * 4, slowest=slow, world_size=40) for number in range(40)]
     outcome = judged(*facts)
@@ -93,7 +93,7 @@ def test_of_many_ranks_those_to_blame_come_first_and_v_shows_each():
     assert len(re.findall(r"^ +(?:!! )?\d+ +90\.0 ", whole, re.MULTILINE)) == 40
 
 
-def test_a_file_that_is_cut_off_or_damaged_is_named():
+def test_truncated_or_damaged_file_is_named():
     [table] = tables(judged(rank(0, [20, 20, 20], cut=True), rank(1, [20, 20, 20], damaged=3)))
 
     whole = " ".join(table.split())
@@ -101,7 +101,7 @@ def test_a_file_that_is_cut_off_or_damaged_is_named():
     assert "the file of rank 1 is damaged: 3 of its events could not be read" in whole
 
 
-def test_each_window_has_a_table_of_its_own():
+def test_each_window_has_its_own_table():
     first = [rank(number, [20, 20, 20]) for number in (0, 1)]
     second = [
         fact.model_copy(
@@ -121,14 +121,14 @@ def test_each_window_has_a_table_of_its_own():
     assert len(tables(judged(*first, *second))) == 1
 
 
-def test_of_one_rank_waiting_and_transfer_are_one_column():
+def test_waiting_and_transfer_of_a_single_rank_are_one_column():
     [table] = tables(judged(rank(0, [20, 20, 20])))
 
     assert "3 steps of 1 of 2 ranks" in table
     assert re.search(r" waiting or\n +transfer\n", table)
 
 
-def test_files_that_were_not_read_are_named_three_of_them_on_a_screen():
+def test_only_three_unread_files_are_named_on_a_screen():
     unread = [(f"file{number}", "it is empty") for number in range(5)]
     outcome = judged(rank(0, [20, 20]), rank(1, [20, 20]), unread=unread)
 
@@ -137,7 +137,7 @@ def test_files_that_were_not_read_are_named_three_of_them_on_a_screen():
     assert tables(outcome, each=True)[0].count("not read: file") == 5
 
 
-def test_the_page_has_a_bar_and_two_time_lines_for_each_rank_which_end_their_collectives_together():
+def test_page_has_a_bar_and_two_time_lines_for_each_rank():
     slow = [20, 20, 70]
     outcome = judged(rank(0, [20, 20, 20], slowest=slow), rank(1, slow, begin_us=5e6))
     read = Page(page.render(outcome.report, outcome.recording))
@@ -150,7 +150,7 @@ def test_the_page_has_a_bar_and_two_time_lines_for_each_rank_which_end_their_col
     assert ends == [60.0, 60.0, 80.0, 80.0]  # of both ranks in the median step, then in the longest
 
 
-def test_names_from_a_trace_are_shown_and_do_nothing():
+def test_names_from_a_trace_are_shown_as_plain_text():
     gap = Gap(begin_us=0, end_us=MS, inside=(EVIL,))
     evil = rank(0, [20, 20], file=EVIL, host=EVIL)
     steps = [step.model_copy(update={"gap": gap}) for step in evil.steps]

@@ -15,13 +15,13 @@ def of(ranks: tuple[TraceFact, ...], window: str = "latest") -> list[tuple[int, 
     return [(one.number, [fact.rank for fact in one.ranks]) for one in windows(recording(ranks, window))]
 
 
-def test_ranks_with_the_same_steps_are_one_window_in_whatever_order_they_are_given():
+def test_ranks_with_the_same_steps_are_one_window_in_any_order():
     assert of(tuple(reversed(TWO))) == [(1, [0, 1])]
     assert problem(recording(TWO)) == ""
     assert windows(recording(TWO))[0].is_whole
 
 
-def test_the_latest_window_is_judged_unless_another_one_is_asked_for():
+def test_latest_window_is_analyzed_by_default():
     both = (LATER[1], TWO[0], TWO[1], LATER[0])
 
     assert of(both) == [(2, [0, 1])]
@@ -41,7 +41,7 @@ def test_windows_without_numbers_of_steps_follow_the_order_of_each_ranks_files()
     assert windows(recording(files))[0].ranks[0].file == "later_rank0.json.gz"
 
 
-def test_ranks_of_which_steps_overlap_in_part_are_judged_by_those_that_do():
+def test_ranks_with_partly_overlapping_steps_use_the_common_steps():
     ranks = (TWO[0], job([EVEN, EVEN], first=4)[1])
 
     assert of(ranks) == [(1, [0, 1])]
@@ -70,19 +70,19 @@ NAMELESS = of_rank(TWO, 1, rank=None)
         (of_rank(TWO, 1, calls=TWO[1].calls[1:]), "the ranks have not the same collectives in step 3", [(1, [0, 1])]),
     ],
 )
-def test_what_cannot_be_judged_is_said(ranks: tuple[TraceFact, ...], words: str, judged: list[tuple[int, list[int]]]):
+def test_unusable_traces_are_reported(ranks: tuple[TraceFact, ...], words: str, judged: list[tuple[int, list[int]]]):
     assert problem(recording(ranks)).startswith(words)
     assert of(ranks) == judged
 
 
-def test_a_process_alone_needs_no_rank():
+def test_single_process_needs_no_rank_number():
     alone = job([EVEN])[0].model_copy(update={"rank": None, "world_size": None, "calls": ()})
 
     assert of((alone,)) == [(1, [None])]
     assert problem(recording((alone,))) == "no collective is in it: who waits for whom cannot be told"
 
 
-def test_where_nobody_tells_how_many_ranks_there_are_there_may_be_more():
+def test_more_ranks_may_exist_if_their_number_is_unknown():
     """Healthy was said once of three ranks of four."""
     unknown = tuple(fact.model_copy(update={"world_size": None}) for fact in job([EVEN] * 3))
     by_group = tuple(
@@ -95,27 +95,27 @@ def test_where_nobody_tells_how_many_ranks_there_are_there_may_be_more():
     assert problem(recording(unknown[1:])) == "2 of an unknown number of ranks are here: others may have come later"
 
 
-def test_one_rank_that_meets_others_is_not_the_whole_job_although_nobody_tells_its_size():
+def test_rank_that_meets_others_is_not_the_whole_job():
     alone = (TWO[0].model_copy(update={"world_size": None}),)
 
     assert not windows(recording(alone))[0].is_whole
     assert "waiting or transfer is not known" in problem(recording(alone))
 
 
-def test_a_number_of_ranks_without_end_takes_no_time():
+def test_huge_number_of_ranks_takes_no_time():
     told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
 
     assert not windows(told)[0].is_whole
 
 
-def test_a_rank_without_collectives_among_ranks_that_meet_is_not_judged_in_silence():
+def test_rank_without_collectives_is_reported_if_other_ranks_have_some():
     three = job([EVEN, EVEN, EVEN])
     told = recording((three[0].model_copy(update={"calls": ()}), *three[1:]))
 
     assert "rank0.json.gz: no collective is in it" in problem(told)
 
 
-def test_a_trace_without_steps_says_what_would_tell_them_apart():
+def test_trace_without_steps_names_the_missing_marks():
     told = problem(recording((TWO[0].model_copy(update={"steps": (), "calls": (), "marked_by": ""}),)))
 
     assert "neither profiler.step() nor Optimizer.step" in told
