@@ -31,7 +31,7 @@ def checks() -> tuple[Check, ...]:
     return tuple(Check(name, name, where, note, (Noted,)) for name, where in places.items())
 
 
-def test_a_probe_of_the_node_looks_when_the_ranks_have_ended():
+def test_probe_after_the_ranks_runs_when_they_have_exited():
     options = Options(command="run", level=Level.QUICK, backend=Backend.GLOO)
     request = RunRequest(options, dict(os.environ), nproc_per_node=2)
 

@@ -64,7 +64,7 @@ def _break_off(client: StoreClient, process: _Process) -> None:
     assert client.error is not None
 
 
-def test_a_head_whose_store_client_died_does_not_wait_for_the_others_for_ever(call):
+def test_head_with_a_dead_store_client_does_not_wait_forever(call):
     client, process = call(HEAD)
     others = StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 1}), "t0")
     others.done()
@@ -76,7 +76,7 @@ def test_a_head_whose_store_client_died_does_not_wait_for_the_others_for_ever(ca
         others.ended()
 
 
-def test_a_follower_whose_own_store_client_died_does_not_say_that_the_head_is_lost(call):
+def test_follower_with_a_dead_store_client_does_not_report_a_lost_head(call):
     client, process = call(3)
     group = AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1)
 
@@ -86,7 +86,7 @@ def test_a_follower_whose_own_store_client_died_does_not_say_that_the_head_is_lo
         group.check()
 
 
-def test_a_head_whose_own_store_stopped_does_not_say_that_the_others_are_lost(call, monkeypatch: Any):
+def test_head_with_a_stopped_store_does_not_report_lost_nodes(call, monkeypatch: Any):
     client, _ = call(HEAD)
     group = AgentGroup(client, {0: HEAD, 1: 1})
     monkeypatch.setattr(client, "silent_s", lambda _agent: SILENT_S + 0.5)  # the last beat came before
@@ -99,7 +99,7 @@ def test_a_head_whose_own_store_stopped_does_not_say_that_the_others_are_lost(ca
         group.check()
 
 
-def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
+def test_undeliverable_message_of_a_store_client_does_not_stop_its_agent(call, monkeypatch: Any):
     monkeypatch.setattr(store_client, "_PATIENCE", struct.pack("@ll", 0, 200_000))
     client, _ = call(3)
 
@@ -109,7 +109,7 @@ def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkey
     assert client.error == "ddp-doctor's TCPStore on the head node accepts no more data"
 
 
-def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
+def test_responding_nodes_that_never_finish_end_the_trial_eventually(call):
     client, _ = call(HEAD)
     group = AgentGroup(client, {0: HEAD, 1: 1, 2: 2}, until=time.monotonic() + 100.0)
     client.beats = {1: _heard(done="t0"), 2: _heard(done="")}
@@ -127,7 +127,7 @@ def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
     assert others.lost == (2,)
 
 
-def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_judged(call):
+def test_activity_on_another_node_is_not_an_event_but_delays_the_evaluation(call):
     client, _ = call(HEAD)
     others = StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 1}), "t0")
     others.note(events=4, activity=0)
@@ -141,7 +141,7 @@ def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_jud
 
 
 @pytest.mark.parametrize(("my_id", "said"), [(HEAD, [("stop/t0", "interrupted")]), (3, [])])
-def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
+def test_only_a_head_that_leaves_ends_a_trial_for_all(call, my_id, said):
     client, _ = call(my_id)
     heard: list[tuple[str, Any]] = []
     client.put_first = lambda key, value: heard.append((key, value))
@@ -151,7 +151,7 @@ def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
     assert heard == said
 
 
-def test_a_lost_node_ends_the_trial_of_its_own_group_and_of_no_other(call, monkeypatch: Any):
+def test_lost_node_ends_the_trial_of_its_own_group_only(call, monkeypatch: Any):
     client, _ = call(HEAD)
     group = AgentGroup(client, {0: HEAD, 1: 1, 2: 2})
     said: list[tuple[str, Any]] = []
@@ -164,7 +164,7 @@ def test_a_lost_node_ends_the_trial_of_its_own_group_and_of_no_other(call, monke
     assert (said, its_own.lost) == ([("stop/t2", "stuck")], (2,))
 
 
-def test_a_follower_ends_the_trial_of_its_group_where_the_head_is_silent(call, monkeypatch: Any):
+def test_follower_ends_the_trial_of_its_group_if_the_head_is_silent(call, monkeypatch: Any):
     client, _ = call(3)
     group = AgentGroup(client, {0: HEAD, 1: 3, 2: 4}, my_rank=1)
     client.put_first = lambda *_: None
@@ -175,7 +175,7 @@ def test_a_follower_ends_the_trial_of_its_group_where_the_head_is_silent(call, m
     assert (ranks.ended(), ranks.lost) == ("stuck", (0,))
 
 
-def test_the_last_of_a_group_to_be_through_ends_its_trial_and_each_counts_once(call):
+def test_last_node_of_a_group_to_finish_ends_its_trial(call):
     client, _ = call(3)
     said: list[tuple[str, Any, int]] = []
     client.put_last = lambda key, value, of: said.append((key, value, of))
@@ -187,7 +187,7 @@ def test_the_last_of_a_group_to_be_through_ends_its_trial_and_each_counts_once(c
     assert said == [("stop/t1", "finished", 3)]
 
 
-def test_a_node_that_is_through_does_not_wait_for_its_group_for_ever(call, monkeypatch: Any):
+def test_finished_node_does_not_wait_for_its_group_forever(call, monkeypatch: Any):
     client, _ = call(3)
     said: list[tuple[str, Any]] = []
     client.put_first = lambda key, value: said.append((key, value))
@@ -201,7 +201,7 @@ def test_a_node_that_is_through_does_not_wait_for_its_group_for_ever(call, monke
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"n": 1}, {"n": "1", "at": None}])
-def test_what_is_no_beat_is_not_heard(call, said):
+def test_invalid_beat_is_ignored(call, said):
     client, _ = call(HEAD)
 
     client._take({"beats": {"1": said}})

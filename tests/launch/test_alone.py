@@ -107,7 +107,9 @@ def status(outcome: app.Outcome) -> tuple[CheckStatus, str | None]:
         (misbehaving.raises, LIMIT_S, "ValueError: the data set is empty"),
     ],
 )
-def test_diagnostics_that_do_not_end_are_not_tested_and_change_no_verdict(agent: Agent, probe, deadline_s, how: str):
+def test_diagnostics_that_do_not_end_are_untested_without_effect_on_the_verdict(
+    agent: Agent, probe, deadline_s, how: str
+):
     before = {process.pid for process in _descendants()}
 
     outcome, partial = ask(probe, agent, deadline_s=deadline_s)
@@ -119,7 +121,7 @@ def test_diagnostics_that_do_not_end_are_not_tested_and_change_no_verdict(agent:
     wait_until(lambda: {process.pid for process in _descendants()} <= before)
 
 
-def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_doctors_own_exchange(agent: Agent):
+def test_path_named_before_the_diagnostics_died_is_reported(agent: Agent):
     outcome, _ = ask(prints_a_path_and_dies, agent)
 
     [path] = outcome.report.findings
@@ -133,7 +135,7 @@ def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_do
     assert outcome.report.verdict is Verdict.UNSURE
 
 
-def test_what_nccl_prints_when_the_group_was_long_made_is_waited_for(agent: Agent):
+def test_late_output_of_nccl_is_awaited(agent: Agent):
     outcome, partial = ask(prints_late, agent)
 
     facts = [NcclDiagnosticsFact.model_validate(reading.fact) for reading in partial.readings]
@@ -167,7 +169,7 @@ def _on(**world: object) -> Recording:
         (_of("2.31.2"), 0.0, "the time budget was used up"),
     ],
 )
-def test_where_there_are_no_diagnostics_none_are_run_and_the_report_says_why(
+def test_missing_diagnostics_are_not_run_and_the_report_gives_the_reason(
     agent: Agent, recording: Recording, until: float, why: str
 ):
     before = agent.attempts
@@ -178,7 +180,7 @@ def test_where_there_are_no_diagnostics_none_are_run_and_the_report_says_why(
     assert agent.attempts == before
 
 
-def test_no_rank_is_started_where_none_could_be_before():
+def test_no_rank_is_started_if_none_could_be_before():
     outcome, _ = ask(misbehaving.never_enters, None)
 
     assert status(outcome) == (CheckStatus.SKIPPED, "this run could start no more ranks")

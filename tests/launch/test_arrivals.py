@@ -48,7 +48,7 @@ def _head(client: _Client, nnodes: int = 2) -> Arrivals:
     return Arrivals(stand_in, place, time.monotonic() + 60.0, tuple, node_reports)
 
 
-def test_of_more_nodes_than_were_asked_for_the_first_to_come_take_part():
+def test_first_nodes_to_arrive_take_part_if_there_are_too_many():
     head = _head(_Client(_node_report("node1"), _node_report("node2"), _node_report("node3")))
 
     head.admit()
@@ -60,7 +60,7 @@ def test_of_more_nodes_than_were_asked_for_the_first_to_come_take_part():
     }
 
 
-def test_one_that_is_gone_again_makes_room_for_the_next():
+def test_node_that_left_makes_room_for_the_next():
     client = _Client(_node_report("node1"), _node_report("node2"), _node_report("node3"))
     head = _head(client, nnodes=3)
     head.admit()
@@ -72,7 +72,7 @@ def test_one_that_is_gone_again_makes_room_for_the_next():
     assert [node_report.hostname for node_report in head.node_reports.values()] == ["node0", "node2", "node3"]
 
 
-def test_what_is_no_card_is_passed_over():
+def test_invalid_node_report_is_ignored():
     head = _head(_Client([1], {"hostname": 3}, _node_report("node1")))
 
     head.admit()
@@ -80,7 +80,7 @@ def test_what_is_no_card_is_passed_over():
     assert head.outcome() == "met"
 
 
-def test_nodes_that_expect_more_nodes_are_all_taken_in_to_be_counted():
+def test_nodes_that_expect_more_nodes_are_all_admitted_and_counted():
     head = _head(_Client(_node_report("node1", 3), _node_report("node2", 3)))
 
     head.admit()
@@ -94,7 +94,7 @@ def test_nodes_that_expect_more_nodes_are_all_taken_in_to_be_counted():
     [(4.0, (4, 3), "disagree"), (4.0, (3,), None), (7.0, (3,), "disagree")],
     ids=["one is alone in it", "nobody knows yet who is", "nobody else came"],
 )
-def test_who_is_alone_with_a_number_of_nodes_is_waited_for(waited_s, others, outcome):
+def test_node_with_a_different_number_of_nodes_waits_for_others(waited_s, others, outcome):
     head = _head(_Client(*(_node_report(f"node{n}", told) for n, told in enumerate(others, 1))), nnodes=4)
     head.admit()
     head._agreed_at -= waited_s
@@ -107,7 +107,7 @@ def test_who_is_alone_with_a_number_of_nodes_is_waited_for(waited_s, others, out
     [(2.0, ("node1", "node2", "node3"), "duplicate"), (2.0, ("node1", "node2"), None), (7.0, ("node1",), "duplicate")],
     ids=["all are here", "one is still to come and would not hear why", "nobody else came"],
 )
-def test_of_a_node_rank_that_two_claim_all_that_come_soon_hear(waited_s, came, outcome):
+def test_all_early_claimants_of_a_node_rank_get_an_answer(waited_s, came, outcome):
     head = _head(_Client(*(_node_report(host, 4, claimed_rank=0) for host in came)), nnodes=4)
     head.admit()
     head._rivals_since -= waited_s

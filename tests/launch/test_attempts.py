@@ -70,7 +70,7 @@ def test_a_setting_of_one_node_does_not_reach_the_ranks_of_another(agent):
     assert attempt(agent, MEET, elsewhere).outcome == "failed"
 
 
-def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
+def test_trial_past_its_limit_has_hung_and_its_ranks_are_removed(agent):
     before = {process.pid for process in _descendants()}
 
     late = attempt(agent, MEET, WITHOUT, limit_s=0.001)
@@ -79,7 +79,7 @@ def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
     wait_until(lambda: {process.pid for process in _descendants()} <= before)
 
 
-def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_first(agent):
+def test_rank_killed_in_a_trial_spoils_it_whichever_peer_reports_first(agent):
     before = {process.pid for process in _descendants()}
 
     def four_ranks() -> list[int]:
@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_
     killer.join()
 
 
-def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):
+def test_trial_does_not_change_the_environment_of_the_agent(agent):
     before = dict(os.environ)
 
     attempt(agent, MEET, LOOPBACK)
@@ -107,7 +107,7 @@ def test_a_trial_changes_nothing_in_the_environment_of_the_agent(agent):
     assert agent.node_ranks.run.env[NO_SUCH] == "eth9"
 
 
-def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_it(agent):
+def test_trial_never_sets_variables_that_load_code_or_write_files(agent):
     for name in ("LD_PRELOAD", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "PATH"):
         with pytest.raises(ValueError, match="tests must not set"):
             attempt(agent, MEET, (Setting(name=name, value="/tmp/x"),))
@@ -115,7 +115,7 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
 
 @pytest.mark.serial
 @pytest.mark.timing  # only the time shows that ranks are forked instead of importing torch again
-def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
+def test_another_trial_of_two_ranks_needs_a_fraction_of_a_second(agent):
     took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
 
     assert sorted(took)[2] < 2.0  # 0.1 s on an idle machine

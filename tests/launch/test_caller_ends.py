@@ -25,7 +25,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_exit_of_a_caller_that_was_interrupted_waits_for_no_forked_process(tmp_path: Path):
+def test_exit_of_an_interrupted_caller_does_not_wait_for_forked_processes(tmp_path: Path):
     (tmp_path / "ends.py").write_text(ENDS)
     command = (sys.executable, tmp_path / "ends.py", tmp_path, str(LIMIT_S))
 

@@ -18,7 +18,7 @@ def server(*, alive: bool, log: str = "") -> Any:
     return SimpleNamespace(fork=lambda *_: process, log=lambda: log)
 
 
-def test_a_process_that_dies_leaves_its_last_words(tmp_path):
+def test_error_of_a_process_that_dies_is_reported(tmp_path):
     log = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files\n"
     with pytest.raises(
         RuntimeError, match=r"exited before it accepted connections: OSError: \[Errno 24\] Too many open files$"
@@ -27,7 +27,7 @@ def test_a_process_that_dies_leaves_its_last_words(tmp_path):
 
 
 @pytest.mark.parametrize(("up", "end"), [(True, r"within 0 s$"), (False, r"within 0 s: lo is down$")])
-def test_a_store_that_nobody_reaches_names_a_loopback_interface_that_is_down(tmp_path, monkeypatch, up, end):
+def test_unreachable_store_names_a_loopback_interface_that_is_down(tmp_path, monkeypatch, up, end):
     lo = Interface(name="lo", loopback=True, up=up, addresses=("127.0.0.1/8",))
     monkeypatch.setattr(control_store, "interfaces", lambda: (lo,))
     monkeypatch.setattr(control_store, "WORKER_START_S", 0.01)

@@ -46,7 +46,7 @@ def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
         raise Interrupted
 
 
-def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
+def test_interrupted_check_reports_the_position_of_its_ranks_live_and_replayed(
     play: Play, session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Trial, "_overdue", interrupts_where_ranks_stand)
@@ -69,9 +69,7 @@ def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
     assert app.judge(Recording.model_validate_json(recording.model_dump_json())).report == report
 
 
-def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-):
+def test_trial_that_loses_a_process_of_ddp_doctor_reports_it_and_no_rank(play: Play, monkeypatch: pytest.MonkeyPatch):
     looks = itertools.count()
 
     def lost(_: NodeRanks) -> str | None:
@@ -86,7 +84,7 @@ def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["interrupted"]
 
 
-def test_a_rank_that_was_through_before_the_interruption_makes_no_check_pass():
+def test_rank_that_finished_before_the_interruption_does_not_pass_the_check():
     cut = Reading(check="scenario", status=Status.SKIPPED, rank=1, reason="interrupted after 6 s; rank 1 stood")
     through = Reading(check="scenario", status=Status.COLLECTED, rank=0, fact={})
     recording = Recording(world=PAIR, interrupted=True, readings=(through, cut))
@@ -112,13 +110,13 @@ def _rank(rank: int, *stack: str, seq: int = 1, **more: Any) -> RankEvidence:
     ],
     ids=("all in one place", "one that died", "one that is stopped", "none that began", "all done"),
 )
-def test_where_ranks_stood(ranks: tuple[RankEvidence, ...], words: str):
+def test_position_of_ranks_is_described(ranks: tuple[RankEvidence, ...], words: str):
     trial = TrialRecord(trial="t0", ranks=(0, 1), checks=("p2p",), outcome="interrupted", evidence=ranks)
 
     assert where_ranks_stood(trial) == words
 
 
-def test_probes_that_have_answered_keep_their_readings_and_the_others_say_for_how_long_they_did_not():
+def test_interruption_keeps_finished_readings_and_times_the_others():
     class Seen(Fact):
         KIND = "seen/1"
 
@@ -215,7 +213,7 @@ for number, line in enumerate(sys.argv[2:]):
 """
 
 
-def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_crashes_or_raises_is_not(tmp_path: Path):
+def test_only_a_stopped_or_killed_forkserver_is_lost(tmp_path: Path):
     lines = (
         "import os; os.kill(os.getpid(), 19)",
         "import os; os.kill(os.getpid(), 9)",
@@ -234,7 +232,7 @@ def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_cras
     assert done.stderr == ""
 
 
-def test_a_child_that_was_stopped_before_it_became_a_program_does_not_outlive_the_doctor():
+def test_child_stopped_before_its_program_starts_does_not_outlive_ddp_doctor():
     command = """
 import os, signal, sys
 if os.fork() == 0:
@@ -251,7 +249,7 @@ print(os.waitpid(child, 0)[1])
     assert int(done.stdout) == signal.SIGKILL
 
 
-def test_a_child_with_a_pending_stop_signal_does_not_outlive_the_doctor(tmp_path: Path):
+def test_child_with_a_pending_stop_signal_does_not_outlive_ddp_doctor(tmp_path: Path):
     """posix_spawn suspends its caller until the new process, which waits for a writer of the FIFO, starts a program."""
     command = """
 import os, signal, sys

@@ -20,14 +20,14 @@ def _in(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def test_a_port_that_is_listened_on_is_connected_to():
+def test_port_with_a_listener_is_connected():
     with listen("127.0.0.1", 0) as server:
         way = approach("127.0.0.1", server.getsockname()[1], _in(LIMIT_S), lambda _text: None)
 
     assert (way.outcome, way.address, way.met_at) == ("connected", "127.0.0.1", "127.0.0.1")
 
 
-def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
+def test_port_without_a_listener_is_refused_until_the_time_is_up():
     told: list[str] = []
 
     way = approach("127.0.0.1", free_port(), _in(0.3), told.append)
@@ -49,7 +49,7 @@ def test_a_head_that_starts_late_is_found():
     assert way.outcome == "connected"
 
 
-def test_a_filter_that_answers_once_a_second_is_not_taken_for_one_that_drops(monkeypatch: pytest.MonkeyPatch):
+def test_filter_that_answers_once_a_second_is_not_a_dropping_one(monkeypatch: pytest.MonkeyPatch):
     attempts = iter(
         [
             AttemptSeen(address="10.0.0.1", outcome="refused", error="Connection refused", rejected_by="10.0.0.1"),
@@ -77,7 +77,7 @@ def test_a_port_that_the_launcher_of_this_process_holds_is_the_jobs_own():
     assert said.stdout == "True\n"
 
 
-def test_a_name_that_does_not_resolve_is_given_up_long_before_the_join_timeout():
+def test_unresolvable_name_is_reported_long_before_the_join_timeout():
     way = approach("no-such-host.invalid", 29400, _in(0.1), lambda _text: None)
 
     assert way.outcome == "unresolved"
@@ -91,12 +91,12 @@ def test_a_listener_everywhere_answers_on_both_families():
             assert approach(host, port, _in(2), lambda _text: None).outcome == "connected"
 
 
-def test_own_addresses_are_told_from_others():
+def test_own_addresses_are_distinguished_from_others():
     assert is_mine(("192.0.2.1", "127.0.0.1"))
     assert not is_mine(("192.0.2.1",))
 
 
-def test_the_holder_of_a_port_is_named():
+def test_holder_of_a_port_is_named():
     with listen("127.0.0.1", 0) as server:
         assert "pid" in holder_of(server.getsockname()[1])
     assert holder_of(free_port()) == ""

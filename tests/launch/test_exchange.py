@@ -31,7 +31,7 @@ def _all(client: Callable[[], Any], name: str, texts: list[str]) -> list[tuple[s
 
 
 @pytest.mark.parametrize("texts", [["all alike"] * 4, ["a", "b", "a", ""], ["ü" * 500_000, "\0", "{}", "x"]])
-def test_each_rank_gets_what_every_rank_said(client: Callable[[], Any], texts: list[str]):
+def test_each_rank_gets_the_messages_of_all_ranks(client: Callable[[], Any], texts: list[str]):
     assert _all(client, f"check/{hash(tuple(texts))}", texts) == [tuple(texts)] * 4
 
 

@@ -109,7 +109,7 @@ def alive(folder: Path) -> list[str]:
     return [name for name, pid in pids.items() if process.state(pid) not in (None, "Z")]
 
 
-def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
+def test_recording_and_progress_of_the_head_are_received(start, tmp_path):
     seen, told = ended(start(HEAD, "wire.send('progress', 'not shown')"))
 
     assert seen.recording == "verdict"
@@ -120,7 +120,7 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
     wait_until(lambda: not alive(tmp_path))
 
 
-def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
+def test_host_that_does_not_start_is_reported_to_the_head(start):
     head = "wait_until(starter.not_started);"
     head += " wire.send_recording(repr(starter.not_started())); (folder / 'told').touch()"
     # c runs until then: an agent that exits earlier is also reported to the head.
@@ -143,7 +143,7 @@ def test_a_program_that_does_not_exist_is_a_host_that_cannot_be_started(start):
     assert seen.not_started == {0: "/nowhere/ssh: No such file or directory"}
 
 
-def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
+def test_other_agents_end_without_the_head(start, tmp_path):
     starts = start(WAIT, WAIT)
     starts[0] = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit(3)"), os.environ, (0,))
     seen, _ = ended(starts)
@@ -153,7 +153,7 @@ def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
     wait_until(lambda: not alive(tmp_path))
 
 
-def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypatch):
+def test_hosts_that_do_not_answer_are_reported_without_the_head(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 1.0)
     failed = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit('no route')"), os.environ, (0,))
     seen, _ = ended([failed, MUTE])
@@ -161,7 +161,7 @@ def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypa
     assert seen.not_started == {0: "no route", 1: "no answer within 1 s"}
 
 
-def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_is_still_on_its_way(start, tmp_path):
+def test_agents_stay_until_the_last_message_of_each_has_arrived(start, tmp_path):
     stays = f"starter_channel._HEARD_S = {LIMIT_S}"
     head, last = f"{stays}; {HEAD}; (folder / 'told').touch()", f"{stays}; wait_until((folder / 'told').exists)"
     seen, _ = ended(start(head, "os.kill(os.getpid(), 9)", last))
@@ -171,14 +171,14 @@ def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_
     assert [path.read_text() for path in sorted(tmp_path.glob("heard*"))] == ["True", "True"]
 
 
-def test_a_survivor_speaks_for_a_head_that_died(start):
+def test_surviving_agent_reports_for_a_head_that_died(start):
     seen, _ = ended(start("os.kill(os.getpid(), 9)", "wire.send_recording('survivor')"))
 
     assert seen.recording == "survivor"
     assert "signal 9" in seen.broken_off[0]
 
 
-def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds():
+def test_agent_that_dies_while_srun_lives_is_reported_to_the_head_in_seconds():
     code = (
         "from ddp_doctor.starters.starter_channel import written\nimport json, os, sys\n"
         "for rank in (0, 1): os.write(1, written(rank, 'hello', ''))\n"
@@ -230,11 +230,11 @@ def test_agent_done_after_sruns_error_has_not_broken_off(tmp_path, monkeypatch):
         ("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", {}),
     ],
 )
-def test_what_srun_says_of_a_task_that_ended(line, hosts):
+def test_message_of_srun_about_an_ended_task_is_read(line, hosts):
     assert ends_by_host(line) == hosts
 
 
-def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):
+def test_silent_agent_does_not_delay_the_end(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 0.0)
     seen, _ = ended([*start(f"starter_channel._HEARD_S = 0.1; {HEAD}"), MUTE])
 
@@ -243,7 +243,7 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
     assert not seen.timed_out
 
 
-def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
+def test_host_without_an_answer_for_the_join_timeout_is_reported_to_the_head(start):
     head = "wait_until(starter.not_started);"
     head += " wire.send_recording(starter.not_started()[0].reason)"
     seen = FanOut([*start(head), MUTE], ["a", "b"], lambda _text: None, LIMIT_S, join_timeout_s=1.0).run()
@@ -253,7 +253,7 @@ def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(st
 
 @pytest.mark.serial
 @pytest.mark.timing  # that 400 hosts end at once shows only in the time it takes
-def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
+def test_many_hosts_work_within_the_usual_limit_of_open_files(monkeypatch):
     """ulimit -n 1024, the default of most systems; each host takes three pipes."""
     hosts = 400
     monkeypatch.setattr(started_process, "_KILL_S", 1.0)
@@ -282,7 +282,7 @@ def test_too_many_hosts_for_the_hard_limit_are_refused_before_any_is_started(mon
         FanOut([start] * 200, [], lambda _text: None, 1.0)
 
 
-def test_what_an_agent_refuses_is_heard(start):
+def test_refusal_of_an_agent_is_received(start):
     seen, _ = ended(start("wire.send('refused', 'there is no check gpu')", "pass"))
 
     assert seen.refused == "there is no check gpu"
@@ -320,7 +320,7 @@ def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, 
     wait_until(lambda: not alive(tmp_path))
 
 
-def test_partial_reports_are_taken_and_nothing_stays_at_the_deadline(start, tmp_path, monkeypatch):
+def test_partial_reports_are_kept_and_no_process_stays_at_the_deadline(start, tmp_path, monkeypatch):
     monkeypatch.setattr(started_process, "_KILL_S", 0.3)
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
     fan_out = FanOut(start(WAIT, deaf), ["a", "b"], lambda _text: None, LIMIT_S)
@@ -332,7 +332,7 @@ def test_partial_reports_are_taken_and_nothing_stays_at_the_deadline(start, tmp_
     wait_until(lambda: not alive(tmp_path))
 
 
-def test_agent_that_never_speaks_was_not_started(monkeypatch):
+def test_agent_without_a_message_was_not_started(monkeypatch):
     monkeypatch.setattr(fanout, "GRACE_S", 0.0)
     argv = ("sh", "-c", "echo waits for nodes >&2; exec sleep infinity")
     fan_out = FanOut([Start("srun", argv, os.environ, (0, 1))], ["a", "b"], lambda _text: None, LIMIT_S)
@@ -341,7 +341,7 @@ def test_agent_that_never_speaks_was_not_started(monkeypatch):
     assert seen.not_started == {0: "waits for nodes", 1: "waits for nodes"}
 
 
-def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
+def test_process_with_agents_of_many_nodes_explains_the_failed_node(start):
     code = (
         "from ddp_doctor.starters.starter_channel import written\nimport os, sys\n"
         "for rank in (0, 2): os.write(1, written(rank, 'hello', ''))\n"
@@ -359,7 +359,7 @@ def test_one_process_carries_the_agents_of_many_nodes_and_explains(start):
     assert {rank: one.code for rank, one in seen.agents.items()} == {0: 0, 1: None, 2: 0}
 
 
-def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):
+def test_reason_is_the_first_message_of_srun_not_the_exit_of_its_tasks(start):
     lines = (
         "srun: cluster configuration lacks support for cpu binding",
         "slurmstepd-fan1: error: execve(): /x/python: No such file or directory",
@@ -372,7 +372,7 @@ def test_the_reason_is_what_srun_says_first_and_not_how_its_tasks_ended(start):
     assert seen.not_started == {0: lines[1]}
 
 
-def test_a_background_process_that_keeps_the_pipes_open_holds_nobody_up(tmp_path):
+def test_background_process_that_keeps_the_pipes_open_does_not_block(tmp_path):
     """ssh leaves such a process with ControlPersist."""
     os.mkfifo(tmp_path / "end")
     code = f"import os\nif os.fork(): os._exit(0)\nos.setsid(); open({str(tmp_path / 'end')!r}).read()"

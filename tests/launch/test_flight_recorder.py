@@ -47,7 +47,7 @@ def recorded() -> list[Recorded]:
     return found
 
 
-def test_finished_collectives_are_there_in_their_order_and_retired(recorded):
+def test_finished_collectives_are_listed_in_order_and_retired(recorded):
     for rank in recorded:
         first, second = rank.entries[-2:]
         assert (first.op, first.sizes, first.dtypes, first.retired) == ("all_reduce", ((8,),), ("Float",), True)
@@ -55,7 +55,7 @@ def test_finished_collectives_are_there_in_their_order_and_retired(recorded):
         assert second.seq == first.seq + 1
 
 
-def test_the_entries_are_those_of_the_backend_in_use(recorded):
+def test_entries_belong_to_the_backend_in_use(recorded):
     for rank in recorded:
         assert rank.names is not None
         assert rank.recorder == "gloo"

@@ -20,7 +20,7 @@ ROUNDS = [
 ]
 
 
-def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobody_is_judged_by_them(tmp_path: Path):
+def test_disjoint_groups_of_nodes_run_at_once_without_affecting_the_verdict(tmp_path: Path):
     tests, reports, left = _run(tmp_path, ROUNDS, "--nproc-per-node", "1")
 
     assert [(test["round"], test["nodes"], test["outcome"]) for test in tests] == [
@@ -32,7 +32,7 @@ def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobo
     assert left == []
 
 
-def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_path: Path):
+def test_isolation_reports_its_progress_and_tests_no_group_after_its_budget(tmp_path: Path):
     port = free_port()
     options = (
         *("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20"),

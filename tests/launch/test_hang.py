@@ -56,13 +56,13 @@ BUSY = {"stack": ("train.py:91 in read_next",)}
 
 
 @pytest.mark.parametrize("name", ["matmul", "copy", "host_copy", "measured_step"])
-def test_ranks_that_all_compute_by_themselves_wait_for_no_link(name: str):
+def test_ranks_that_all_compute_do_not_wait_for_a_link(name: str):
     """Seen with NCCL 2.27.5 on planted GPUs, whose products take the CPU longer than the check has."""
     busy = step(2, check="gpu_speed", name=name)
     assert judge(trial_of(*(rank(n, busy) for n in range(2)))).kind == "unsure"
 
 
-def test_when_all_ranks_are_stopped_nobody_is_named():
+def test_no_rank_is_blamed_if_all_ranks_are_stopped():
     all_stopped = [rank(n, WAITING).model_copy(update={"state": "T"}) for n in range(3)]
     assert judge(trial_of(*all_stopped)).suspects == ()
 
@@ -76,7 +76,7 @@ def on_node(number: int, count_s: float, died_s: float, code: int) -> RankEviden
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-def test_the_first_death_of_two_nodes_is_told_though_one_of_them_counts_an_hour_more(ahead_s):
+def test_first_death_of_two_nodes_is_found_despite_a_clock_one_hour_ahead(ahead_s):
     first, echo = on_node(1, ahead_s, 4.0, code=-11), on_node(2, 0.0, 5.0, code=1)
     assert blamed(rank(0, WAITING), first, echo, outcome="broken") == ("died", (1,))
 
@@ -89,13 +89,13 @@ def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
 @pytest.mark.parametrize(
     ("code", "where"), [(-9, WAITING), (0, step(2, left=True))], ids=["killed in a collective", "exited after it"]
 )
-def test_ranks_that_end_one_after_another_in_one_place_and_not_because_of_a_peer_have_one_cause(code, where):
+def test_ranks_that_exit_in_one_place_without_blaming_a_peer_have_one_cause(code, where):
     """On a machine whose cores are all busy, one runs on half a second after the other."""
     dead = [rank(n, where, exit_code=code, exited_at=2.0 + n / 2) for n in range(2)]
     assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
 
 
-def test_ranks_that_crash_in_different_places_seconds_apart_are_not_put_together():
+def test_ranks_that_crash_in_different_places_have_separate_causes():
     first = rank(0, step(1), exit_code=-11, exited_at=2.0)
     assert blamed(first, rank(1, WAITING, exit_code=-11, exited_at=4.0), outcome="broken") == ("died", (0,))
 
@@ -105,13 +105,13 @@ def untold(number: int, **fields: Any) -> RankEvidence:
     return rank(number, WAITING, exit_code=0, exited_at=2.0).model_copy(update=fields)
 
 
-def test_of_torchruns_ranks_the_one_whose_signal_it_tells_went_first():
+def test_torchrun_rank_with_a_reported_signal_died_first():
     ranks = (untold(0), untold(1, exit_code=-9), untold(2, exit_code=-15))
     assert blamed(*ranks, outcome="broken", launcher="torchrun") == ("died", (1,))
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_ranks_of_which_torchrun_tells_nothing_blame_nobody(began):
+def test_ranks_without_a_report_from_torchrun_blame_no_rank(began):
     ranks = [untold(n, began=began, exit_code=0 if began else 1) for n in range(2)]
     assert blamed(*ranks, outcome="broken", launcher="torchrun") == ("unsure", ())
 
@@ -125,7 +125,7 @@ def test_a_rank_that_still_computes_on_its_way_to_the_others_is_not_blamed():
     assert judge(trial_of(rank(0, step(1)), importing, silent)).suspects == (2,)
 
 
-def test_a_rank_that_gets_no_processor_on_a_busy_machine_is_not_blamed():
+def test_rank_without_a_processor_on_a_busy_machine_is_not_blamed():
     starved = rank(1, step(2, left=True), cpu_granted=0.01).model_copy(update={"state": "R"})
     assert blamed(rank(0, WAITING), starved) == ("unsure", ())
 
@@ -139,7 +139,7 @@ def test_a_rank_that_gets_no_processor_on_a_busy_machine_is_not_blamed():
     assert blamed(rank(0, WAITING), elsewhere) == ("never-entered", (1,))
 
 
-def test_between_two_the_one_off_its_announced_call_is_the_suspect():
+def test_one_of_two_ranks_outside_of_its_announced_call_is_the_suspect():
     calls = [flight("all_reduce", 8), flight("all_reduce", 16)]
     assert blamed(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))) == ("mismatch", (1,))
 
@@ -150,7 +150,7 @@ def test_an_aborted_receiver_is_not_blamed_for_its_peers_wrong_size():
     assert blamed(aborted, other, outcome="broken") == ("mismatch", (1,))
 
 
-def test_a_partner_that_waits_for_nobody_is_missing_from_the_transfer():
+def test_partner_that_waits_for_no_rank_is_missing_from_the_transfer():
     found = judge(trial_of(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[2]))))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0,))
 
@@ -172,7 +172,7 @@ def test_a_chain_of_waiting_pairs_names_the_pair_at_its_end():
 # --- places ---------------------------------------------------------------------------------------
 
 
-def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wait():
+def test_rank_in_a_step_that_all_others_left_never_entered_the_next_one():
     forward, backward = step(4, name="forward"), step(5, name="backward")
     ahead = (step(4, name="forward", left=True), backward)
     found = judge(trial_of(rank(0, *ahead), rank(1, forward, **BUSY), rank(2, *ahead)))
@@ -181,14 +181,14 @@ def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wa
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_step_that_it_entered(ranks):
+def test_rank_that_reported_late_is_not_blamed_for_a_step_it_entered(ranks):
     ahead = (step(17, left=True), step(18))
     found = judge(trial_of(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("unsure", ())
     assert (found.step, found.waiting) == (step(17), (1,))
 
 
-def test_the_rank_that_stands_outside_the_collective_is_named_and_not_one_that_waits_inside_for_it():
+def test_rank_outside_the_collective_is_blamed_not_one_waiting_inside():
     ahead = (step(4, name="forward", left=True), step(5, name="backward"))
     inside = rank(3, step(4, name="forward"), flight=(flight("broadcast", 8),))
     stalls = rank(4, step(4, name="forward"), **BUSY)
@@ -200,7 +200,7 @@ SEEN = {"stack": ("steps.py:40 in wrap", f"{TORCH}/distributed/utils.py:326 in _
 
 
 @pytest.mark.parametrize("inside", [RECORDED, SEEN], ids=["flight recorder", "stack"])
-def test_of_two_ranks_the_one_that_only_receives_is_not_blamed_for_what_its_link_lost(inside):
+def test_rank_that_only_receives_is_not_blamed_for_data_lost_on_its_link(inside):
     wrapping = step(1, name="ddp_construct")
     ahead = (step(1, name="ddp_construct", left=True), step(3, name="backward"))
     found = judge(trial_of(rank(0, *ahead), rank(1, wrapping, **inside)))
@@ -208,7 +208,7 @@ def test_of_two_ranks_the_one_that_only_receives_is_not_blamed_for_what_its_link
     assert (found.step, found.waiting) == (wrapping, (1,))
 
 
-def test_a_rank_whose_collectives_all_ended_and_that_stands_elsewhere_is_the_suspect():
+def test_rank_outside_of_ended_collectives_is_the_suspect():
     stalls = {"flight": (flight(retired=True),), "stack": ("train.py:91 in read_next",)}
     ahead = (step(4, name="forward", left=True), step(5, name="backward"))
     assert blamed(rank(0, *ahead), rank(1, step(4, name="forward"), **stalls)) == ("never-entered", (1,))
@@ -218,7 +218,7 @@ def test_a_rank_that_left_the_collective_is_not_missing_from_it():
     assert blamed(rank(0, step(17, left=True)), rank(1, step(17))) == ("unsure", ())
 
 
-def test_half_of_the_ranks_one_step_behind_the_other_half_blame_nobody():
+def test_half_of_the_ranks_one_step_behind_blame_no_rank():
     ahead = (step(17, left=True), step(18))
     assert blamed(rank(0, *ahead), rank(1, step(17)), rank(2, step(17)), rank(3, *ahead)) == ("unsure", ())
 
@@ -228,7 +228,7 @@ def test_half_of_the_ranks_one_step_behind_the_other_half_blame_nobody():
 UNKNOWN = Raised(type="DistBackendError", message="NCCL error: unhandled cuda error", where="a.py:1")
 
 
-def test_most_ranks_that_raised_alike_are_not_blamed_while_one_never_came():
+def test_ranks_that_raised_equally_are_not_blamed_if_one_never_entered():
     failed = [rank(n, WAITING, raised=UNKNOWN) for n in (0, 2, 3)]
     assert blamed(*failed, rank(1, step(2, left=True)), outcome="broken") == ("never-entered", (1,))
 
@@ -269,7 +269,7 @@ def test_most_ranks_that_raised_alike_are_not_blamed_while_one_never_came():
         "nccl hit async error on rank 1: unhandled system error (run with NCCL_DEBUG=INFO for details)",
     ],
 )
-def test_victims_words_are_known(message):
+def test_messages_that_blame_a_peer_are_known(message):
     assert blames_peer(message)
 
 
@@ -299,7 +299,7 @@ UNFIT = [
 
 @pytest.mark.parametrize("message", UNFIT)
 @pytest.mark.parametrize("reader", [0, 1])
-def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(message, reader):
+def test_neither_rank_is_blamed_for_data_that_does_not_fit(message, reader):
     said = Raised(type="DistBackendError", message=message, where="p.py:44")
     ranks = (rank(n, WAITING, raised=said if n == reader else None) for n in range(2))
     assert blamed(*ranks, outcome="broken") == ("at-odds", ())
@@ -313,7 +313,7 @@ def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(
         "NCCL AllReduce failed: internal error - please report this issue to the NCCL developers \nNCCL Last Error: ",
     ],
 )
-def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that(message: str):
+def test_library_error_next_to_disagreeing_ranks_is_a_consequence(message: str):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
     stumbled = unfit.model_copy(update={"message": message})
     assert blamed(rank(0, WAITING, raised=stumbled), rank(1, WAITING, raised=unfit), outcome="broken") == (
@@ -323,7 +323,7 @@ def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that(messag
 
 
 @pytest.mark.parametrize("message", ["empty data set", NCCL_SAYS.format("", "", "x: No space left on device")])
-def test_an_exception_of_a_ranks_own_is_the_cause_beside_one_that_got_what_does_not_fit(message):
+def test_own_exception_of_a_rank_precedes_one_about_unfit_data(message):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
     own = Raised(type="ValueError", message=message, where="data.py:3")
     assert blamed(rank(0, WAITING, raised=unfit), rank(1, WAITING, raised=own), outcome="broken") == ("raised", (1,))
@@ -367,7 +367,7 @@ def test_ranks_that_all_raised_in_init_have_left_it_and_no_link_is_to_blame(mess
         "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
     ],
 )
-def test_a_fault_of_the_ranks_own_host_is_not_a_victims_word(message):
+def test_message_about_the_ranks_own_host_does_not_blame_a_peer(message):
     assert not blames_peer(message)
 
 
@@ -403,13 +403,13 @@ def aborted(number: int, output: str, at: float = 600.0) -> RankEvidence:
 
 
 @pytest.mark.parametrize("output", GAVE_UP)
-def test_a_rank_that_its_watchdog_aborted_is_a_victim_and_the_rank_in_its_own_code_is_named(output):
+def test_rank_aborted_by_its_watchdog_is_not_blamed(output):
     absent = rank(1, step(2, left=True), **BUSY)
     assert blamed(aborted(0, output), absent, aborted(2, output, 600.1), outcome="broken") == ("never-entered", (1,))
 
 
 @pytest.mark.parametrize("output", FAILED_ITSELF)
-def test_a_rank_that_aborted_over_an_error_of_its_own_is_named(output):
+def test_rank_that_aborted_over_its_own_error_is_blamed(output):
     assert blamed(rank(0, WAITING), aborted(1, output), rank(2, WAITING), outcome="broken") == ("died", (1,))
 
 
@@ -423,13 +423,13 @@ def init(*, left: bool = False) -> Any:
     return step(1, left=left, check="process_group", name="init_process_group", detail="nccl")
 
 
-def test_a_rank_that_hangs_in_the_kernel_in_init_is_named():
+def test_rank_that_hangs_in_the_kernel_in_init_is_blamed():
     stuck = rank(1, init()).model_copy(update={"state": "D"})
     through = rank(0, init(left=True), step(1, check="process_group"))
     assert blamed(through, stuck, *(rank(number, init(), **IN_TORCH) for number in (2, 3))) == ("uninterruptible", (1,))
 
 
-def test_one_rank_that_alone_is_left_in_init_is_not_blamed_for_it():
+def test_single_rank_that_is_left_in_init_is_not_blamed():
     waits = (init(left=True), step(1, check="process_group"))
     found = judge(trial_of(*(rank(number, *waits) for number in (0, 1, 2)), rank(3, init(), **IN_TORCH)))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (3,))
@@ -439,7 +439,7 @@ def test_one_rank_that_alone_is_left_in_init_is_not_blamed_for_it():
     ("log", "suspects"),
     [("[TC][rank=0][name=] CUDA error during end event query: unspecified launch failure\n", (0,)), ("", ())],
 )
-def test_work_that_failed_is_the_ranks_own_fault_only_where_its_log_tells_of_its_gpu(log, suspects):
+def test_failed_work_blames_the_rank_only_if_its_log_names_its_gpu(log, suspects):
     failed = Raised(type="DistBackendError", message="NCCL operation failed", blames_peer=True)
     found = judge(trial_of(rank(0, WAITING, raised=failed, output_tail=log), rank(1, WAITING), outcome="broken"))
     assert found.suspects == suspects
@@ -457,7 +457,7 @@ WORDS = st.sampled_from(["backward", "ddp_construct", "exchange", "all_reduce"])
     ahead=st.lists(st.integers(0, 2), min_size=1, max_size=5),
     says=st.lists(st.sampled_from(["recorder", "stack", "store", "nothing"]), min_size=6, max_size=6),
 )
-def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names, lost, ahead, says):
+def test_no_rank_is_suspected_if_a_link_between_two_loses_data(names, lost, ahead, says):
     """One rank waits for lost data. Its peers only sent, or continue to one of the next steps and wait there."""
     steps = [step(seq, name=name, detail="") for seq, name in enumerate(names)]
     evidence = []
@@ -493,7 +493,7 @@ def of_axis(seq: int, first: int) -> Step:
     return made.model_copy(update={"axis": "shard", "members": (first, first + 1)})
 
 
-def test_each_group_that_waits_has_an_absent_rank_of_its_own():
+def test_each_waiting_group_has_its_own_absent_rank():
     found = judge(
         trial_of(*(rank(at, of_axis(3, at // 2 * 2)) if at % 2 else rank(at, step(2, left=True)) for at in range(4)))
     )

@@ -51,7 +51,7 @@ def downloads(ctx: RankContext) -> misbehaving.Done:
 
 
 @pytest.mark.torches("ranks that misbehave or hang")
-def test_a_rank_that_stands_still_while_the_others_wait_is_named_long_before_the_deadline(play: Play):
+def test_inactive_rank_is_reported_long_before_the_deadline(play: Play):
     scenario = play(misbehaving.never_enters, ranks=3, deadline_s=DEADLINE_S, still_s=STILL_S)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
@@ -60,21 +60,21 @@ def test_a_rank_that_stands_still_while_the_others_wait_is_named_long_before_the
 
 
 @pytest.mark.parametrize("probe", [computes, has_it_compiled, downloads], ids=lambda probe: probe.__name__)
-def test_a_rank_that_works_in_silence_is_waited_for(play: Play, probe):
+def test_silently_working_rank_is_awaited(play: Play, probe):
     scenario = play(probe, ranks=2, deadline_s=DEADLINE_S, still_s=STILL_S)
 
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]
     assert "DD610" not in scenario.codes
 
 
-def test_one_that_computes_for_ever_is_named_at_the_deadline(play: Play):
+def test_rank_that_computes_forever_is_reported_at_the_deadline(play: Play):
     scenario = play(misbehaving.loops_in_python, ranks=2, deadline_s=4.0, still_s=1.0)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
     assert scenario.outcome.recording.trials[0].waited_s >= 4.0
 
 
-def test_a_process_is_seen_with_those_that_it_started_and_what_it_read_and_wrote():
+def test_process_is_seen_with_its_children_and_its_io():
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert child.pid in (process.with_children(os.getpid(), 64) or [])
@@ -85,7 +85,7 @@ def test_a_process_is_seen_with_those_that_it_started_and_what_it_read_and_wrote
         child.communicate(b"\n")
 
 
-def test_of_a_process_that_is_gone_nothing_is_told():
+def test_exited_process_has_no_values():
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     child.wait()
 
@@ -102,7 +102,7 @@ def test_of_a_process_that_is_gone_nothing_is_told():
     ],
     ids=["all sleep", "another thread wants a processor", "others poll and find nothing to do"],
 )
-def test_a_rank_whose_main_thread_sleeps_is_ready_by_another_that_does_not_sleep(beside: str, is_ready: bool):
+def test_rank_with_a_sleeping_main_thread_is_ready_by_another_thread(beside: str, is_ready: bool):
     spin = "def spin():\n    while True: pass\ndef poll():\n    while True: time.sleep(0.001)"
     code = f"import sys, threading, time\n{spin}\n{beside}\nprint()\nsys.stdin.read()"
     pipe = subprocess.PIPE
@@ -126,7 +126,7 @@ def test_a_rank_whose_main_thread_sleeps_is_ready_by_another_that_does_not_sleep
         child.communicate()
 
 
-def test_a_main_thread_that_computes_stays_ready_though_it_sleeps_to_hand_over_the_interpreter():
+def test_computing_main_thread_stays_ready_while_it_hands_over_the_gil():
     beside = "def poll():\n    while True: time.sleep(0.001)\nthreading.Thread(target=poll, daemon=True).start()"
     code = f"import threading, time\n{beside}\nprint(flush=True)\nwhile True: pass"
     child = subprocess.Popen([sys.executable, "-Suc", code], stdout=subprocess.PIPE)

@@ -65,7 +65,7 @@ def test_library_interrupted_while_it_holds_its_lock_releases_it(monkeypatch: py
     assert not library.lock.locked()
 
 
-def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
+def test_library_that_waits_for_long_is_interrupted():
     def work() -> None:
         signal.raise_signal(signal.SIGTERM)
         wait_forever()
@@ -86,7 +86,7 @@ def test_an_alarm_that_is_lost_is_not_the_last():
     until_interrupted(work)
 
 
-def test_the_doctors_own_code_is_interrupted_at_once():
+def test_own_code_of_ddp_doctor_is_interrupted_immediately():
     reached: list[str] = []
 
     def work() -> None:
@@ -99,7 +99,7 @@ def test_the_doctors_own_code_is_interrupted_at_once():
     assert reached == []
 
 
-def test_after_the_first_signal_no_other_cuts_the_clean_up_short():
+def test_further_signals_do_not_interrupt_the_cleanup():
     pending: list[tuple[float, float]] = []
 
     def work() -> None:
@@ -163,13 +163,13 @@ def _interrupted(script: str, folder: Path, **given: Any) -> "subprocess.Complet
     return done
 
 
-def test_a_run_that_is_interrupted_while_it_imports_ends_in_one_line_and_leaves_no_trace(tmp_path):
+def test_run_interrupted_during_its_imports_ends_in_one_line_and_no_traces(tmp_path):
     said = _interrupted(_INTERRUPTED_IMPORT, tmp_path).stderr
 
     assert said == "ddp-doctor: interrupted before anything was tested\n"
 
 
-def test_nor_does_one_leave_a_trace_whose_words_nobody_reads_any_more(tmp_path):
+def test_run_interrupted_without_a_reader_leaves_no_traces(tmp_path):
     read, write = os.pipe()
     os.close(read)
 
@@ -177,11 +177,11 @@ def test_nor_does_one_leave_a_trace_whose_words_nobody_reads_any_more(tmp_path):
     os.close(write)
 
 
-def test_a_run_that_is_interrupted_while_it_makes_its_folder_leaves_none(tmp_path):
+def test_run_interrupted_while_it_creates_its_directory_leaves_none(tmp_path):
     assert "Interrupted: " in _interrupted(_INTERRUPTED_FOLDER, tmp_path).stdout
 
 
-def test_what_nohup_or_a_shell_has_it_ignore_does_not_end_a_run_and_sigterm_does():
+def test_signals_ignored_by_nohup_or_a_shell_do_not_end_a_run_but_sigterm_does():
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -21,11 +21,11 @@ STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
         ("mpi", {}, Job()),
     ],
 )
-def test_the_job_is_what_the_launcher_says(launcher: Launcher, env: dict[str, str], expected: Job):
+def test_job_is_taken_from_the_launcher(launcher: Launcher, env: dict[str, str], expected: Job):
     assert job(launcher, env) == expected
 
 
-def test_only_a_launch_can_tell_another_run_for_sure():
+def test_only_a_launch_certainly_identifies_another_run():
     mine = Job("SLURM step 4711.0", True)
 
     assert mine.is_another("SLURM step 4712.0")

@@ -33,7 +33,7 @@ def working(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_its_owner_s_alone_and_removed_with_what_is_in_it(trial, working):
+def test_directory_is_private_and_removed_with_its_contents(trial, working):
     made = Path(folders.make_job_folder(trial / "rank0.note", working))
     (made / "checkpoint.pt").write_bytes(b"weights")
 
@@ -42,7 +42,7 @@ def test_a_folder_is_its_owner_s_alone_and_removed_with_what_is_in_it(trial, wor
     assert list(working.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_leaves_nothing(trial, tmp_path):
+def test_directory_that_cannot_be_created_leaves_nothing(trial, tmp_path):
     with pytest.raises(OSError, match="No such file"):
         folders.make_job_folder(trial / "rank0.note", tmp_path / "missing")
     folders.remove_job_folders(trial)
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(trial, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine", "ddp-doctor-job-link"])
-def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
+def test_note_with_another_path_does_not_remove_anything(trial, working, name):
     kept = working / "kept"
     kept.mkdir()
     named = working / name
@@ -66,7 +66,7 @@ def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
     assert kept.exists()
 
 
-def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
+def test_hanging_file_system_does_not_block(trial, working, monkeypatch):
     folders.make_job_folder(trial / "rank0.note", working)
     monkeypatch.setattr(folders, "_WAIT_S", 0.05)
     answers = threading.Event()
@@ -106,7 +106,7 @@ def stuck_beside_its_folder(ctx: RankContext) -> Fact:
 
 @pytest.mark.ranks
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_rank_that_is_killed_leaves_no_folder(play: Play):
+def test_killed_rank_leaves_no_directory(play: Play):
     scenario = play(kills_the_saver, ranks=2, deadline_s=LIMIT_S)
 
     assert scenario.outcome.recording.trials[0].outcome == "broken"
@@ -114,7 +114,7 @@ def test_a_rank_that_is_killed_leaves_no_folder(play: Play):
 
 @pytest.mark.ranks
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_rank_that_is_stuck_leaves_no_folder(play: Play):
+def test_stuck_rank_leaves_no_directory(play: Play):
     play(stuck_beside_its_folder, ranks=1, deadline_s=0.3)
 
 
@@ -128,7 +128,7 @@ def test_checkpoint_is_healthy_on_workers(play: Play):
     assert [rule.code for rule in checkpoint.CHECK.rules if rule.apply(scenario.outcome.recording)] == []
 
 
-def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(working, monkeypatch):
+def test_sweep_removes_the_directories_of_a_killed_agents_ranks(working, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # the folder that make() is to use
         monkeypatch.setattr(tempfile, "tempdir", short)
         left = folders.make_run_folder()

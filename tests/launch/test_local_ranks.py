@@ -92,7 +92,7 @@ def test_rank_that_never_comes_is_not_listed(tmp_path: Path, rank: Rank) -> None
 
 
 @pytest.mark.usefixtures("patient")
-def test_rank_that_comes_while_the_agent_listens_is_heard(
+def test_rank_that_arrives_while_the_agent_listens_is_heard(
     tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank(1)
@@ -102,7 +102,7 @@ def test_rank_that_comes_while_the_agent_listens_is_heard(
     assert heard(tmp_path) == {0: {}, 1: TREE, 2: TREE}
 
 
-def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent(tmp_path: Path, rank: Rank) -> None:
+def test_killed_rank_is_not_trusted_and_its_file_is_removed_by_the_agent(tmp_path: Path, rank: Rank) -> None:
     one = rank(1)
     one.kill()
     one.wait()
@@ -113,7 +113,7 @@ def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent
     assert files(tmp_path) == []
 
 
-def test_nothing_but_a_living_ranks_own_file_is_believed(tmp_path: Path, rank: Rank) -> None:
+def test_only_the_own_file_of_a_living_rank_is_trusted(tmp_path: Path, rank: Rank) -> None:
     rank(1)
     (tmp_path / "slurm-7-0-0.2.rank").symlink_to(tmp_path / "slurm-7-0-0.1.rank")
     (tmp_path / "slurm-7-0-0.3.rank").hardlink_to(tmp_path / "slurm-7-0-0.1.rank")  # of no rank of this launch
@@ -123,7 +123,7 @@ def test_nothing_but_a_living_ranks_own_file_is_believed(tmp_path: Path, rank: R
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"variables": {"NCCL_ALGO": 1}}', "x" * (1 << 20) + "x"])
-def test_what_is_no_ranks_word_is_not_believed(tmp_path: Path, text: str) -> None:
+def test_invalid_rank_message_is_not_trusted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "slurm-7-0-0.1.rank"
     path.write_text(text)
     with path.open() as held:
@@ -132,23 +132,23 @@ def test_what_is_no_ranks_word_is_not_believed(tmp_path: Path, text: str) -> Non
         assert heard(tmp_path) == {0: {}}
 
 
-def test_a_pipe_in_place_of_a_ranks_file_stops_nobody(tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_rank_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "slurm-7-0-0.1.rank")
 
     assert heard(tmp_path) == {0: {}}
 
 
 @pytest.mark.usefixtures("patient")
-def test_agent_without_a_folder_speaks_for_itself() -> None:
+def test_agent_without_a_directory_reports_only_its_own_settings() -> None:
     assert heard(None, TREE) == {0: TREE}
 
 
-def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:
+def test_rank_that_cannot_report_still_waits(tmp_path: Path) -> None:
     with outer_launcher.settings_shared(AGENT, tmp_path / "missing", TREE):
         pass
 
 
-def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
+def test_old_files_of_killed_ranks_are_removed(tmp_path: Path) -> None:
     for name in ("old.1.rank", "old.1.rank.7.new"):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - 2 * 86400,) * 2)
@@ -209,7 +209,7 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
     assert meeting_files(tmp_path) == []
 
 
-def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
+def test_different_gpu_and_log_per_torchrun_rank_are_not_reported(tmp_path: Path) -> None:
     script = (
         "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p NCCL_DEBUG=WARN GLOO_SOCKET_IFNAME=lo"
     )
@@ -223,7 +223,7 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
     assert meeting_files(tmp_path) == []
 
 
-def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
+def test_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
 
     both = [started(tmp_path, script, *WITHOUT_DDP, nodes=2, node=node, port=port) for node in range(2)]

@@ -79,7 +79,7 @@ KILLED = (("ssh", "fan1"), ("ssh", "fan2"), ("srun", "fan1"))
 
 
 @pytest.mark.parametrize(("tool", "victim"), KILLED, ids=["ssh-the head", "ssh-another", "srun-the head"])
-def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
+def test_agent_killed_before_check_in_is_reported_immediately(tools, tool, victim):
     job = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     where = ("--hosts", "fan1,fan2") if tool == "ssh" else ()
     done = started_by_one_command(free_port(), *where, **tools, VICTIM=victim, **(job if tool == "srun" else {}))
@@ -107,7 +107,7 @@ def another_server() -> Iterator[int]:
         thread.join()
 
 
-def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
+def test_reason_for_a_missed_check_in_is_reported_by_the_starting_command(tools):
     port = free_port()
     with another_server() as wrong:
         more = {"VICTIM": "", "PORT": str(port), "WRONG": str(wrong)}

@@ -47,7 +47,7 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert {became[name] for name in ("connectivity", "process_group", "allreduce", "p2p")} == {"skipped"}
 
 
-def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
+def test_two_agents_with_one_node_rank_both_report_it(start: Start):
     head = start(3, 0, "--join-timeout", "20", *WITHOUT_DDP)
     twins = start(3, 1, *WITHOUT_DDP, name="one"), start(3, 1, *WITHOUT_DDP, name="other")
 
@@ -57,7 +57,7 @@ def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     assert head.process.returncode == 1
 
 
-def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Start):
+def test_restarted_agent_takes_its_own_place(start: Start):
     head = start(2, 0, *WITHOUT_DDP)
     head.wait_for("importing torch")
     first = start(2, 1, *WITHOUT_DDP, name="first")
@@ -71,7 +71,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
     assert first.process.wait(LIMIT_S) == 130
 
 
-def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
+def test_nodes_with_different_numbers_of_nodes_end_immediately(start: Start):
     head, other = start(2, 0, *WITHOUT_DDP), start(3, 1, *WITHOUT_DDP)
 
     for report in (head.report(), other.report()):
@@ -102,7 +102,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     assert codes(agents[0].report()) == []
 
 
-def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(start: Start):
+def test_head_interrupted_at_check_in_releases_the_nodes_that_came(start: Start):
     agents = [start(3, rank, *WITHOUT_DDP) for rank in range(2)]
     agents[1].wait_for("2 of 3 nodes here")
 
@@ -143,7 +143,7 @@ def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
         (0, "ddp-doctor:fork", signal.SIGSTOP),
     ],
 )
-def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_healthy(
+def test_killed_or_stopped_helper_ends_the_run_with_no_node_healthy(
     start: Start, whose: int, helper: str, number: signal.Signals
 ):
     agents = [start(2, rank, *LONG) for rank in range(2)]
@@ -164,7 +164,7 @@ def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_heal
     assert {culprit["node_rank"] for culprit in blamed if culprit["kind"] == "node"} <= {whose}
 
 
-def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
+def test_node_that_leaves_during_node_checks_is_not_a_blocked_path(start: Start):
     head, other = start(2, 0), start(2, 1)
     head.wait_for("consistency")
 

@@ -36,13 +36,13 @@ def test_the_parts_of_a_hang_are_one_trial_in_the_order_of_the_ranks():
     assert {reading.node for reading in result.readings} == {0, 1, 2}
 
 
-def test_a_node_that_hands_nothing_in_is_lost_and_the_trial_is_not_finished():
+def test_node_without_a_part_is_lost_and_the_trial_is_not_finished():
     result = merged([_part(0), _part(1)], absent=(2,))
 
     assert (result.record.outcome, result.record.lost_nodes) == ("stuck", (2,))
 
 
-def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_entered_late_and_those_before():
+def test_only_late_steps_and_the_steps_before_are_kept_of_a_finished_trial():
     def steps(entered_at: float) -> tuple[Step, ...]:
         times = {1: (0.1, 0.2), 2: (0.3, 0.4), 3: (entered_at, 9.0), 4: (9.1, 9.2)}
         return tuple(
@@ -55,7 +55,7 @@ def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_ent
     assert [[step.seq for step in one.steps] for one in result.record.evidence] == [[2, 3], [2, 3], [2, 3]]
 
 
-def test_a_part_survives_its_way_to_the_head():
+def test_part_survives_serialization():
     part = _part(1, "stuck", "p2p")
 
     came = messages.trial_part(part.model_dump(mode="json"), 1, World(nnodes=3, world_size=3), "t0")

@@ -127,7 +127,7 @@ def told(scenario: Scenario) -> tuple[list[str], set[int | None]]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_one_rank_with_a_fault_is_named(play: Play, probe: Callable[..., MeshFact], code: str, says: str):
+def test_single_rank_with_a_fault_is_reported(play: Play, probe: Callable[..., MeshFact], code: str, says: str):
     scenario = play(probe, ranks=4, mesh="dp=2,shard=2", **HANGS)
 
     assert code in scenario.codes
@@ -135,14 +135,14 @@ def test_the_one_rank_with_a_fault_is_named(play: Play, probe: Callable[..., Mes
     assert any(says in finding.title for finding in scenario.outcome.report.findings), scenario.title
 
 
-def test_of_two_halves_with_different_meshes_nobody_is_named_and_no_group_is_made(play: Play):
+def test_two_halves_with_different_meshes_blame_no_rank_and_make_no_group(play: Play):
     scenario = play(are_of_two_minds, ranks=4, mesh="dp=2,shard=2", **HANGS)
 
     assert told(scenario) == (["DD643"], set())
     assert not any(rank.fact.made for rank in scenario.outcome.recording.facts(MeshFact))
 
 
-def test_a_mesh_that_is_wrong_only_with_all_axes_at_work_blames_nobody(play: Play):
+def test_mesh_that_is_wrong_only_with_all_axes_in_use_blames_no_rank(play: Play):
     scenario = play(mixes_up_two_axes_at_once, ranks=4, mesh="dp=2,shard=2", **HANGS)
 
     assert told(scenario) == (["DD644"] * 2, set())
@@ -156,7 +156,7 @@ def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
     assert "its sizes multiply to 8, and the world has 2 ranks" in (reading.reason or "")
 
 
-def test_a_mesh_of_one_rank_is_not_said_to_be_tested(play: Play):
+def test_mesh_of_one_rank_is_reported_as_untested(play: Play):
     scenario = play(compared_and_driven, ranks=1, mesh="dp=1", then=[mesh.CHECK])
 
     [left_out] = [left_out for left_out in scenario.outcome.recording.not_run if left_out.check == "mesh"]
@@ -181,7 +181,7 @@ def with_model(play: Play, name: str) -> Scenario:
     ],
 )
 @pytest.mark.torches("the mesh of a job")
-def test_the_mesh_of_a_model_is_driven_as_it_was_made(play: Play, name: str, groups: set[tuple[str, tuple[int, ...]]]):
+def test_mesh_of_a_model_is_tested_as_it_was_created(play: Play, name: str, groups: set[tuple[str, tuple[int, ...]]]):
     scenario = with_model(play, name)
 
     assert scenario.codes == []
@@ -189,35 +189,35 @@ def test_the_mesh_of_a_model_is_driven_as_it_was_made(play: Play, name: str, gro
     assert {(group.axis, group.members) for rank in facts for group in rank.fact.groups if group.sizes} == groups
 
 
-def test_a_factory_that_makes_another_mesh_on_one_rank_is_told_before_it_hangs(play: Play):
+def test_factory_with_another_mesh_on_one_rank_is_reported_before_a_hang(play: Play):
     scenario = with_model(play, "in_another_order_on_rank_1")
 
     assert told(scenario) == (["DD643"], {BAD})
     assert "would create a different mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
 
 
-def test_a_rank_whose_factory_makes_no_mesh_is_named_while_the_others_wait_for_it(play: Play):
+def test_rank_whose_factory_makes_no_mesh_is_reported_while_others_wait(play: Play):
     scenario = with_model(play, "on_all_but_rank_1")
 
     assert told(scenario) == (["DD643"], {BAD})
     assert "would create a different mesh: none, not dp=2,shard=2" in scenario.title
 
 
-def test_a_rank_that_fails_before_it_makes_the_mesh_is_told_by_its_error(play: Play):
+def test_rank_that_fails_before_it_makes_the_mesh_is_reported_by_its_error(play: Play):
     scenario = with_model(play, "fails_before_it_on_rank_1")
 
     assert told(scenario) == (["DD771"], {BAD, None})  # None: the line of the user's code
     assert "raises ValueError" in scenario.title
 
 
-def test_what_is_no_mesh_is_misused(play: Play):
+def test_invalid_mesh_is_misused(play: Play):
     scenario = with_model(play, "no_mesh_at_all")
 
     [reading, *_] = scenario.outcome.recording.of_check("user_model")
     assert (reading.misused, "returns type tuple as the mesh" in (reading.reason or "")) == (True, True)
 
 
-def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
+def test_mesh_of_some_ranks_is_not_tested(play: Play):
     scenario = with_model(play, "of_half_of_the_ranks")
 
     assert scenario.codes == []
@@ -241,7 +241,7 @@ def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
     ],
 )
 @pytest.mark.torches("the mesh of a job")
-def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, axes_of: str):
+def test_healthy_mesh_has_no_finding_and_every_axis_is_measured(play: Play, ranks: int, axes_of: str):
     scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=axes_of)
 
     assert scenario.codes == []

@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES.filter(lambda value: "Infinity" not in json.dumps(value)))
-def test_a_value_arrives_as_it_was(value: Any):
+def test_value_arrives_unchanged(value: Any):
     parts = packed(value)
 
     assert number_of_parts(plain(mark(len(parts)))) == len(parts)
@@ -27,13 +27,13 @@ def test_a_value_arrives_as_it_was(value: Any):
 
 
 @given(VALUES)
-def test_a_part_is_told_from_the_values_that_stand_there_themselves(value: Any):
+def test_part_is_distinguished_from_values_stored_directly(value: Any):
     assert all(map(is_part, packed(value)[:1]))
     assert not is_part(json.dumps(value).encode())
     assert not is_part(mark(1))
 
 
-def test_a_number_that_is_not_finite_is_none_at_all():
+def test_number_that_is_not_finite_becomes_none():
     assert unpacked(packed({"a": [float("nan"), float("inf"), 1.5]})) == {"a": [None, None, 1.5]}
 
 
@@ -79,6 +79,6 @@ def test_a_value_that_is_cut_short_is_unreadable():
 
 
 @pytest.mark.fuzz
-def test_what_would_unpack_to_more_than_a_value_may_have_is_unreadable():
+def test_message_that_unpacks_above_the_limit_is_unreadable():
     with pytest.raises(Unreadable):
         unpacked([zlib.compress(b" " * (257 * 1024 * 1024), level=1)])

@@ -58,7 +58,7 @@ def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         for case in CASES
     ],
 )
-def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, probe, code, words, ranks):
+def test_only_the_misbehaving_rank_is_reported(play: Play, one_trial, probe, code, words, ranks):
     scenario = play(probe, ranks=ranks, deadline_s=LIMIT_S if probe in ENDS else HANGS_S)
 
     if code == "DD614" and not any(rank.flight for rank in scenario.outcome.recording.trials[0].evidence):
@@ -81,9 +81,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_ranks_that_all_end_for_themselves_are_a_fault_and_no_rank_is_named(
-    play: Play, one_trial, probe, title, detail
-):
+def test_ranks_that_all_exit_on_their_own_are_a_fault_without_a_culprit(play: Play, one_trial, probe, title, detail):
     scenario = play(probe, ranks=2, deadline_s=LIMIT_S)
 
     assert (scenario.codes, [rank for rank in scenario.culprits if rank is not None]) == (["DD612"], [])
@@ -96,7 +94,7 @@ def test_ranks_that_all_end_for_themselves_are_a_fault_and_no_rank_is_named(
 
 @pytest.mark.serial
 @pytest.mark.timing  # the promise is a number of seconds
-def test_a_rank_that_hangs_is_named_within_the_deadline_and_three_seconds(play: Play):
+def test_hanging_rank_is_reported_within_the_deadline_plus_three_seconds(play: Play):
     scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
@@ -125,7 +123,7 @@ def test_a_late_rank_is_a_warning_and_the_verdict_degraded(play: Play):
 
 
 @torches
-def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
+def test_check_that_makes_progress_is_slow_but_not_hung(play: Play):
     scenario = play(misbehaving.moves_slowly, deadline_s=1.5)
 
     assert scenario.codes == ["DD620"]
@@ -133,7 +131,7 @@ def test_a_check_that_moves_is_slow_and_not_hung(play: Play):
 
 
 @torches
-def test_a_pair_whose_both_ends_wait_is_named_as_a_pair_and_the_rest_goes_on(play: Play):
+def test_pair_with_two_waiting_ends_is_reported_and_other_ranks_continue(play: Play):
     scenario = play(misbehaving.both_ends_receive, deadline_s=8.0, check_id="p2p")
 
     assert scenario.codes == ["DD615"]
@@ -143,14 +141,14 @@ def test_a_pair_whose_both_ends_wait_is_named_as_a_pair_and_the_rest_goes_on(pla
     assert scenario.outcome.recording.trials[1].ranks == (0, 1, 2, 3)
 
 
-def test_a_collective_is_not_tried_again_over_a_pair_that_hangs(play: Play):
+def test_collective_is_not_repeated_over_a_hanging_pair(play: Play):
     scenario = play(misbehaving.both_ends_receive, deadline_s=8.0)
 
     assert scenario.codes == ["DD615"]
     assert scenario.outcome.recording.not_run[0].reason == "the link between ranks 0 and 1 hangs"
 
 
-def test_a_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
+def test_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
     scenario = play(misbehaving.leaves_shared_memory)
 
     assert scenario.codes == ["DD610"]
@@ -158,7 +156,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.smoke), *RANKS[1:]])
-def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
+def test_doubled_share_identifies_its_rank(play: Play, one_trial, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=LIMIT_S)
 
     assert scenario.codes[0] == "DD601"
@@ -167,14 +165,14 @@ def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
 
 
 @torches
-def test_healthy_ranks_give_no_finding(play: Play):
+def test_healthy_ranks_have_no_finding(play: Play):
     scenario = play(misbehaving.well_behaved)
 
     assert scenario.codes == []
     assert scenario.outcome.report.verdict is Verdict.HEALTHY
 
 
-def test_a_rank_is_still_named_where_the_import_of_torch_used_the_budget_up(play: Play):
+def test_rank_is_reported_even_if_the_import_of_torch_exhausted_the_budget(play: Play):
     scenario = play(misbehaving.never_enters, deadline_s=HANGS_S, budget_s=-1.0)
 
     assert scenario.codes == ["DD610"]

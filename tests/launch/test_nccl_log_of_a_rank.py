@@ -53,7 +53,7 @@ def test_nccl_of_a_trial_logs_to_the_runs_file_and_never_to_the_users():
     assert mine["NCCL_ALGO"] == "Ring"
 
 
-def test_without_nccl_its_settings_stay_the_users():
+def test_nccl_settings_of_the_user_are_kept_without_nccl():
     users = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/home/me/nccl.log"}
 
     mine = environment("gloo", **users)
@@ -61,7 +61,7 @@ def test_without_nccl_its_settings_stay_the_users():
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_each_pair_reaches_the_recording_once_also_from_the_end_of_a_long_log(tmp_path: Path, done: bool):
+def test_each_pair_is_recorded_once_even_from_the_end_of_a_long_log(tmp_path: Path, done: bool):
     chatter = "".join(f"{PREFIX}+ PCI[24.0] - GPU/0-1b000 ({line})\n" for line in range(20_000))
     pairs = [
         f"{PREFIX}Channel {at:02}/0 : 0[0] -> {peer}[{peer}] via P2P/CUMEM\n"
@@ -86,7 +86,7 @@ def test_log_of_thousands_of_peers_is_bounded(tmp_path: Path):
     assert len(rank(tmp_path).evidence(out_of_memory=False).output_tail) <= MOST_CHARACTERS
 
 
-def test_last_words_of_a_rank_that_hangs_are_its_own(tmp_path: Path):
+def test_last_output_of_a_hanging_rank_is_its_own(tmp_path: Path):
     (tmp_path / "rank0.nccl").write_text(f"{PREFIX}Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n{PREFIX}waits\n")
     (tmp_path / "rank0.out").write_text("Traceback: the end\n")
 
@@ -102,7 +102,7 @@ def test_growth_of_the_nccl_log_is_progress(tmp_path: Path):
     assert state.printed() > before
 
 
-def test_rank_of_gloo_that_is_done_says_nothing(tmp_path: Path):
+def test_finished_gloo_rank_has_no_log(tmp_path: Path):
     (tmp_path / "rank0.out").write_text("chatter\n")
 
     told: Any = rank(tmp_path, "gloo").evidence(out_of_memory=False)

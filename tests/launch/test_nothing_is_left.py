@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.smoke
-def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
+def test_no_process_survives_sigkill_of_the_agent(run: Run):
     assert run.wait_for("rank") is not None
     run.process.kill()
     run.process.wait(LIMIT_S)
@@ -39,7 +39,7 @@ def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
 
 
 @pytest.mark.smoke
-def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_leaves_nothing(run: Run):
+def test_run_interrupted_repeatedly_reports_in_part_and_leaves_nothing(run: Run):
     tracker = run.wait_for("tracker")
     assert tracker is not None
     assert run.wait_for("store") is not None
@@ -58,7 +58,7 @@ def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_
     assert replayed.report.model_dump(mode="json") == report
 
 
-def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
+def test_stopped_forkserver_makes_the_run_unsure_without_a_culprit(run: Run):
     forkserver = run.wait_for("forkserver")
     assert forkserver is not None
     os.kill(forkserver, signal.SIGSTOP)
@@ -73,6 +73,6 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_round_of_the_attack_ends_in_time_leaves_nothing_and_gives_no_false_verdict(seed: int, tmp_path: Path):
+def test_round_of_the_attack_ends_in_time_leaves_nothing_and_is_correct(seed: int, tmp_path: Path):
     _, wrong = Round(seed).play(tmp_path)
     assert wrong == []

@@ -28,7 +28,7 @@ def written(path: Path, text: str, age_s: float) -> None:
     os.utime(path, (time.time() - age_s,) * 2)
 
 
-def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Path) -> None:
+def test_code_reaches_a_waiting_rank_and_a_late_one(tmp_path: Path) -> None:
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
     threading.Timer(0.2, lock.hand_over, (1,)).start()
 
@@ -36,13 +36,13 @@ def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Pa
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 1
 
 
-def test_a_code_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
+def test_code_of_an_earlier_launch_is_not_trusted(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n0\n", age_s=120)
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, 0.1) is None
 
 
-def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> None:
+def test_old_file_does_not_make_a_late_agent_look_dead(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n", age_s=120)
     locks: list[outer_launcher.AgentLock] = []
 
@@ -55,15 +55,13 @@ def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> Non
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 0
 
 
-def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
+def test_dead_agent_is_noticed_immediately(tmp_path: Path) -> None:
     agent_file(tmp_path).write_text("agent\n")
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, math.inf) is None
 
 
-def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_living_agent_that_started_long_ago_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer_launcher, "_APPEAR_S", 0.1)
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
     written(agent_file(tmp_path), "agent\n", age_s=120)
@@ -73,13 +71,15 @@ def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
 
 
 @pytest.mark.parametrize("text", ["agent\nroot\n", "agent\n-1\n"])
-def test_a_code_that_is_no_number_is_no_code(tmp_path: Path, text: str) -> None:
+def test_code_that_is_not_a_number_is_ignored(tmp_path: Path, text: str) -> None:
     agent_file(tmp_path).write_text(text)
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, math.inf) is None
 
 
-def test_the_agent_goes_on_without_a_lock_that_another_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_continues_without_a_lock_that_another_process_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outer_launcher, "_LOCK_S", 0.2)
     agent_file(tmp_path).write_text("agent\n3\n")
     with agent_file(tmp_path).open() as other:
@@ -89,7 +89,7 @@ def test_the_agent_goes_on_without_a_lock_that_another_keeps(tmp_path: Path, mon
     assert agent_file(tmp_path).read_text() == "agent\n3\n"
 
 
-def test_the_agent_goes_on_where_no_file_can_be_made(tmp_path: Path) -> None:
+def test_agent_continues_if_it_cannot_create_a_file(tmp_path: Path) -> None:
     agent_file(tmp_path).symlink_to(tmp_path / "planted")
 
     outer_launcher.AgentLock(WORLD, tmp_path).hand_over(0)
@@ -97,7 +97,7 @@ def test_the_agent_goes_on_where_no_file_can_be_made(tmp_path: Path) -> None:
     assert not (tmp_path / "planted").exists()
 
 
-def test_the_agent_starts_afresh_and_removes_files_of_days_ago(tmp_path: Path) -> None:
+def test_agent_starts_a_new_file_and_removes_old_ones(tmp_path: Path) -> None:
     written(agent_file(tmp_path), "agent\n1\n", age_s=10)
     written(tmp_path / "old.agent", "agent\n0\n", age_s=2 * 86400)
     written(tmp_path / "recent.agent", "agent\n0\n", age_s=3600)
@@ -136,7 +136,7 @@ def test_a_parent_that_is_gone_is_known_by_its_pid() -> None:
     assert world.key == f"mpi-{2**22 + 1}"
 
 
-def test_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() -> None:
+def test_ranks_of_one_launch_know_each_other_behind_separate_scripts() -> None:
     def key(launch: str, local_rank: int, parent: int) -> str:
         file = f"/tmp/torchelastic_a1/{launch}/{local_rank}/error.json"
         env = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "TORCHELASTIC_ERROR_FILE": file}
@@ -150,7 +150,7 @@ def test_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() 
     assert here not in (key("none_x7k2/attempt_1", 1, 1), key("none_q3z9/attempt_0", 1, 1))
 
 
-def test_mpi_ranks_of_one_launch_know_each_other_also_where_a_script_started_each() -> None:
+def test_mpi_ranks_of_one_launch_know_each_other_behind_separate_scripts() -> None:
     env = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "prterun-fan1-11492@1"}
     here, there = outer_world(env, 1), outer_world(env, os.getpid())
     other = outer_world({**env, "PMIX_NAMESPACE": "prterun-fan1-11493@1"}, 1)

@@ -25,7 +25,7 @@ def read(scenario: Scenario) -> dict[str, list[int]]:
     return {part: sorted(rank.rank or 0 for rank in facts if rank.fact.part == part) for part in PARTS}
 
 
-def test_a_rank_that_hangs_in_one_part_is_named_and_all_ranks_measure_the_others(play: Play):
+def test_rank_that_hangs_in_one_part_is_reported_and_other_parts_are_measured(play: Play):
     scenario = play(misbehaving.hangs_in_one_part, ranks=3, deadline_s=HANGS_S, parts=parts)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
@@ -36,7 +36,7 @@ def test_a_rank_that_hangs_in_one_part_is_named_and_all_ranks_measure_the_others
     assert (untold.rank, (untold.reason or "").partition(":")[0]) == (misbehaving.BAD, "all_gather")
 
 
-def test_a_part_that_does_not_apply_is_read_and_hides_no_hang(play: Play):
+def test_part_that_does_not_apply_is_read_and_does_not_hide_a_hang(play: Play):
     scenario = play(misbehaving.hangs_after_a_part_that_is_skipped, ranks=2, deadline_s=HANGS_S, parts=parts)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
@@ -51,14 +51,14 @@ def test_a_part_that_does_not_apply_is_read_and_hides_no_hang(play: Play):
     assert scenario.outcome.report.checks[-1].status is CheckStatus.TIMED_OUT
 
 
-def test_a_rank_that_hangs_in_a_second_collective_takes_part_in_no_further_one(play: Play):
+def test_rank_that_hangs_in_a_second_collective_skips_the_others(play: Play):
     scenario = play(misbehaving.hangs_in_every_part, ranks=3, deadline_s=HANGS_S, parts=parts)
 
     assert set(scenario.culprits) == {misbehaving.BAD}
     assert read(scenario) == {"broadcast": [], "all_gather": [], "all_to_all": [0, 2], "gather": [0, 2]}
 
 
-def test_what_is_asked_for_decides_which_parts_there_are():
+def test_options_determine_the_parts():
     floor = Floor(collective="reduce", size_bytes=1 << 20, bytes_per_s=1e9)
 
     assert collectives.parts(Options()) == ()

@@ -93,7 +93,7 @@ def test_deadline_of_a_check_moves_by_the_time_in_the_queue(
 
 
 @pytest.mark.parametrize(("has_ended", "echoes_are_in"), [(False, True), (True, False)])
-def test_echoes_are_not_in_while_the_exit_code_of_a_rank_that_ended_is_missing(
+def test_consequences_are_incomplete_until_exited_ranks_have_their_code(
     tmp_path: Path, monkeypatch, spent, has_ended, echoes_are_in
 ):
     rank = rank_in_check(tmp_path)

@@ -79,19 +79,19 @@ def port(one: Place) -> int:
 # --- plain hosts ------------------------------------------------------------------------------------
 
 
-def test_without_options_it_is_one_node():
+def test_default_is_one_node():
     assert place_in({}).nnodes == 1
 
 
 @pytest.mark.parametrize(
     "env", [{"RANK": "3", "WORLD_SIZE": "8"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}]
 )
-def test_a_leftover_rank_is_no_world(env):
+def test_leftover_rank_variable_is_not_a_world(env):
     assert place_in(env).nnodes == 1
     assert place_in({**env, "MASTER_PORT": "1234"}).nnodes == 1
 
 
-def test_bare_this_host_is_the_head():
+def test_head_without_options_is_this_host():
     here = place_in({}, nnodes="2")
 
     assert here == Place(2, None, None, None, (), "plain", is_started_by_us=False)
@@ -108,7 +108,7 @@ def test_bare_this_host_is_the_head():
         ({"rdzv_endpoint": "node0", "master_addr": "node1", "master_port": 1}, ("node0", 29400)),
     ],
 )
-def test_the_endpoint_is_torchruns(asked, endpoint):
+def test_endpoint_is_that_of_torchrun(asked, endpoint):
     here = place_in({}, nnodes="2", **asked)
 
     assert here.endpoint == endpoint
@@ -116,7 +116,7 @@ def test_the_endpoint_is_torchruns(asked, endpoint):
     assert here.is_head is None
 
 
-def test_a_node_rank_tells_the_head():
+def test_node_rank_determines_the_head():
     assert place_in({}, nnodes="2:4", node_rank=0, rdzv_endpoint="a").is_head
     assert place_in({}, nnodes="2:4", node_rank=3, rdzv_endpoint="a").is_head is False
 
@@ -139,7 +139,7 @@ def test_a_node_rank_tells_the_head():
         ({"nnodes": "2", "rdzv_endpoint": "a:b"}, "invalid --rdzv-endpoint"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_with_what_to_do(asked, sentence):
+def test_impossible_place_is_one_sentence_with_advice(asked, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         place_in({}, **asked)
 
@@ -167,7 +167,7 @@ def test_a_task_of_a_step_knows_its_node_the_head_and_a_port():
     assert not here.is_head
 
 
-def test_two_steps_and_two_jobs_have_ports_of_their_own():
+def test_steps_and_jobs_have_different_ports():
     ports = {port(place_in({**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})) for job in "123" for step in "012"}
 
     assert len(ports) == 9
@@ -187,11 +187,11 @@ def test_more_nodes_than_the_step_has_are_refused():
         place_in(STEP, nnodes="3")
 
 
-def test_a_range_takes_what_the_step_has():
+def test_range_of_nodes_uses_the_size_of_the_step():
     assert place_in(STEP, nnodes="1:8").nnodes == 2
 
 
-def test_an_endpoint_that_was_typed_is_taken_in_a_step_too():
+def test_typed_endpoint_is_used_in_a_step():
     assert place_in(STEP, rdzv_endpoint="fan1-ib:1234").endpoint == ("fan1-ib", 1234)
 
 
@@ -222,7 +222,7 @@ def test_an_interactive_step_is_an_allocation_and_no_world():
 
 
 @pytest.mark.parametrize("env", [STEP, {**BATCH, **TORCHRUN}, {**BATCH, **MPI_FIRST}])
-def test_what_a_launcher_started_is_not_started_again(env):
+def test_process_started_by_a_launcher_is_not_started_again(env):
     assert allocation(env, outer_world(env, 1)) is None
 
 
@@ -252,7 +252,7 @@ def test_mpirun_on_a_login_node_makes_the_first_host_with_ranks_the_head():
     assert here.endpoint == place_in(first).endpoint == ("fan1", port(here))
 
 
-def test_with_several_addresses_mpiruns_host_is_known_by_its_name():
+def test_host_of_mpirun_with_several_addresses_is_known_by_its_name():
     uri = {"OMPI_MCA_orte_hnp_uri": "1386414080.0;tcp://10.88.0.1,172.17.0.1:36129"}
 
     assert place_in({**MPI_FIRST, **uri}).endpoint == place_in({**MPI_SECOND, **uri}).endpoint
@@ -266,7 +266,7 @@ def test_open_mpi_5_names_the_host_of_mpirun():
 
 
 @pytest.mark.parametrize("env", [MPI_FIRST, MPI_5])
-def test_master_addr_is_taken_where_mpirun_hands_it_on(env):
+def test_master_addr_is_used_if_mpirun_exports_it(env):
     assert place_in({**env, "MASTER_ADDR": "fan1-ib"}).endpoint == ("fan1-ib", 29500)
     assert place_in({**env, "MASTER_ADDR": "fan1-ib", "MASTER_PORT": "1234"}).endpoint == ("fan1-ib", 1234)
 
@@ -280,7 +280,7 @@ def test_master_addr_is_taken_where_mpirun_hands_it_on(env):
         {**MPI_FIRST, "OMPI_MCA_orte_hnp_uri": "?", "PMIX_HOSTNAME": ""} | {"OMPI_MCA_orte_local_daemon_uri": "x.3;"},
     ],
 )
-def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
+def test_user_is_asked_to_name_rank_0_if_it_is_unknown(env):
     with pytest.raises(ValueError, match=r"mpirun -x MASTER_ADDR=HOST"):
         place_in(env)
 
@@ -310,7 +310,7 @@ def test_one_host_under_mpirun_is_one_node():
 # --- torchrun ---------------------------------------------------------------------------------------
 
 
-def test_under_torchrun_the_nodes_are_its_groups_and_the_port_is_another():
+def test_nodes_under_torchrun_are_its_groups_with_another_port():
     here = place_in(TORCHRUN)
 
     assert here == Place(2, 1, None, ("node0", port(here)), (), "torchrun", is_started_by_us=False)
@@ -324,7 +324,7 @@ def test_the_computed_port_is_never_torchruns_own():
     assert [taken for taken, chosen in ports if int(taken) == chosen] == []
 
 
-def test_what_torchrun_read_from_pet_variables_is_its_own():
+def test_values_that_torchrun_read_from_pet_variables_are_its_own():
     env = {**TORCHRUN, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_NODE_RANK": "1"}
 
     assert place_in(env, nnodes="1:4", rdzv_endpoint="train-worker-0:23456", node_rank=1) == place_in(TORCHRUN)
@@ -341,11 +341,11 @@ def test_a_pod_of_the_older_training_operator_is_a_node():
 
 
 @pytest.mark.parametrize("change", [{"LOCAL_RANK": "0"}, {"RANK": "x"}, {"MASTER_PORT": ""}])
-def test_a_pod_whose_variables_are_no_operators_is_one_node(change):
+def test_pod_without_variables_of_an_operator_is_one_node(change):
     assert place_in({**POD, **change}).nnodes == 1
 
 
-def test_an_elastic_job_takes_the_most_nodes_and_no_rank():
+def test_elastic_job_uses_the_maximum_number_of_nodes_without_ranks():
     here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="train-worker-0:23456")
 
     assert (here.nnodes, here.node_rank, here.launcher) == (3, None, "kubernetes")
@@ -359,7 +359,7 @@ def test_the_pods_of_a_job_set_are_known_by_number():
     assert here.expected_hosts == ("llm-node-0-0.llm", "llm-node-0-1.llm")
 
 
-def test_no_pod_is_guessed_from_a_name_without_a_number():
+def test_pod_name_without_a_number_gives_no_node_rank():
     here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="2", rdzv_endpoint="trainer")
 
     assert here.expected_hosts == ()
@@ -387,7 +387,7 @@ UNDER_TORCHRUN = MASTER | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}
         ({}, {}, None),
     ],
 )
-def test_where_a_job_on_one_node_would_meet(asked: dict[str, Any], env: dict[str, str], expected: object):
+def test_endpoint_of_a_job_on_one_node_is_found(asked: dict[str, Any], env: dict[str, str], expected: object):
     world = outer_world(env, 1)
     given = Asked(**asked).typed(env) if world else Asked(**asked)
 

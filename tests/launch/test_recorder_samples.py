@@ -28,7 +28,7 @@ def sampled(folder: Path, *samples: tuple[tuple[int, bool], ...]) -> RankState:
     return state
 
 
-def test_work_that_finished_a_moment_ago_is_not_open(tmp_path: Path):
+def test_recently_finished_work_is_not_open(tmp_path: Path):
     found = sampled(tmp_path, ((16, True), (17, False)), ((16, True), (17, True))).evidence(False)
 
     assert [entry.is_open for entry in found.flight] == [False, False]
@@ -42,13 +42,13 @@ def test_work_that_stays_open_is_what_the_rank_waits_for(tmp_path: Path):
     assert where_it_waits(found) == "collective"
 
 
-def test_a_rank_that_went_on_between_the_samples_is_not_taken_for_one_that_waits(tmp_path: Path):
+def test_rank_that_continued_between_the_samples_is_not_waiting(tmp_path: Path):
     found = sampled(tmp_path, ((17, False),), ((17, True), (18, False))).evidence(False)
 
     assert [entry.is_open for entry in found.flight] == [False, False]
 
 
-def test_without_a_second_answer_the_first_stands(tmp_path: Path):
+def test_first_answer_counts_without_a_second(tmp_path: Path):
     found = sampled(tmp_path, ((17, False),)).evidence(False)
 
     assert [(entry.seq, entry.is_open) for entry in found.flight] == [(17, True)]

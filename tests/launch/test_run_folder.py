@@ -45,7 +45,7 @@ def left() -> Path:
     return folder
 
 
-def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_living_one_stays(left):
+def test_directory_of_a_killed_run_is_removed_but_not_of_a_living_one(left):
     (left / "t0").mkdir()
     (left / "t0/rank0.log").write_text("words")
     process, living = run()
@@ -60,7 +60,7 @@ def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_living_one_stays(le
     assert mine.is_dir()
 
 
-def test_without_a_writable_folder_the_sentence_says_why_and_what_to_set(temporary, monkeypatch):
+def test_error_without_a_writable_directory_gives_the_reason_and_the_setting(temporary, monkeypatch):
     missing = temporary / "missing"
     monkeypatch.setenv("TMPDIR", str(missing))
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(missing)])
@@ -71,7 +71,7 @@ def test_without_a_writable_folder_the_sentence_says_why_and_what_to_set(tempora
         folders.make_run_folder()
 
 
-def test_a_disk_that_fills_up_leaves_no_half_made_folder(temporary, monkeypatch):
+def test_full_disk_leaves_no_incomplete_directory(temporary, monkeypatch):
     def no_room(_folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -81,7 +81,7 @@ def test_a_disk_that_fills_up_leaves_no_half_made_folder(temporary, monkeypatch)
     assert list(temporary.iterdir()) == []
 
 
-def test_under_a_proc_without_the_boot_a_folder_is_made_and_no_other_is_removed(left, monkeypatch):
+def test_directory_is_made_without_boot_data_and_no_other_is_removed(left, monkeypatch):
     def no_boot() -> dict[str, str]:
         raise FileNotFoundError
 
@@ -122,7 +122,7 @@ def swap_for_a_pipe(folder: Path) -> None:
         *("a note that is a pipe", "open to others", "another user", "a symbolic link"),
     ],
 )
-def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
+def test_directory_that_may_belong_to_another_run_is_not_removed(left, change, request):
     if "another user" in request.node.name and os.getuid() != 0:
         pytest.skip("needs root")
     change(left)
@@ -132,7 +132,7 @@ def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
+def test_directory_of_a_killed_container_is_removed_but_not_of_a_living_one():
     process, folder = run("unshare", "--uts", "--pid", "--fork", "--kill-child")
     with process:
         folders.make_run_folder()
@@ -143,7 +143,7 @@ def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
     wait_until(lambda: folders.make_run_folder() != folder and not folder.exists())
 
 
-def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):
+def test_link_target_in_a_killed_runs_directory_is_not_removed(left, tmp_path):
     (tmp_path / "mine").write_text("words")
     (left / "t0").symlink_to(tmp_path)
     folders.make_run_folder()

@@ -56,7 +56,7 @@ def test_an_import_that_does_not_end(torch: str, waits_s: float, moving: str, tm
 
 
 @pytest.mark.parametrize("ddp", [True, False])
-def test_what_ddp_needs_is_imported_where_ranks_will_use_it_and_nowhere_else(ddp: bool, monkeypatch):
+def test_modules_of_ddp_are_imported_only_if_ranks_will_use_them(ddp: bool, monkeypatch):
     for name in ("torch", "torch.nn", "torch.nn.parallel"):  # and no torch._dynamo
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
@@ -71,7 +71,7 @@ def test_what_ddp_needs_is_imported_where_ranks_will_use_it_and_nowhere_else(ddp
 @pytest.mark.parametrize(
     ("checks", "ddp"), [(("allreduce", "p2p"), False), (("allreduce", "buffers"), True), ((), False)]
 )
-def test_ranks_will_use_ddp_where_a_check_of_it_is_planned(checks: tuple[str, ...], ddp: bool):
+def test_ranks_use_ddp_if_a_check_of_it_is_planned(checks: tuple[str, ...], ddp: bool):
     told: list[bool] = []
     with Session(RunRequest(Options(), {})) as session:
         session.server = SimpleNamespace(start=lambda *, ddp: told.append(ddp), stop=int)  # type: ignore[assignment]

@@ -48,7 +48,7 @@ def hook(stands: threading.Event, release: threading.Event) -> None:
     release.wait()
 
 
-def test_a_hook_in_the_thread_that_autograd_has_for_a_gpu_is_where_the_rank_stands():
+def test_position_of_a_rank_is_a_hook_in_the_autograd_thread_of_a_gpu():
     """Seen with torch 2.9.1 on simulated GPUs: the main thread shows only the call of backward."""
     stack = stands_in(_engine_run_backward, hook)
 
@@ -56,7 +56,7 @@ def test_a_hook_in_the_thread_that_autograd_has_for_a_gpu_is_where_the_rank_stan
 
 
 @pytest.mark.parametrize("functions", [(_engine_run_backward,), (_engine_run_backward, hook, hook)])
-def test_none_or_several_such_threads_add_nothing(functions: Any):
+def test_no_thread_or_several_threads_do_not_extend_the_stack(functions: Any):
     assert stands_in(*functions) == ["_engine_run_backward"]
 
 

@@ -62,7 +62,7 @@ def test_a_subset_is_the_first_hosts(tools):
     assert started(Asked(nnodes="1:8"), {**BATCH, **tools}).hosts == ("fan1", "fan2", "fan3")
 
 
-def test_one_node_needs_no_srun_where_the_command_runs_on_it(tools):
+def test_single_node_needs_no_srun_if_the_command_runs_on_it(tools):
     assert start_all_nodes(Asked(nnodes="1"), {**BATCH, **tools}, None, ()) == Asked(nnodes="1")
     assert start_all_nodes(Asked(nnodes="1:4"), {**BATCH, **tools, "SLURM_JOB_NODELIST": "fan1"}, None, ()) == Asked(
         nnodes="1"
@@ -70,7 +70,7 @@ def test_one_node_needs_no_srun_where_the_command_runs_on_it(tools):
     assert started(Asked(nnodes="1"), {**SALLOC, **tools}).hosts == ("fan1",)
 
 
-def test_an_endpoint_that_was_typed_is_handed_on(tools):
+def test_typed_endpoint_is_passed_to_the_agents(tools):
     found = started(Asked(rdzv_endpoint="[fd00::1]:1234"), {**BATCH, **tools})
 
     assert found.starts[0].argv[-2:] == ("--rdzv-endpoint", "[fd00::1]:1234")
@@ -78,13 +78,13 @@ def test_an_endpoint_that_was_typed_is_handed_on(tools):
 
 
 @pytest.mark.parametrize("env", [{}, STEP, {**BATCH, **MPI_FIRST}], ids=["no job", "step", "mpirun in a job"])
-def test_what_is_started_already_or_alone_is_its_own_agent(env):
+def test_process_that_is_already_started_or_single_is_its_own_agent(env):
     asked = Asked(nnodes="2")
 
     assert start_all_nodes(asked, env, outer_world(env, 1), ()) is asked
 
 
-def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
+def test_typed_node_rank_means_that_each_node_is_started_manually(tools):
     asked = Asked(nnodes="2", node_rank=1, rdzv_endpoint="fan1")
 
     assert start_all_nodes(asked, {**BATCH, **tools}, None, ()) is asked
@@ -98,12 +98,12 @@ def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
         (Asked(nnodes="0"), "", "invalid --nnodes"),
     ],
 )
-def test_what_an_allocation_cannot_give_is_one_sentence(asked, path, sentence, tools):
+def test_impossible_request_to_an_allocation_is_one_sentence(asked, path, sentence, tools):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         start_all_nodes(asked, {**BATCH, **tools, **({"PATH": path} if path else {})}, None, ())
 
 
-def test_srun_does_not_see_what_would_change_the_step(tools):
+def test_srun_does_not_see_variables_that_would_change_the_step(tools):
     hidden = pairs("""
         SLURM_NTASKS_PER_NODE=8 SLURM_NTASKS=16 SLURM_CPUS_PER_TASK=4 SRUN_CPUS_PER_TASK=4 SLURM_GPU_BIND=single:1
         SLURM_CPU_BIND_TYPE=mask_cpu: SLURM_LABELIO=1 SLURM_EXACT=1 SLURM_HOSTFILE=/tmp/hosts
@@ -148,7 +148,7 @@ def test_the_step_gets_the_jobs_gpus(env, options, tools):
         ("srun: error: fan1: task 0: Killed", {}),
     ],
 )
-def test_sruns_words_about_a_node_are_understood(line, found, tools):
+def test_messages_of_srun_about_a_node_are_understood(line, found, tools):
     assert by_srun(["fan1", "fan2"], ["x"], tools).explain(line) == found
 
 
@@ -175,7 +175,7 @@ def test_hosts_are_started_over_ssh_and_this_one_without(tools, monkeypatch):
     assert "DDP_DOCTOR_KEEP=0" in other.argv[-1]
 
 
-def test_the_script_was_started_by_its_name_it_is_started_by_it_elsewhere(tools, monkeypatch, tmp_path):
+def test_script_started_by_its_name_is_started_by_it_on_other_hosts(tools, monkeypatch, tmp_path):
     script = tmp_path / "ddp-doctor"
     script.touch()
     monkeypatch.setattr(sys, "argv", [str(script)])
@@ -207,7 +207,7 @@ def test_the_remote_script_survives_every_shell_and_every_value(tools, tmp_path)
     assert not list(tmp_path.rglob("planted"))
 
 
-def test_a_folder_that_is_not_there_is_no_obstacle(tools):
+def test_missing_directory_does_not_prevent_the_start(tools):
     (start,) = over_ssh(["node7"], [("echo", "here")], tools, "/nowhere/job")
     done = subprocess.run(("sh", "-c", start.argv[-1]), check=False, capture_output=True, text=True)
 
@@ -221,7 +221,7 @@ def test_this_host_is_known_by_its_names_and_addresses():
     assert not is_here("192.0.2.7")
 
 
-def test_an_alias_of_sshs_configuration_is_called_by_what_it_stands_for(tools, tmp_path):
+def test_alias_of_the_ssh_configuration_is_resolved(tools, tmp_path):
     (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = -G ] && echo "user root\nhostname 10.1.2.3\nport 22"\n')
 
     assert address_of("gpu-box.invalid", tools) == "10.1.2.3"
@@ -229,7 +229,7 @@ def test_an_alias_of_sshs_configuration_is_called_by_what_it_stands_for(tools, t
     assert address_of("gpu-box.invalid", {"PATH": "/nowhere"}) == "gpu-box.invalid"
 
 
-def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools, tmp_path):
+def test_ssh_that_cannot_resolve_a_host_keeps_its_name(tools, tmp_path):
     (tmp_path / "ssh").write_text("no program")
 
     assert address_of("gpu-box.invalid", tools) == "gpu-box.invalid"
@@ -245,7 +245,7 @@ def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools,
         (Asked(hosts=("a", "b"), rdzv_endpoint="a:0"), "a port from 1 to 65535"),
     ],
 )
-def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
+def test_impossible_list_is_one_sentence(asked, sentence, tools):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         start_all_nodes(asked, tools, None, ())
 
@@ -256,7 +256,7 @@ def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, l
         start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, outer_world(env, 1), ())
 
 
-def test_without_ssh_the_user_is_told_what_to_do():
+def test_error_without_ssh_names_the_alternative():
     with pytest.raises(
         ValueError, match="--hosts requires ssh, which is not on PATH; run this command on each host instead"
     ):
@@ -267,5 +267,5 @@ def test_only_as_many_hosts_as_asked_for_are_started(tools):
     assert started(Asked(hosts=("a", "b", "c"), nnodes="1:2"), tools).hosts == ("a", "b")
 
 
-def test_this_host_alone_is_no_case_for_ssh(tools):
+def test_single_local_host_does_not_use_ssh(tools):
     assert start_all_nodes(Asked(hosts=(HERE,)), tools, None, ()) == Asked(nnodes="1")

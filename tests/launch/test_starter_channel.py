@@ -29,7 +29,7 @@ def spoken(progress: str, recording: str = "{}") -> subprocess.CompletedProcess[
     return subprocess.run((sys.executable, "-c", AGENT, progress, recording), check=True, capture_output=True)
 
 
-def test_an_agent_is_heard_and_what_others_print_goes_to_stderr():
+def test_agent_is_heard_and_other_output_goes_to_stderr():
     done = spoken("importing torch")
     agent = AgentState()
     messages = [read(line) for line in done.stdout.splitlines()]
@@ -55,7 +55,7 @@ def test_any_text_is_one_line_that_srun_does_not_break(text):
     assert message.text == text or len(line) > 500
 
 
-def test_a_long_recording_goes_in_pieces_and_arrives():
+def test_long_recording_is_sent_in_pieces_and_arrives():
     text = os.urandom(40_000).hex()
     agent = AgentState()
     for piece in in_pieces(text):
@@ -67,7 +67,7 @@ def test_a_long_recording_goes_in_pieces_and_arrives():
     assert agent.recording == text
 
 
-def test_a_broken_recording_is_none():
+def test_broken_recording_is_ignored():
     agent = AgentState()
     agent.take(Message(0, "recording", "0 bm90IHBhY2tlZA=="))
     agent.take(Message(0, "recording", "0 \N{SNOWMAN}"))
@@ -83,7 +83,7 @@ def _state(*pieces: str) -> AgentState:
     return agent
 
 
-def test_pieces_that_do_not_follow_one_another_are_no_recording():
+def test_pieces_out_of_order_are_not_a_recording():
     first, second, third = in_pieces(os.urandom(1000).hex())
 
     assert _state(second, third).recording is None
@@ -102,7 +102,7 @@ def test_pieces_without_an_end_are_not_kept(monkeypatch: Any):
     assert sum(map(len, agent._pieces)) == 0
 
 
-def test_a_recording_that_unpacks_to_more_than_one_may_have_is_none(monkeypatch: Any):
+def test_recording_that_unpacks_above_the_limit_is_refused(monkeypatch: Any):
     monkeypatch.setattr(starter_channel, "_MOST_BYTES", 10_000)
     agent = AgentState()
     for piece in in_pieces(" " * 20_000):
@@ -112,7 +112,7 @@ def test_a_recording_that_unpacks_to_more_than_one_may_have_is_none(monkeypatch:
 
 
 @pytest.mark.parametrize("text", ["-1", "256", "1" * 800, "", "1.0", "\N{SUPERSCRIPT TWO}"])
-def test_what_is_no_exit_code_is_none(text: str):
+def test_invalid_exit_code_is_ignored(text: str):
     agent = AgentState()
     agent.take(Message(0, "done", text))
 
@@ -120,10 +120,10 @@ def test_what_is_no_exit_code_is_none(text: str):
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_message_is_none(line):
+def test_invalid_message_is_ignored(line):
     assert read(b"::ddp-doctor " + line) is None or line.strip()[:1].isdigit()
 
 
-def test_lines_of_others_are_no_messages():
+def test_foreign_lines_are_not_messages():
     for line in (b"", b"::ddp-doctor", b'::ddp-doctor x hello ""', b'::ddp-doctor 1 hello "', b"Welcome to node1"):
         assert read(line) is None

@@ -44,7 +44,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_an_agent_ends_when_its_starter_is_gone_and_knows_who_could_not_be_started():
+def test_agent_ends_with_its_starter_and_knows_hosts_that_did_not_start():
     with agent() as process:
         assert said(process) == "True False True"  # its own stdin is empty: the line is not for children
         assert process.stdin is not None
@@ -78,7 +78,7 @@ def test_an_agent_that_does_not_end_itself_is_ended():
         assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
-def test_without_a_starter_stdin_is_left_alone():
+def test_stdin_is_not_read_without_a_starter():
     code = "import os; from ddp_doctor.starters.starter_channel import take; print(take(dict(os.environ)), input())"
     env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_STARTER_PIPE"}
     done = subprocess.run(

@@ -92,7 +92,7 @@ def _still_carries(client: StoreClient, stranger: Any) -> None:
     assert client.value("after") == "well"
 
 
-def test_values_that_nobody_of_ours_wrote_are_unreadable_and_end_nothing(client, stranger):
+def test_foreign_values_are_unreadable_and_end_nothing(client, stranger):
     mine = client(HEAD)
     for name, junk in JUNK.items():
         stranger.set(name, junk)
@@ -117,7 +117,7 @@ def test_parts_that_unpack_to_no_value_are_unreadable(client, stranger):
     _still_carries(mine, stranger)
 
 
-def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger):
+def test_invalid_beat_is_ignored_and_the_next_one_is_heard(client, stranger):
     mine = client(HEAD)
     mine.follow([1])
     heard = mine.beats[1].message
@@ -135,7 +135,7 @@ def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger):
     _still_carries(mine, stranger)
 
 
-def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger):
+def test_texts_in_beats_of_an_agent_are_plain_and_short(client, stranger):
     mine = client(HEAD)
     mine.follow([1])
     words = "\x1b]52;c;b3Vycw==\x07\x1b[2J" + "x" * 100_000
@@ -148,7 +148,7 @@ def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger
         assert said.isprintable()
 
 
-def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(client):
+def test_invalid_numbers_are_sent_as_null(client):
     one, other = client(HEAD), client(1)
     one.put("between/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
 

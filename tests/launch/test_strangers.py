@@ -41,7 +41,7 @@ def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
         assert not [word for word in words if word in said]
 
 
-def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, port: int):
+def test_client_that_is_not_a_node_is_ignored_at_check_in(start: Start, port: int):
     head, store = _head_and_stranger(start, port)
     for junk in (b"GET / HTTP/1.1", b'{"parts": 5}', b"[" * 50_000, b'{"hostname": {"a": "\\u001b[2J"}}'):
         store.set(f"join/{store.add('arrivals', 1)}", junk)
@@ -52,7 +52,7 @@ def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, 
     _says_nothing_of_its_own_inside(head, other)
 
 
-def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: Start, port: int):
+def test_node_of_another_release_is_reported_as_unreadable(start: Start, port: int):
     head, store = _head_and_stranger(start, port, "--join-timeout", "10")
     _put(store, f"join/{store.add('arrivals', 1)}", {"hostname": "node7", "nnodes": "two", "version": "9.0"})
 
@@ -65,7 +65,7 @@ def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: St
     _says_nothing_of_its_own_inside(head)
 
 
-def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(start: Start):
+def test_unreadable_results_make_the_run_unsure_without_a_culprit(start: Start):
     head, other = start(0), start(1, module=garbling.__name__)
     report = head.report()
 
@@ -75,7 +75,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
     _says_nothing_of_its_own_inside(head, other)
 
 
-def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: int):
+def test_invalid_order_ends_the_run_unsure_on_both_nodes(start: Start, port: int):
     head, store = _head_and_stranger(start, port)
     for key in ("order/2", "order/3"):  # one of them is a trial, which the head is late to order
         _put(store, key, {"do": "trial", "record": "\x1b[2J"})
@@ -89,7 +89,7 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
     _says_nothing_of_its_own_inside(head, other)
 
 
-def test_a_trial_with_settings_that_load_code_is_refused_and_said(start: Start, port: int):
+def test_trial_with_settings_that_load_code_is_refused_and_reported(start: Start, port: int):
     """test_trials_that_are_refused.py tests the other reasons."""
     head, store = _head_and_stranger(start, port)
     settings = [{"name": "LD_PRELOAD", "value": "/tmp/x.so"}]
@@ -109,7 +109,7 @@ def test_a_trial_with_settings_that_load_code_is_refused_and_said(start: Start, 
     _says_nothing_of_its_own_inside(head, other)
 
 
-def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start, port: int):
+def test_unknown_end_of_the_trial_ends_the_run_unsure(start: Start, port: int):
     head, store = _head_and_stranger(start, port)
     store.set("stop/t0", b'"\\u001b[2Jwon"')
 
@@ -135,7 +135,7 @@ def _of(run_id: str, node_rank: int) -> dict[str, str]:
     }
 
 
-def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start, port: int):
+def test_nodes_of_another_launch_do_not_take_part_and_are_not_blamed(start: Start, port: int):
     head = start(0, name="a0", more_env=_of("train", 0))
     head.wait_for("1 of 2 nodes here")
     others = [start(rank, name=f"b{rank}", more_env=_of("evaluate", rank)) for rank in range(2)]
@@ -156,7 +156,7 @@ def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start,
         assert "another port" in finding["remedies"][0]["summary"]
 
 
-def test_two_jobs_that_claim_one_node_rank_are_told_so_and_no_rank_is_blamed(start: Start):
+def test_two_jobs_that_claim_one_node_rank_are_reported_without_a_rank(start: Start):
     head = start(0, name="a0", more_env={"SLURM_JOB_ID": "1"})
     head.wait_for("1 of 2 nodes here")
     other = start(0, name="b0", more_env={"SLURM_JOB_ID": "2"})

@@ -27,7 +27,7 @@ os._exit(0)  # not through the end of a process whose group nobody destroys, whe
 
 
 @pytest.mark.ranks
-def test_calls_that_debug_detail_makes_of_its_own_are_another_groups():
+def test_calls_that_debug_detail_adds_belong_to_another_group():
     argv = (sys.executable, "-W", "ignore", "-c", _DETAIL)
     env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "PATH": "/usr/bin:/bin", "TORCH_FR_BUFFER_SIZE": "100"}
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=LIMIT_S, env=env)
@@ -75,7 +75,7 @@ def test_the_backend_class_depends_on_attributes_of_torch_not_on_its_version(tor
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_backend_without_a_name_is_not_known_and_the_bound_device_is_as_torch_writes_it():
+def test_backend_without_a_name_is_unknown_and_the_bound_device_is_read():
     assert backend_impl(_Group(object()), "cpu") is None
     assert bound_device(_Group(object())) == "cuda:3"
 

@@ -76,15 +76,15 @@ def interrupted(**parts: str) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-def test_a_signal_before_the_launch_is_entered_leaves_no_torchrun():
+def test_signal_before_the_launch_starts_leaves_no_torchrun():
     assert interrupted(at_spec="signal.raise_signal(signal.SIGTERM)", at_once="launches(-1)") == 1
 
 
-def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
+def test_signals_at_any_time_of_the_launch_leave_no_torchrun():
     assert interrupted(storm="True", rounds="60") > 20
 
 
-def test_a_rank_of_torchrun_imports_no_check_but_its_own():
+def test_torchrun_rank_imports_only_its_own_check():
     program = """
 import sys
 from ddp_doctor.ranks.torchrun import worker
@@ -110,7 +110,7 @@ Failures:
 """
 
 
-def test_ranks_have_the_signals_that_torchrun_tells_and_only_those_that_it_ended_or_saw_end(tmp_path):
+def test_ranks_get_only_the_signals_that_torchrun_reports(tmp_path):
     pids = (16745, 16747, 16749)
     started: Any = launch.Launch(tmp_path, (), {})
     started.workers = [SimpleNamespace(pid=pid) for pid in pids]

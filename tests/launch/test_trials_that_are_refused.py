@@ -53,7 +53,7 @@ def moves(size_bytes: int) -> dict[str, Any]:
         *((exchange(*ranks), "two ranks") for ranks in ((2,), (0, 1, 2))),
     ],
 )
-def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(node_ranks, order, why):
+def test_invalid_trial_is_refused_with_a_sentence_before_it_starts(node_ranks, order, why):
     with pytest.raises(Refused, match=why):
         node_ranks.run_trial(ordered(**order), ())
 
@@ -61,13 +61,13 @@ def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_
 @pytest.mark.parametrize(
     "order", [{"limit_s": 5.0}, {"settings": (Setting(name="NCCL_NET", value="IB"),), "limit_s": None}]
 )
-def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(node_ranks, order):
+def test_limit_or_settings_of_a_trial_without_a_remedy_are_refused(node_ranks, order):
     with pytest.raises(Refused, match="does not try a fix"):
         node_ranks.run_trial(ordered(reproducer=None, **order), ())
 
 
 @pytest.mark.parametrize("limit_s", [None, 0.0, FIRST_NCCL_S + 1, math.nan])
-def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limit_s):
+def test_separate_check_has_its_own_limit_and_no_other(node_ranks, limit_s):
     with pytest.raises(Refused, match="a time limit"):
         node_ranks.run_trial(ordered(reproducer=None, limit_s=limit_s), (nccl_diagnostics.CHECK,))
 
@@ -76,7 +76,7 @@ def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limi
     ("groups", "more"),
     [(((1, 1),), {}), (((0,), (0, 1)), {}), (((1, 2),), {}), (((0, 1),), {"reproducer": None, "limit_s": None})],
 )
-def test_groups_that_overlap_or_name_other_nodes_and_those_that_try_nothing_are_refused(node_ranks, groups, more):
+def test_overlapping_or_invalid_groups_and_groups_without_a_remedy_are_refused(node_ranks, groups, more):
     group: Any = None  # refused before it is used
     with pytest.raises(Refused, match="do not match the nodes"):
         run_own_group(node_ranks, group, ordered(**more), groups)

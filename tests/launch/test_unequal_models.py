@@ -38,14 +38,14 @@ def buffer_on_rank_1_alone(ctx):
     ],
 )
 @torches
-def test_the_rank_with_another_model_is_named_before_anything_hangs(play: Play, probe, code, rank):
+def test_rank_with_another_model_is_reported_before_a_hang(play: Play, probe, code, rank):
     scenario = play(probe, ranks=3, deadline_s=LIMIT_S)
 
     assert scenario.codes == [code]
     assert scenario.culprits == [rank]
 
 
-def test_of_two_ranks_with_two_models_none_is_blamed(play: Play):
+def test_neither_of_two_ranks_with_two_models_is_blamed(play: Play):
     scenario = play(extra_head_on_rank_1, ranks=2, deadline_s=LIMIT_S)
 
     assert scenario.codes == ["DD740"]
@@ -62,7 +62,7 @@ def wraps_it_all_the_same(ctx):
         wait_forever()
 
 
-def test_left_to_ddp_the_same_difference_kills_a_rank(play: Play):
+def test_same_difference_kills_a_rank_without_the_check(play: Play):
     scenario = play(wraps_it_all_the_same, ranks=3, deadline_s=LIMIT_S)
 
     assert scenario.codes != []

@@ -68,13 +68,13 @@ def test_values_of_another_shape_are_unreadable(junk: Any):
     ],
     ids=repr,
 )
-def test_a_card_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
+def test_node_report_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
     assert messages.node_report(_node_report()).hostname == "node1"
     with pytest.raises(Unreadable):
         messages.node_report(_node_report(**fields))
 
 
-def test_the_sender_of_a_card_of_another_release_is_known_by_its_name():
+def test_sender_of_a_report_of_another_release_is_known_by_name():
     assert messages.sender(_node_report(nnodes="two")) == "node1"
     assert messages.sender({"hostname": "node1\x1b[2J"}) == ""
 
@@ -89,7 +89,7 @@ def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings()
     assert second.status is Status.ABSENT
 
 
-def test_nobody_speaks_of_a_node_that_there_is_not():
+def test_node_that_does_not_exist_is_removed_from_a_fact():
     told = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": 7})
 
     (reading,) = messages.readings([told], 1, WORLD)
@@ -97,7 +97,7 @@ def test_nobody_speaks_of_a_node_that_there_is_not():
     assert reading.fact is None
 
 
-def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
+def test_fact_of_an_unknown_kind_stays_unchanged():
     told = _reading(status="collected", fact={"kind": "weather/1", "sun": True})
 
     (reading,) = messages.readings([told], 1, WORLD)
@@ -106,7 +106,7 @@ def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
 
 
 @pytest.mark.parametrize("fields", [{"node": 0}, {"node": 7}, {"rank": 1}, {"rank": 4}], ids=repr)
-def test_nobody_hands_in_what_another_node_read(fields: dict[str, Any]):
+def test_reading_of_another_node_is_refused(fields: dict[str, Any]):
     with pytest.raises(Unreadable):
         messages.readings([_reading(**fields)], 1, WORLD)
 
@@ -122,7 +122,7 @@ def test_nobody_hands_in_what_another_node_read(fields: dict[str, Any]):
     ],
     ids=repr,
 )
-def test_a_trial_that_speaks_of_other_ranks_is_unreadable(record: dict[str, Any]):
+def test_trial_with_other_ranks_is_unreadable(record: dict[str, Any]):
     told = {"record": {"trial": "t0", **record}, "readings": []}
 
     with pytest.raises(Unreadable):

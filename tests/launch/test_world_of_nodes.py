@@ -19,7 +19,7 @@ def test_nodes_without_a_rank_are_numbered_by_their_arrival():
 
 
 @pytest.mark.parametrize("wrong", [{"claimed_rank": -1}, {"port": 65536}, {"world": []}, {"readings": [{}]}])
-def test_what_no_agent_says_of_itself_is_no_card(wrong):
+def test_invalid_node_report_is_refused(wrong):
     with pytest.raises(ValidationError):
         NodeReport.model_validate({"hostname": "node0", "nnodes": 2} | wrong)
 
@@ -35,7 +35,7 @@ def test_the_launchers_order_counts_more_than_the_arrival():
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
-def test_every_node_gets_one_rank_whatever_they_claim(arrivals: list[int], claiming: set[int]):
+def test_every_node_gets_one_rank_whatever_the_nodes_claim(arrivals: list[int], claiming: set[int]):
     node_reports = {0: _report("head", 0)}
     for rank in arrivals:
         if rank:
@@ -64,7 +64,7 @@ def test_one_node_without_nccl_makes_it_a_gloo_world():
     assert world_of(node_reports, 2, (), "plain").backend == "gloo"
 
 
-def test_a_node_that_is_not_here_has_its_expected_name_and_counts_like_the_first():
+def test_absent_node_has_its_expected_name_and_the_ranks_of_the_first():
     world = world_of({0: _report("node0", 0, nproc_per_node=8)}, 2, ("node0", "node1"), "slurm")
 
     assert (world.world_size, world.hostname(1)) == (16, "node1")
