@@ -71,7 +71,7 @@ def culprits(report: dict[str, Any]) -> list[tuple[int, str]]:
     return [(one["rank"], one["node"]) for finding in report["findings"] for one in finding["culprits"]]
 
 
-def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_before(ssh_lab, job):
+def test_rank_of_another_host_is_reported_over_ssh_without_side_effects(ssh_lab, job):
     know_hosts(ssh_lab)
     before = [seen(pid) for pid in job]
 
@@ -83,7 +83,7 @@ def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_befor
     assert [seen(pid) for pid in job] == before
 
 
-def test_a_host_that_ssh_does_not_reach_is_named_and_no_rank_is_blamed_for_it(ssh_lab, job):
+def test_host_that_ssh_cannot_reach_is_named_and_no_rank_is_blamed(ssh_lab, job):
     key = (ssh_lab.folder / "ssh/host.pub").read_text()
     (ssh_lab.folder / "ssh/known").write_text(f"node0 {key}node1 {key}")
 
@@ -96,7 +96,7 @@ def test_a_host_that_ssh_does_not_reach_is_named_and_no_rank_is_blamed_for_it(ss
     assert "Rank 2 was not seen" in text
 
 
-def test_a_job_in_a_container_is_read_from_the_host_by_the_numbers_and_files_of_the_container(tmp_path):
+def test_job_in_a_container_is_read_from_the_host(tmp_path):
     if reason := why_no_lab("unshare"):
         pytest.skip(reason)
     inside = tmp_path / "inside.sh"
@@ -219,7 +219,7 @@ def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes users and rights away from processes, as root alone may")
-def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_nothing():
+def test_refusals_of_the_kernel_are_reported_and_a_seccomp_filter_does_not_matter():
     with forked(lambda: None) as of_root, forked(sleep_as_daemon) as closed:
         assert stack_seen_by(lambda: None, of_root) == "read"
         assert stack_seen_by(filter_calls, of_root) == "read"  # py-spy reads /proc/PID/mem then
@@ -236,7 +236,7 @@ def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes users away from processes, as root alone may")
-def test_how_a_process_ended_is_not_told_to_who_may_not_know_it():
+def test_exit_of_a_process_is_hidden_from_other_users():
     with forked(lambda: None) as pid:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -43,21 +43,21 @@ def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[i
         ("unshare -n", "ip link set lo up; ip address flush dev lo scope host", "DD240", "no address 127.0.0.1"),
     ],
 )
-def test_a_host_without_it_is_sick_and_says_so(tmp_path, within, before, code, said, command):
+def test_host_without_a_requirement_is_unhealthy_and_the_report_names_it(tmp_path, within, before, code, said, command):
     exit_code, report, _ = doctor(tmp_path, within, before, *command.split())
     assert (exit_code, report["verdict"]) == (1, "unhealthy")
     assert [finding["code"] for finding in report["findings"] if finding["severity"] == "error"] == [code]
     assert said in report["summary"]
 
 
-def test_a_limit_of_twenty_files_explains_what_failed_for_it(tmp_path):
+def test_limit_of_twenty_files_is_the_reported_cause(tmp_path):
     exit_code, report, _ = doctor(tmp_path, "env", "ulimit -n 20", "run", "--budget", "60")
     assert (exit_code, report["findings"][0]["code"]) == (1, "DD223")
     assert "too many open files" in report["findings"][0]["evidence"][0]["text"].lower()
     assert "DD501" not in [finding["code"] for finding in report["findings"]]
 
 
-def test_a_disk_that_nothing_can_be_written_to_is_said_in_a_sentence(tmp_path):
+def test_disk_without_write_access_is_reported_in_a_sentence(tmp_path):
     exit_code, _, said = doctor(tmp_path, "unshare -m", f"cd /; {READ_ONLY}", "run", "--level", "quick")
     assert exit_code == 2
     assert "cannot write to '/tmp': Read-only file system; set TMPDIR to a writable directory" in said

@@ -43,7 +43,7 @@ def hole() -> Iterator[str]:
         pytest.param(("--skip", "allreduce"), id="in DDP's broadcast, that the sender leaves"),
     ],
 )
-def test_a_black_hole_between_two_ranks_is_named_as_the_link_and_no_rank_is(skipped, hole, tmp_path):
+def test_black_hole_between_two_ranks_is_reported_as_the_link(skipped, hole, tmp_path):
     done = subprocess.run(
         (
             *("ip", "netns", "exec", hole, sys.executable, "-m", "ddp_doctor"),

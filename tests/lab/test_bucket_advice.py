@@ -63,7 +63,7 @@ def tell(plant: tuple[str, ...], done: Run) -> None:
     print(f"  said: {', '.join(sorted(codes(done))) or 'nothing'}")
 
 
-def test_on_a_slow_link_small_buckets_are_tried_and_advised_only_where_they_win():
+def test_small_buckets_on_a_slow_link_are_advised_only_if_they_win():
     plant = ("rate:node1:100",)
     done = steps(*plant)
     tell(plant, done)
@@ -78,7 +78,7 @@ def test_on_a_slow_link_small_buckets_are_tried_and_advised_only_where_they_win(
 
 
 @pytest.mark.serial  # on a busy machine the steps of this model may not fit into the time of the check
-def test_a_model_of_yours_is_advised_by_name_with_what_was_predicted_and_measured():
+def test_users_model_is_advised_by_name_with_prediction_and_measurement():
     name = "tests.models.healthy:deep_net"
     plant = ("rate:node1:200",)
     done = steps(*plant, options=("--model", name, "--only", "user_model"), level="standard")
@@ -98,7 +98,7 @@ def test_a_model_of_yours_is_advised_by_name_with_what_was_predicted_and_measure
     assert not {code for code in said if code.startswith(("DD6", "DD7"))}
 
 
-def test_where_every_collective_has_a_long_way_no_small_buckets_are_advised():
+def test_no_small_buckets_are_advised_if_every_collective_has_high_latency():
     plant = ("rate:node1:200", "delay:node1:20")
     done = steps(*plant)
     tell(plant, done)
@@ -109,7 +109,7 @@ def test_where_every_collective_has_a_long_way_no_small_buckets_are_advised():
 
 
 @pytest.mark.serial  # the processors are slower than the link, and on a busy machine no size is tried
-def test_on_a_fast_link_nothing_is_above_information_and_no_size_is_advised_that_lost():
+def test_fast_link_has_only_info_findings_and_no_losing_size_is_advised():
     done = steps()
     tell((), done)
     found = tried(done)

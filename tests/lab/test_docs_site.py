@@ -59,7 +59,7 @@ def test_every_address_in_a_page_of_the_site_has_a_target(site: Path):
     assert len(pages) > 100
 
 
-def test_pages_fit_a_telephone_and_search_finds_a_rule_without_a_request_to_a_host(site: Path, browser: Tab):
+def test_pages_fit_a_phone_and_the_search_works_offline(site: Path, browser: Tab):
     for width in (1280, 390):
         for page in PAGES:
             browser.open((site / page).as_uri(), width)

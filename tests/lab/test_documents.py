@@ -115,7 +115,7 @@ def from_checkout(command: str) -> str:
 @pytest.mark.parametrize(
     "document", sorted({block.document for block in RUN if not re.search("(replay|logs) tests", block.said)})
 )
-def test_what_a_document_tells_to_type_works_and_prints_what_it_shows(home: Path, document: str):
+def test_documented_command_works_and_prints_the_documented_output(home: Path, document: str):
     printed = ""
     of_document = [block for block in RUN if block.document == document]
     for block, following in zip(of_document, [*of_document[1:], None], strict=True):

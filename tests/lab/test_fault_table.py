@@ -54,7 +54,7 @@ CASES = [pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN
 
 
 @pytest.mark.parametrize("row", CASES)
-def test_the_fault_is_named_with_its_culprit(row: Row) -> None:
+def test_fault_is_reported_with_its_culprit(row: Row) -> None:
     if reason := why_no_lab(*(("cc",) if any("skewed-clock" in fault for fault in row.plant) else ())):
         pytest.skip(reason)
     outcome = run_row(row)

@@ -38,9 +38,7 @@ def read(paths: list[Path]) -> list[FlightDumpFact]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("situation", list(SITUATIONS))
-def test_the_culprit_is_named_from_either_form_and_no_innocent_where_dumps_are_damaged(
-    situation: str, size: int, hung: Path
-):
+def test_culprit_is_found_in_either_form_and_damaged_dumps_blame_no_other_rank(situation: str, size: int, hung: Path):
     expected = SITUATIONS[situation]
     culprits = expected.culprits(size)
     for form in ("*.json", "nccl_trace_rank_*"):
@@ -57,7 +55,7 @@ def test_the_culprit_is_named_from_either_form_and_no_innocent_where_dumps_are_d
                 assert named([*others, *put])[1] <= culprits, (form, dump.file)
 
 
-def test_a_pickle_says_where_the_culprit_called_its_last_collective(hung: Path):
+def test_pickle_shows_where_the_culprit_called_its_last_collective(hung: Path):
     (found,) = verdicts(read(sorted((hung / "missing-4").glob("nccl_trace_rank_*"))))
 
     assert "Rank 3 called its last collective at " in found.detail

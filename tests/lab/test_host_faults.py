@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.lab
 
 
-def test_a_stopped_process_goes_on_when_undone(lab):
+def test_stopped_process_continues_when_the_fault_is_undone(lab):
     sleeper = lab["node1"].start(("sleep", "88"))
     with faults.plant(lab, "stop:node1:sleep"):
         assert state(sleeper.pid) == "T"
@@ -24,7 +24,7 @@ def test_a_stopped_process_goes_on_when_undone(lab):
     assert sleeper.wait() == -signal.SIGKILL
 
 
-def test_all_that_runs_on_a_host_is_killed_and_the_host_stays(two_hosts):
+def test_all_processes_of_a_host_are_killed_and_the_host_stays_up(two_hosts):
     sleepers = [host.start(("sleep", "88")) for host in two_hosts.hosts for _ in range(2)]
     assert all(each.pid for each in sleepers)
     faults.plant(two_hosts, "kill-all:node1")
@@ -33,7 +33,7 @@ def test_all_that_runs_on_a_host_is_killed_and_the_host_stays(two_hosts):
     assert two_hosts["node1"].is_up
 
 
-def test_a_host_without_power_falls_silent_and_can_be_booted_again(two_hosts, dial):
+def test_host_without_power_stops_responding_and_can_be_booted_again(two_hosts, dial):
     node0, node1 = two_hosts.hosts
     listener = ("python", "-c", LISTEN.format(port=4000))
     server = node0.start(listener)
@@ -65,7 +65,7 @@ signal.pause()
 """
 
 
-def test_a_held_port_is_taken_and_mute(lab, dial):
+def test_occupied_port_is_in_use_and_never_answers(lab, dial):
     with faults.plant(lab, "held-port:node1:4100"):
         said = dial(lab["node0"], "node1", port=4100, timeout_s=0.3)
         assert "connect_s" in said
@@ -78,7 +78,7 @@ def addresses(host, name: str) -> list[str]:
     return list(dict.fromkeys(line.split()[0] for line in found.splitlines()))
 
 
-def test_names_mean_something_else_on_one_host_only(lab):
+def test_names_resolve_differently_on_one_host_only(lab):
     node0, node1 = lab["node0"], lab["node1"]
     everywhere = addresses(node0, "node1")
     with faults.plant(lab, "loopback-name:node1"):
@@ -101,7 +101,7 @@ def test_a_host_of_one_family_is_out_of_reach_for_the_other(lab, dial):
     assert "error" not in dial(lab["node1"], "fd77::1")
 
 
-def test_interfaces_that_lead_nowhere(lab: Lab):
+def test_interfaces_without_a_connection_are_added(lab: Lab):
     def interfaces() -> str:
         return lab["node1"].run(("ip", "-brief", "address")).stdout
 
@@ -145,7 +145,7 @@ VERSION = "import importlib.metadata as m, {0}; print({0}.__version__, m.version
 
 
 @pytest.mark.parametrize("package", ["ddp_doctor", "torch"])
-def test_another_version_is_imported_and_is_in_the_metadata(lab, package):
+def test_other_version_is_imported_and_in_the_metadata(lab, package):
     with faults.plant(lab, f"other-version:node1:{package}:1.2.3"):
         assert lab["node1"].run(("python", "-c", VERSION.format(package))).stdout.split() == ["1.2.3"] * 2
     assert "1.2.3" not in lab["node1"].environment["PYTHONPATH"]
@@ -154,10 +154,10 @@ def test_another_version_is_imported_and_is_in_the_metadata(lab, package):
 @pytest.mark.parametrize(
     "text", ["no-such-fault", "loss", "loss:node9", "loss:node1:much", "cut-path:node1", "silence:node1:x"]
 )
-def test_what_cannot_be_planted_says_how_it_is_written(lab, text):
+def test_invalid_fault_is_refused_with_its_notation(lab, text):
     with pytest.raises(ValueError, match=r"loss:HOST|no fault|cut-path:HOST:PEER|silence:HOST"):
         faults.plant(lab, text)
 
 
-def test_this_machines_own_name_is_what_it_was(lab):
+def test_name_of_this_machine_is_unchanged(lab):
     assert not socket.gethostname().startswith("node")

@@ -32,7 +32,7 @@ def test_every_host_reaches_every_other_by_name(lab, dial):
 
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "10.78.0.1", "fd77::1"])
-def test_both_interfaces_and_both_families_carry(lab, dial, address):
+def test_both_interfaces_and_both_families_work(lab, dial, address):
     assert "error" not in dial(lab["node3"], address)
 
 
@@ -44,7 +44,7 @@ def test_a_host_has_its_own_name_processes_and_files(lab):
     assert int(pid) < 100
 
 
-def test_a_host_sees_no_process_of_another(lab):
+def test_host_sees_no_process_of_another_host(lab):
     with_sleep = lab["node1"].start(("sleep", "77"))
     assert lab["node1"].wait_for_process("sleep") == with_sleep.pid
     assert lab["node0"].find_process("sleep") is None
@@ -67,13 +67,13 @@ def test_output_exit_code_and_environment_of_a_command(lab):
     assert started["node3"].errors() == "no\n"
 
 
-def test_an_orphan_that_ends_is_gone(lab):
+def test_orphan_that_exits_is_reaped(lab):
     lab["node0"].run(("sh", "-c", "sleep 1000 >/dev/null 2>&1 & exit 0"))
     os.kill(lab["node0"].wait_for_process("sleep"), signal.SIGKILL)
     wait_until(lambda: lab["node0"].find_process("sleep") is None, "the orphan is reaped")
 
 
-def test_what_a_command_leaves_behind_is_told(lab):
+def test_remains_of_a_command_are_reported(lab):
     with Lab(nodes=1) as other:
         node0 = other["node0"]
         assert other.left_behind() == []
@@ -85,21 +85,21 @@ def test_what_a_command_leaves_behind_is_told(lab):
     assert left == ["sleep", "/dev/shm/segment", "$TMPDIR/file"]
 
 
-def test_two_labs_with_the_same_addresses_do_not_meet(lab, dial):
+def test_two_labs_with_the_same_addresses_are_separate(lab, dial):
     with Lab(nodes=2) as other:
         assert dial(other["node0"], "node1")["error"] == "ECONNREFUSED"  # lab's node1 would answer
         assert "error" not in dial(lab["node0"], "node1")
 
 
 @pytest.mark.parametrize("network", ["192.168.77", "172.16.5"])
-def test_the_network_is_chosen(lab, dial, network):
+def test_network_of_a_lab_can_be_chosen(lab, dial, network):
     with Lab(nodes=2, network=network) as other:
         assert other["node1"].address == f"{network}.2"
         answers(other["node1"])
         assert "error" not in dial(other["node0"], "node1")
 
 
-def test_ipv6_alone_is_enough(lab, dial):
+def test_lab_works_with_ipv6_only(lab, dial):
     with Lab(nodes=2, ipv6="only") as other:
         assert other["node1"].address == "fd77::2"
         assert "inet " not in other["node1"].run(("ip", "address", "show", "eth0")).stdout
@@ -110,7 +110,7 @@ def test_ipv6_alone_is_enough(lab, dial):
 @pytest.mark.parametrize(
     "ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "SIGKILL"]
 )
-def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
+def test_no_process_survives_the_process_that_made_the_lab(ended_by):
     if reason := why_no_lab():
         pytest.skip(reason)
     maker = subprocess.Popen(

@@ -69,7 +69,7 @@ BEYOND = """(() => {
         "nccl-tests",
     ],
 )
-def test_on_a_telephone_no_number_is_hidden_or_beyond_the_edge(browser: Tab, tmp_path: Path, situation: str):
+def test_every_number_is_visible_on_a_phone(browser: Tab, tmp_path: Path, situation: str):
     cells, beyond = shown(browser, _page(situation, tmp_path), tmp_path / "page.html", width=390).evaluate(BEYOND)
     assert cells > 0
     assert beyond == []
@@ -147,7 +147,7 @@ def _page(situation: str, folder: Path) -> str:
     return page.render(outcome.report, outcome.recording)
 
 
-def test_a_host_that_is_called_script_is_text_and_nothing_is_loaded(browser: Tab, tmp_path: Path):
+def test_host_named_like_a_script_is_text_and_nothing_is_loaded(browser: Tab, tmp_path: Path):
     browser.console.clear()
     browser.requested.clear()
     seen = shown(browser, named_page(EVIL), tmp_path / "page.html", width=1280).evaluate(

@@ -35,7 +35,7 @@ def rows(tmp_path_factory) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_gloo_listens_where_it_was_foretold(rows):
+def test_gloo_listens_on_the_predicted_address(rows):
     wrong = [row for row in rows if not _agree(row["gloo"][0], row["real_gloo"])]
 
     assert len(rows) > 40
@@ -47,7 +47,7 @@ def _agree(foretold: str | None, real: list[str] | None) -> bool:
     return foretold is None if real is None else foretold in real
 
 
-def test_nccl_takes_what_was_foretold_and_goes_down_its_order(rows):
+def test_nccl_makes_the_predicted_choice_and_follows_its_order(rows):
     """Without libnccl, which comes with CUDA builds of torch, only the order is checked."""
     asked = [row for row in rows if row["real_nccl"] is not None]
     last = [row["nccl"][0] for row in rows if not row["env"]][-4:]

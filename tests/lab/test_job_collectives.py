@@ -59,7 +59,7 @@ def reproduced(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_200_collectives_of_four_groups_come_through(dumps: Made, tmp_path: Path):
+def test_200_collectives_of_four_groups_finish(dumps: Made, tmp_path: Path):
     script = tmp_path / "reproducer.py"
 
     code, report = replayed(dumps("through"), "--reproducer", str(script))
@@ -71,7 +71,7 @@ def test_200_collectives_of_four_groups_come_through(dumps: Made, tmp_path: Path
     assert (run.returncode, run.stdout.count("is through")) == (0, RANKS), run.stderr[-2000:]
 
 
-def test_a_skipped_collective_hangs_where_the_job_hung_and_the_script_hangs_too(dumps: Made, tmp_path: Path):
+def test_skipped_collective_hangs_the_replay_and_the_script_where_the_job_hung(dumps: Made, tmp_path: Path):
     script = tmp_path / "reproducer.py"
 
     code, report = replayed(dumps("skipped"), "--reproducer", str(script))

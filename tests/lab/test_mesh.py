@@ -38,7 +38,7 @@ def codes(report: Mapping[str, Any]) -> list[str]:
     return [finding["code"] for finding in report["findings"]]
 
 
-def test_an_inner_axis_that_crosses_the_slow_network_is_told_to_go_inside(slow: Lab):
+def test_inner_axis_that_crosses_the_slow_network_is_reported(slow: Lab):
     exits, report = run(slow, lambda _host: "shard=2,dp=2")
 
     assert (exits, codes(report)) == ({1}, ["DD645"])
@@ -47,13 +47,13 @@ def test_an_inner_axis_that_crosses_the_slow_network_is_told_to_go_inside(slow: 
     assert (finding["confidence"], finding["culprits"]) == ("likely", [])
 
 
-def test_with_the_inner_axis_inside_nothing_is_said(slow: Lab):
+def test_inner_axis_within_a_node_has_no_finding(slow: Lab):
     exits, report = run(slow, lambda _host: "dp=2,shard=2")
 
     assert (exits, codes(report)) == ({0}, [])
 
 
-def test_of_two_hosts_with_different_meshes_neither_is_named_and_no_rank_hangs(two_hosts: Lab):
+def test_two_hosts_with_different_meshes_blame_neither_and_do_not_hang(two_hosts: Lab):
     exits, report = run(two_hosts, lambda host: "dp=2,shard=2" if host.index else "shard=2,dp=2")
 
     assert (exits, codes(report)) == ({1}, ["DD643"])

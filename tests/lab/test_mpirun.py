@@ -45,7 +45,7 @@ def the_report(lab: Lab) -> dict[str, Any]:
     return report
 
 
-def test_typed_on_a_host_without_ranks_several_tasks_of_a_node_have_one_agent(lab):
+def test_several_tasks_of_a_node_have_one_agent(lab):
     done = mpirun(lab, lab["node2"], "-H", "node0:2,node1:2", "-n", "4")
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +56,7 @@ def test_typed_on_a_host_without_ranks_several_tasks_of_a_node_have_one_agent(la
     assert [node["hostname"] for node in world["nodes"]] == ["node0", "node1"]
 
 
-def test_what_mpirun_sets_on_all_nodes_of_one_task_is_judged_and_mpirun_ends_with_exit_code_1(lab):
+def test_setting_of_mpirun_on_all_nodes_is_evaluated_with_exit_code_1(lab):
     done = mpirun(lab, lab["node0"], "-H", "node0,node1", "-n", "2", "-x", "GLOO_SOCKET_IFNAME=ib0")
 
     assert done.returncode == 1, done.stdout + done.stderr

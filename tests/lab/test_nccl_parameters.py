@@ -124,7 +124,7 @@ def foretold(name: str, value: str, default: int, nccl_release: str) -> int:
     return default if "ignored" in wrong.becomes else strtoll(value)[0] or 0
 
 
-def test_table_knows_the_names_of_a_real_library_and_the_library_those_of_the_table(nccl):
+def test_table_and_real_library_know_the_same_names(nccl):
     nccl_release, library = nccl
     texts = elf.texts(library)
 
@@ -135,7 +135,7 @@ def test_table_knows_the_names_of_a_real_library_and_the_library_those_of_the_ta
     assert len(known & said) > 100
 
 
-def test_defaults_of_a_real_library_are_those_of_the_table(nccl):
+def test_defaults_of_a_real_library_equal_those_of_the_table(nccl):
     nccl_release, library = nccl
 
     real = defaults(library)
@@ -146,7 +146,7 @@ def test_defaults_of_a_real_library_are_those_of_the_table(nccl):
     assert len(real) > 90
 
 
-def test_a_real_library_reads_odd_numbers_as_the_doctor_says(nccl):
+def test_real_library_reads_odd_numbers_as_ddp_doctor_predicts(nccl):
     nccl_release, library = nccl
     functions, reads = readers(library)
     unset = told(library, functions)

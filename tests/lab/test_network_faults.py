@@ -38,7 +38,7 @@ def _nothing_else_is_broken(lab, dial):
 
 
 @pytest.mark.parametrize(("fault", "to_node0", "to_node1"), CONNECTING, ids=[row[0] for row in CONNECTING])
-def test_who_can_connect_to_whom(lab, dial, fault, to_node0, to_node1):
+def test_fault_blocks_the_expected_connections(lab, dial, fault, to_node0, to_node1):
     with faults.plant(lab, fault):
         for host, address, error in (("node1", "10.77.0.1", to_node0), ("node0", "10.77.0.2", to_node1)):
             limit_s = 0.3 if error == "timeout" else LIMIT_S
@@ -63,7 +63,7 @@ def test_a_link_that_is_down_has_no_carrier_and_a_dead_port_has(lab: Lab):
         wait_until(lambda: "LOWER_UP" in flags())
 
 
-def test_the_second_interface_breaks_alone(lab, dial):
+def test_only_the_second_interface_breaks(lab, dial):
     with faults.plant(lab, "dead-port:node1:eth1"):
         assert dial(lab["node1"], "10.78.0.1", timeout_s=0.3)["error"] == "timeout"
         assert "error" not in dial(lab["node1"], "10.77.0.1")
@@ -76,14 +76,14 @@ def test_addresses_of_both_families_survive_a_link_that_was_down(lab, dial):
 
 
 @pytest.mark.serial  # measures round trips
-def test_a_delay_is_in_every_round_trip_and_nobody_elses(lab, dial):
+def test_delay_affects_every_round_trip_of_its_host_only(lab, dial):
     with faults.plant(lab, "delay:node1:25"):
         assert dial(lab["node1"], "10.77.0.1")["round_trip_s"] >= 0.050
         assert dial(lab["node2"], "10.77.0.1")["round_trip_s"] < 0.020
 
 
 @pytest.mark.serial  # measures round trips and rates
-def test_a_delay_of_nothing_costs_next_to_nothing(lab, dial):
+def test_delay_of_zero_costs_very_little(lab, dial):
     with faults.plant(lab, "delay:node1:0"):
         said = dial(lab["node1"], "10.77.0.1", size=8 * MIB)
     assert said["round_trip_s"] < 0.010
@@ -115,7 +115,7 @@ def test_lost_packets_are_lost_on_the_way_to_one_host_only(lab):
     assert clean == 0
 
 
-def test_a_black_hole_passes_small_packets_and_swallows_large_ones(lab, dial):
+def test_black_hole_passes_small_packets_and_drops_large_ones(lab, dial):
     with faults.plant(lab, "mtu-black-hole:node1"):
         for a, b in (("node1", "10.77.0.1"), ("node0", "10.77.0.2")):
             assert "error" not in dial(lab[a], b)
@@ -124,13 +124,13 @@ def test_a_black_hole_passes_small_packets_and_swallows_large_ones(lab, dial):
     assert "error" not in dial(lab["node0"], "10.77.0.2", size=MIB)
 
 
-def test_one_host_with_a_larger_mtu_does_no_harm(lab, dial):
+def test_one_host_with_a_larger_mtu_is_harmless(lab, dial):
     with faults.plant(lab, "mtu:node1:9000"):
         assert "mtu 9000" in lab["node1"].run(("ip", "link", "show", "eth0")).stdout
         assert "error" not in dial(lab["node1"], "10.77.0.1", size=MIB)
 
 
-def test_a_filter_of_one_port_counts_for_ports_opened_later(lab, dial):
+def test_filter_of_one_port_affects_ports_opened_later(lab, dial):
     with faults.plant(lab, "drop-all-but:node2"):
         answers(lab["node2"], 4001)
         assert dial(lab["node1"], "node2", port=4001, timeout_s=0.3)["error"] == "timeout"

@@ -33,7 +33,7 @@ def small_group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_rank_killed_for_lack_of_memory_is_named_with_that_cause(small_group):
+def test_rank_killed_by_the_oom_killer_is_reported_with_that_cause(small_group):
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         (sys.executable, "-m", "tests.lab.oom_run", str(small_group)),

@@ -41,7 +41,7 @@ def promtool(*arguments: str, given: str | None = None) -> str:
     return done.stdout
 
 
-def test_promtool_has_nothing_to_say_of_the_metrics():
+def test_promtool_reports_no_problem_of_the_metrics():
     every = "".join(prometheus.render(run.report, run.recording) for run in map(judged, SITUATIONS[::40]))
     for text in re.split(r"(?=# HELP ddp_doctor_build_info)", every)[1:]:
         assert promtool("check", "metrics", given=text) == ""
@@ -256,7 +256,7 @@ def recovered(report: Report) -> Report:
     return report.model_copy(update={"verdict": Verdict.HEALTHY, "findings": (), "nodes": tuple(nodes)})
 
 
-def test_a_sick_node_is_scraped_queried_and_alerted_until_it_is_well(server: Server):
+def test_unhealthy_node_is_scraped_queried_and_alerted_until_it_recovers(server: Server):
     slow, stuck = hostile(judged(SLOW).report), judged(STUCK).report
     server.write(at(slow, timedelta(days=2)), "run")
     server.write(at(stuck, timedelta(days=3)), "prolog")

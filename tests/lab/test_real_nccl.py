@@ -72,7 +72,7 @@ def asked(**env: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_of_two_packages_the_last_one_wins_and_the_doctor_sees_whose_file_is_there(both):
+def test_last_of_two_packages_wins_and_ddp_doctor_identifies_its_file(both):
     script = Path(machine.__file__).with_name("child_software.py")
     done = subprocess.run((both / "bin/python", "-I", script), capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
@@ -89,7 +89,7 @@ def _overwritten(fact: Software) -> list[Severity]:
     return [finding.severity for finding in nccl_packages_overwrite_each_other.apply(recording)]
 
 
-def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(tmp_path):
+def test_nccl_uses_the_values_of_its_file_that_ddp_doctor_predicts(tmp_path):
     file = tmp_path / ".nccl.conf"
     file.write_text(
         "# c\nexport NCCL_SOCKET_FAMILY=AF_INET6\n NCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SOCKET_IFNAME=lo\n"
@@ -111,7 +111,7 @@ def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) to build a plug-in")
-def test_a_plugin_that_nccl_finds_and_one_that_it_does_not_are_told_apart_as_it_tells_them(tmp_path):
+def test_plugin_is_found_or_missing_as_nccl_reports(tmp_path):
     """NCCL opens network plug-ins only with a GPU; it opens environment plug-ins the same way without one."""
     compile_library(tmp_path / "libnccl-env-x.so", "int nothing;\n")
     compile_library(tmp_path / "libnccl-net-x.so", "int nothing;\n")

@@ -75,7 +75,7 @@ def test_the_other_network_is_proved(plant, endpoint, code, after):
 
 
 @pytest.mark.parametrize(("plant", "endpoint", "code", "after"), MENDED)
-def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(plant, endpoint, code, after):
+def test_other_network_is_proved_and_the_next_run_with_its_file_is_healthy(plant, endpoint, code, after):
     with Lab(nodes=2, second_nic=True) as lab:
         assert told(proved(lab, plant, endpoint, code, after))[:1] == ONE_NAME
 
@@ -83,7 +83,7 @@ def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(p
         assert (second.exits, second.findings(), second.settings()) == ({0}, {}, []), second.texts["node0"]
 
 
-def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_network():
+def test_torchrun_uses_the_other_network_with_the_file_of_the_head():
     """The workers' MASTER_ADDR would be node0's name, which leads to the dead network."""
     with Lab(nodes=2, second_nic=True) as lab:
         finding = proved(lab, ("renamed-interface:node0:eth1:ens5", "dead-port:node1"), SECOND, "DD535", "passes")
@@ -102,7 +102,7 @@ def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_
 
 # Six paths have 1.6 s to show that the other network is healthy, which a busy machine exceeds.
 @pytest.mark.serial
-def test_a_slow_node_of_three_is_named_and_the_other_network_helps_it():
+def test_slow_node_of_three_is_reported_and_the_other_network_helps_it():
     with Lab(nodes=3, second_nic=True) as lab:
         planted(lab, ("rate:node2:100",))
         finding = only_finding(run(lab, FIRST))
@@ -112,7 +112,7 @@ def test_a_slow_node_of_three_is_named_and_the_other_network_helps_it():
     assert (told(finding), finding["remedies"][0]["proof"]["status"]) == (ONE_NAME, "proved")
 
 
-def test_a_second_network_that_is_fast_for_a_burst_only_is_tried_and_not_recommended():
+def test_network_that_is_fast_only_for_a_burst_is_not_recommended():
     with Lab(nodes=2, second_nic=True) as lab:
         planted(lab, (*SLOW, "burst-credit:node0", "burst-credit:node1"))
         done = run(lab, FIRST)
@@ -125,7 +125,7 @@ def test_a_second_network_that_is_fast_for_a_burst_only_is_tried_and_not_recomme
 
 
 @pytest.mark.parametrize("plant", [("rate:node0:100", "rate:node0:100:eth1"), ("rate:node0:100:eth1",)])
-def test_where_the_second_network_is_no_better_nothing_is_recommended(plant):
+def test_second_network_that_is_not_better_is_not_recommended(plant):
     with Lab(nodes=2, second_nic=True) as lab:
         planted(lab, plant)
         done = run(lab, FIRST)
@@ -146,7 +146,7 @@ ONE_NETWORK = (
 
 
 @pytest.mark.parametrize(("plant", "network", "code", "culprits"), ONE_NETWORK)
-def test_a_wrong_choice_is_mended_and_with_its_file_the_next_run_is_healthy(plant, network, code, culprits):
+def test_wrong_choice_is_fixed_and_the_next_run_with_its_file_is_healthy(plant, network, code, culprits):
     endpoint = f"{network}.1:29400"
     with Lab(2, network) as lab:
         planted(lab, plant)
@@ -169,7 +169,7 @@ NO_SETTING = (
 
 
 @pytest.mark.parametrize(("plant", "two", "code", "repair"), NO_SETTING)
-def test_where_no_setting_can_help_the_repair_is_named_and_none_offered(plant, two, code, repair):
+def test_repair_is_named_and_no_setting_offered_if_none_can_help(plant, two, code, repair):
     with Lab(2, second_nic=two) as lab:
         planted(lab, plant)
         done = run(lab, FIRST)

@@ -25,7 +25,7 @@ def test_a_host_is_entered_by_the_script_of_its_name(lab):
     assert (done.returncode, done.stdout) == (7, "node1\n")
 
 
-def test_a_fault_is_planted_and_taken_away(lab):
+def test_fault_is_injected_and_undone(lab):
     shell = Shell(lab)
     assert shell.obey("plant environment:node1:GREETING=good day") == "planted environment:node1:GREETING=good day"
     greeting = (shell.bin / "node1", "sh", "-c", "echo $GREETING")
@@ -35,7 +35,7 @@ def test_a_fault_is_planted_and_taken_away(lab):
     assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "\n"
 
 
-def test_the_page_on_the_lab_shows_what_the_lab_says(two_hosts):
+def test_page_about_the_lab_shows_the_output_of_the_lab(two_hosts):
     shell = Shell(two_hosts)
     start, _, prompt = (block for block in blocks() if "tests/lab/test_shell.py" in block.said)
 
@@ -53,7 +53,7 @@ def test_the_page_on_the_lab_shows_what_the_lab_says(two_hosts):
         ("", ""),
     ],
 )
-def test_a_slip_of_the_keyboard_is_answered(lab, typed, answer):
+def test_typing_mistake_gets_an_answer(lab, typed, answer):
     assert Shell(lab).obey(typed) == answer
 
 

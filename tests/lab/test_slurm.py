@@ -126,7 +126,7 @@ def until_running_checks_end(slurm: Slurm, node: str) -> None:
 # --- the prolog -----------------------------------------------------------------------------------
 
 
-def test_the_prolog_drains_a_sick_node_with_our_reason_and_the_job_runs_on_the_good_one(slurm, measure):
+def test_prolog_drains_an_unhealthy_node_and_the_job_runs_on_another(slurm, measure):
     install(slurm, "slurm-prolog", TELL_SLURM)
     slurm.plant_gpus(slurm["node1"], "gpu_lost")
 
@@ -151,7 +151,7 @@ def test_the_prolog_drains_a_sick_node_with_our_reason_and_the_job_runs_on_the_g
     comes_to(slurm, "node2", "idle")
 
 
-def test_the_prolog_without_leave_to_call_the_scheduler_leaves_slurms_own_reason(slurm):
+def test_prolog_without_scontrol_keeps_the_reason_of_slurm(slurm):
     install(slurm, "slurm-prolog")
     slurm.plant_gpus(slurm["node1"], "gpu_lost")
     done = slurm.run("srun", "-w", "node1", "hostname")
@@ -167,7 +167,7 @@ def test_granted_gpus_that_the_driver_does_not_serve_drain_the_node(slurm):
     assert slurm.reason("node1").startswith("ddp-doctor DD301: GPUs of node1 are unusable")
 
 
-def test_a_prolog_that_is_unsure_drains_nothing_and_the_job_runs(slurm):
+def test_unsure_prolog_drains_no_node_and_the_job_runs(slurm):
     install(slurm, "slurm-prolog", TELL_SLURM)
     break_doctor(slurm, "node1")
     try:
@@ -191,7 +191,7 @@ def test_a_degraded_node_is_not_drained_and_the_job_runs(slurm):
     assert [line.partition(" on node1: ")[2].partition(" (")[0] for line in lines] == ["Degraded: GPU 3"]
 
 
-def test_a_prolog_without_a_doctor_drains_nothing_and_the_job_runs(slurm):
+def test_prolog_without_ddp_doctor_drains_no_node_and_the_job_runs(slurm):
     install(slurm, "slurm-prolog", TELL_SLURM, python="/opt/none/bin/python3")
     done = slurm.run("srun", "-w", "node1", "hostname")
     assert (done.returncode, done.stdout) == (0, "node1\n")
@@ -218,7 +218,7 @@ def test_the_prolog_costs_a_healthy_job_about_a_second(slurm, measure):
 # --- the health check -----------------------------------------------------------------------------
 
 
-def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_other(checked, measure):
+def test_health_check_drains_only_the_node_that_becomes_unhealthy(checked, measure):
     install(checked, "slurm-healthcheck")
     for node in checked.nodes:
         checked.wait_until(lambda node=node: running(checked, node.name, HEALTHCHECK[:15]))
@@ -238,7 +238,7 @@ def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_o
     assert f"node2: unhealthy: {LOST.format('node2')}" in log_of(checked, "node2", "ddp-doctor-healthcheck")
 
 
-def test_a_mended_node_that_was_resumed_stays_in_service(checked):
+def test_repaired_node_that_was_resumed_stays_in_service(checked):
     path = install(checked, "slurm-healthcheck")
     checked.plant_gpus(checked["node2"], "gpu_lost")
     checked.wait_until(lambda: checked.reason("node2") != "")
@@ -260,7 +260,7 @@ def test_the_health_check_keeps_the_reason_that_a_person_gave(checked):
     assert checked.reason("node2") == "new fan, Ada"
 
 
-def test_a_health_check_that_is_unsure_drains_nothing(checked):
+def test_unsure_health_check_drains_no_node(checked):
     install(checked, "slurm-healthcheck")
     break_doctor(checked, "node2")
     try:
@@ -304,7 +304,7 @@ def test_the_gate_lets_a_healthy_job_pass(slurm, measure):
     assert job.output.endswith("trained\n")
 
 
-def test_the_gate_stops_a_sick_job_with_exit_code_1(slurm, measure):
+def test_gate_stops_an_unhealthy_job_with_exit_code_1(slurm, measure):
     started = time.monotonic()
     job = gated(slurm, install(slurm, "slurm-gate"), "export GLOO_SOCKET_IFNAME=ib7")
     assert job.wait() == "FAILED"
@@ -316,7 +316,7 @@ def test_the_gate_stops_a_sick_job_with_exit_code_1(slurm, measure):
     assert "trained" not in job.output
 
 
-def test_the_gate_ends_a_doctor_that_hangs_and_the_job_goes_on(slurm):
+def test_gate_ends_a_hanging_ddp_doctor_and_the_job_continues(slurm):
     frozen = slurm.script("frozen", "#!/bin/sh\nexec sleep 1000\n")
     gate = install(slurm, "slurm-gate", ("limit_s=300", "limit_s=2"), python=str(frozen))
     job = gated(slurm, gate)
@@ -333,13 +333,13 @@ def test_the_gate_ends_a_doctor_that_hangs_and_the_job_goes_on(slurm):
         ("/usr/bin/false", "unsure, see above; the job goes on"),  # exits 1, as Python without the package
     ],
 )
-def test_a_gate_without_a_doctor_says_so_and_the_job_goes_on(slurm, python, note):
+def test_gate_without_ddp_doctor_prints_a_note_and_the_job_continues(slurm, python, note):
     job = gated(slurm, install(slurm, "slurm-gate", python=python))
     assert job.wait() == "COMPLETED"
     assert f"ddp-doctor gate: {note}\ntrained\n" in job.output
 
 
-def test_the_gate_outside_of_a_job_says_that_nothing_was_tested(slurm):
+def test_gate_outside_of_a_job_reports_that_nothing_was_tested(slurm):
     gate = Path(install(slurm, "slurm-gate"))
     done = slurm["node1"].run(("sh", "-euc", f". {gate}; echo on"))
     assert (done.stdout, done.stderr.count("nothing was tested")) == ("on\n", 1)

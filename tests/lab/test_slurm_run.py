@@ -68,7 +68,7 @@ def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
     slurm.wait_until(lambda: nothing_runs(slurm))
 
 
-def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_off(slurm):
+def test_srun_runs_a_users_model_on_every_node_and_reports_the_wrong_rank(slurm):
     model = ("--only", "user_model", "--model", "tests.models.planted:hooked_on_one_rank")
     done = slurm.run(
         *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"), *("--json", f"{slurm.folder}/model.json")
@@ -80,7 +80,7 @@ def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_of
     slurm.wait_until(lambda: nothing_runs(slurm))
 
 
-def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_once(slurm, measure):
+def test_run_in_a_batch_script_starts_on_all_nodes_and_reports_once(slurm, measure):
     started = time.monotonic()
     job = slurm.batch(f"{TYPED} --json {slurm.folder}/batch.json; echo exit $?", "-N2", "--ntasks-per-node=4")
     assert job.wait() == "COMPLETED"
@@ -90,7 +90,7 @@ def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_
     assert hosts(slurm.folder / "batch.json") == ["node1", "node2"]
 
 
-def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_takes(slurm):
+def test_run_in_an_salloc_shell_tests_the_first_nnodes_nodes(slurm):
     line = f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
     done = slurm.run("salloc", "-N3", "sh", "-c", line)
     assert done.stdout.endswith("exit 1\n"), done.stdout
@@ -106,7 +106,7 @@ srun --nodes=$((SLURM_NNODES - $(wc -l < bad))) $([ -s bad ] && echo --exclude=.
 """
 
 
-def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
+def test_node_lists_of_a_run_exclude_bad_nodes_from_the_next_step(slurm: Slurm):
     def batch(next_step: str) -> str:
         lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next=next_step)
         job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
@@ -132,7 +132,7 @@ def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
     ]
 
 
-def test_where_no_node_is_bad_the_empty_list_keeps_nobody_out(slurm):
+def test_empty_list_of_bad_nodes_excludes_no_node(slurm):
     lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next="uname -n")
     job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
 
@@ -141,7 +141,7 @@ def test_where_no_node_is_bad_the_empty_list_keeps_nobody_out(slurm):
     assert sorted(job.output.splitlines()[-3:]) == ["node1", "node2", "node3"]
 
 
-def test_a_plan_in_a_batch_script_names_the_nodes_of_the_job_and_their_leaves_and_starts_no_step(slurm):
+def test_plan_in_a_batch_script_names_nodes_and_leaves_and_starts_no_step(slurm):
     (slurm.etc / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node3\n")
     try:
         job = slurm.batch(f"{TYPED} --isolate --plan; squeue --steps --noheader --format %i", "-N3")
@@ -155,7 +155,7 @@ def test_a_plan_in_a_batch_script_names_the_nodes_of_the_job_and_their_leaves_an
     assert stepped.count("2 nodes by srun: node1, node2.") == 1, stepped
 
 
-def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
+def test_node_whose_task_cannot_start_is_reported(slurm, measure):
     python = os.path.realpath(sys.executable)
     slurm["node2"].run(("mount", "--bind", "/dev/null", python))
     try:
@@ -168,7 +168,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     assert done.stdout.count("Unhealthy: node2 did not check in (not started or cannot reach") == 1, done.stdout
 
 
-def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
+def test_agent_that_dies_during_the_run_is_reported_with_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
     slurm.wait_until(lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()))
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
@@ -181,7 +181,7 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     slurm.wait_until(lambda: nothing_runs(slurm))
 
 
-def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
+def test_agent_killed_before_check_in_is_reported_immediately(slurm, measure):
     job = slurm.batch(f"{' '.join(SHORT)} --join-timeout 600; echo exit $?", "-N2")
     slurm.wait_until(lambda: bool(doctors(slurm, "node2")))
     os.kill(min(doctors(slurm, "node2")), signal.SIGKILL)
@@ -211,7 +211,7 @@ AS_PRINTED = re.findall(r"so call: (srun sh -c .* sh) PROGRAM ARGUMENTS", SETTIN
 SHOW = "sh -c 'echo $(uname -n) $NCCL_SOCKET_IFNAME $NCCL_IB_HCA ${NCCL_DEBUG-unset}'"
 
 
-def test_the_lines_for_a_batch_script_reach_the_tasks_each_with_the_value_of_its_host(slurm):
+def test_lines_for_a_batch_script_set_the_value_of_each_tasks_host(slurm):
     lines = f"export NCCL_DEBUG=INFO\n{SETTINGS}{AS_PRINTED} {SHOW}"
     job = slurm.batch(lines, "-N2", "--ntasks-per-node=2")
     assert job.wait() == "COMPLETED", job.output
@@ -242,7 +242,7 @@ sys.exit("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB")
 """
 
 
-def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sigterm_once(slurm):
+def test_one_watcher_per_node_of_a_step_explains_the_end(slurm):
     (slurm.folder / "terminated.py").write_text(TERMINATED)
     watch = f"{sys.executable} -m ddp_doctor watch --keep-output -- {sys.executable} -S"
     job = slurm.batch(f"XDG_STATE_HOME={slurm.folder}/state srun -N1 -n2 {watch} {slurm.folder}/terminated.py", "-n2")
@@ -259,7 +259,7 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
     assert said.count("Failed: GPU of a rank is out of memory: 2.00 GiB requested.") == 1, said
 
 
-def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
+def test_attach_and_watch_read_all_nodes_of_a_job_whose_step_has_all_gpus(slurm):
     settings = f"export PYTHONPATH={ROOT} OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29500"
     watch = f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
     job = slurm.batch(

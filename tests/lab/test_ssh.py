@@ -21,7 +21,7 @@ def _known(ssh_lab: Lab) -> None:
     know_hosts(ssh_lab)
 
 
-def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_there(ssh_lab):
+def test_command_on_a_host_outside_the_list_tests_the_list_and_reports_there(ssh_lab):
     outside = ssh_lab["node2"]
     done = outside.run(
         (*RUN, "--hosts", "node0,root@node1", "--json", "out-%h.json"),
@@ -37,7 +37,7 @@ def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_t
     assert kept == [1, 1, 1]
 
 
-def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_learnt(ssh_lab):
+def test_host_with_an_unknown_key_is_reported_with_the_message_of_ssh(ssh_lab):
     key = (ssh_lab.folder / "ssh/host.pub").read_text()
     known = ssh_lab.folder / "ssh/known"
     known.write_text(f"node0 {key}")
@@ -53,7 +53,7 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
     assert known.read_text() == f"node0 {key}"
 
 
-def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(ssh_lab):
+def test_users_model_runs_on_every_host_and_the_rank_with_the_hook_is_reported(ssh_lab):
     options = ("--only", "user_model", "--model", "tests.models.planted:hooked_on_one_rank", "--json", "model.json")
     done = ssh_lab["node0"].run(
         (*RUN[:-2], *options, "--hosts", "node0,node1,node2", "--nproc-per-node", "1"),

@@ -26,7 +26,7 @@ while True:
 """
 
 
-def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_asked_for(tmp_path: Path):
+def test_hanging_job_is_explained_while_it_hangs_and_ended_on_request(tmp_path: Path):
     (tmp_path / "train.py").write_text(HANGING)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py")
     watch = (sys.executable, "-m", "ddp_doctor", "watch", "--stuck-after=10", "--on-hang=kill", "--")
@@ -64,7 +64,7 @@ while True:
 """
 
 
-def test_looks_at_a_job_tell_that_it_gets_on_and_for_which_rank_the_others_wait(tmp_path: Path):
+def test_samples_of_a_job_show_progress_and_the_rank_that_others_wait_for(tmp_path: Path):
     (tmp_path / "train.py").write_text(WAITING)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "train.py")
     job = subprocess.Popen(torchrun, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
