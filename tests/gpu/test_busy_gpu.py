@@ -41,7 +41,7 @@ def holder() -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def test_the_doctor_neither_fills_a_busy_gpu_nor_fails_on_it(holder: "subprocess.Popen[str]", tmp_path: Path):
+def test_ddp_doctor_neither_fills_a_busy_gpu_nor_fails_on_it(holder: "subprocess.Popen[str]", tmp_path: Path):
     total = int(smi.query("memory.total")[0]["memory.total"])
     checks = runs.only("gpus", "process_group", "gpu_speed", "allreduce", "gradient_sync")
     with smi.peak_used_mib() as seen:
@@ -67,7 +67,7 @@ def test_the_doctor_neither_fills_a_busy_gpu_nor_fails_on_it(holder: "subprocess
     assert words[1] == words[2], "the other program's memory is not what it was"
 
 
-def test_the_other_program_is_named(holder: "subprocess.Popen[str]", tmp_path: Path):
+def test_other_program_is_named(holder: "subprocess.Popen[str]", tmp_path: Path):
     outcome = runs.run(tmp_path, *runs.only("gpus", "process_group", "gpu_speed"), "--nproc-per-node", "1")
     told = next(one for one in outcome.report["findings"] if one["code"] == "DD806")
     evidence = told["evidence"][0]["text"]

@@ -50,7 +50,7 @@ def test_gradients_on_a_gpu_are_the_mean(ranks):
         assert fact.step.off == fact.no_sync.off == fact.resync.off == ()
 
 
-def test_buffers_on_a_gpu_are_rank_0s_and_sync_batch_norm_synchronises(ranks):
+def test_buffers_on_a_gpu_come_from_rank_0_and_sync_batch_norm_synchronizes(ranks):
     facts = ranks.facts(on_gpu, buffers.probe)
     for fact in facts:
         assert fact.parameters_off == fact.buffers_off == fact.batch_norm_off == ()
@@ -60,12 +60,12 @@ def test_buffers_on_a_gpu_are_rank_0s_and_sync_batch_norm_synchronises(ranks):
 
 
 @pytest.mark.parametrize("way", [on_gpu, in_tf32])
-def test_a_healthy_gpu_gives_no_finding(ranks, way):
+def test_healthy_gpu_has_no_finding(ranks, way):
     facts = ranks.facts(way, initial_state.probe)
     assert judge_by(initial_state.CHECK, record(initial_state.CHECK, facts, PAIR)) == []
 
 
-def test_a_step_on_a_gpu_is_taken_apart(ranks):
+def test_step_on_a_gpu_is_split_into_its_parts(ranks):
     """The numbers mean nothing, for the ranks share the GPU and gloo copies; the events must be in order."""
     facts = ranks.facts(on_gpu, step_time.probe)
     for fact in facts:

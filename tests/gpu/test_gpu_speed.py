@@ -32,7 +32,7 @@ def of(rate: Rate | None) -> Rate:
     return rate
 
 
-def test_everything_is_measured(facts: list[GpuSpeedFact]):
+def test_all_rates_are_measured(facts: list[GpuSpeedFact]):
     for fact in facts:
         assert fact.not_measured == {}
         assert fact.load.reason is None
@@ -46,7 +46,7 @@ def test_repetitions_of_one_rate_agree(facts: list[GpuSpeedFact]):
             assert (rate.most - rate.least) / rate.median < 0.20, rate
 
 
-def test_memory_is_copied_at_a_good_part_of_what_its_bus_carries(facts: list[GpuSpeedFact]):
+def test_memory_copies_reach_a_good_share_of_the_bus_rate(facts: list[GpuSpeedFact]):
     import pynvml
 
     pynvml.nvmlInit()
@@ -78,7 +78,7 @@ def test_host_copies_stay_below_their_link_and_reach_a_good_part_of_it(facts: li
             assert link / 3 < rate.median < 1.01 * link, link
 
 
-def test_the_state_under_load_is_that_of_a_gpu_at_work(facts: list[GpuSpeedFact]):
+def test_state_under_load_is_that_of_a_busy_gpu(facts: list[GpuSpeedFact]):
     rows = {row["uuid"]: row for row in smi.query("uuid", "clocks.max.sm", "pcie.link.gen.max")}
     for fact in facts:
         row, load = rows[fact.gpu_uuid or ""], fact.load
@@ -100,14 +100,14 @@ def test_a_second_run_measures_the_same(facts: list[GpuSpeedFact], tmp_path: Pat
             assert two.median == pytest.approx(one.median, rel=0.10)
 
 
-def test_the_rates_stand_in_the_report_with_rank_and_gpu(outcome: runs.Outcome):
+def test_rates_are_in_the_report_with_rank_and_gpu(outcome: runs.Outcome):
     measured = [one for one in outcome.report["measurements"] if "rank" in one["labels"]]
     names = {"hbm_copy_bandwidth", "matmul_rate", "pcie_h2d_bandwidth", "pcie_d2h_bandwidth"}
     assert {one["name"] for one in measured if one["labels"]["rank"] == 0} == names
     assert all("gpu" in one["labels"] for one in measured)
 
 
-def test_a_rank_takes_no_more_memory_than_it_may(tmp_path: Path):
+def test_rank_uses_no_more_memory_than_allowed(tmp_path: Path):
     before = smi.used_mib()
     with smi.peak_used_mib() as seen:
         outcome = runs.run(tmp_path, *CHECKS, *runs.only("allreduce"))
@@ -118,6 +118,6 @@ def test_a_rank_takes_no_more_memory_than_it_may(tmp_path: Path):
     assert max(seen) - before < MOST_BYTES / smi.MIB + 2048
 
 
-def test_gpus_of_one_healthy_machine_get_no_finding_above_info(outcome: runs.Outcome, facts: list[GpuSpeedFact]):
+def test_gpus_of_one_healthy_machine_have_only_info_findings(outcome: runs.Outcome, facts: list[GpuSpeedFact]):
     above = [one for one in outcome.report["findings"] if one["severity"] != "info" and one["code"][:3] == "DD8"]
     assert above == []

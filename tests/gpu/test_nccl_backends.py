@@ -81,7 +81,7 @@ def test_the_class_is_recorded_on_its_device_and_its_own_recorder_has_the_collec
 
 
 @pytest.mark.usefixtures("switch")
-def test_a_run_says_which_class_it_tested(tmp_path: Path):
+def test_run_reports_the_class_that_it_tested(tmp_path: Path):
     options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "quick")
     outcome = runs.run(tmp_path, *runs.only("software", "process_group"), *options)
 
@@ -92,7 +92,7 @@ def test_a_run_says_which_class_it_tested(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("switch")
-def test_a_rank_that_gets_no_id_of_a_missing_one_says_a_victims_words():
+def test_rank_without_an_id_from_a_missing_rank_blames_its_peer():
     # The rank that creates the id would wait in NCCL's bootstrap forever.
     told = answer(_RAISES.format(body="init(2, rank=1, seconds=10)"))
 
@@ -100,7 +100,7 @@ def test_a_rank_that_gets_no_id_of_a_missing_one_says_a_victims_words():
 
 
 @pytest.mark.usefixtures("switch")
-def test_an_operation_on_another_gpu_than_the_groups_is_no_victims_word():
+def test_operation_on_a_gpu_outside_of_the_group_does_not_blame_a_peer():
     if len(smi.query("index")) < 2:
         pytest.skip("needs two GPUs")
     told = answer(_RAISES.format(body='init(1); dist.all_reduce(torch.ones(8, device="cuda:1"))'))

@@ -43,13 +43,13 @@ def ranks_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return [one for one in family if one.name().startswith("ddp-doctor:r")]
 
 
-def test_after_a_run_the_gpu_is_as_it_was(tmp_path: Path):
+def test_gpu_is_unchanged_after_a_run(tmp_path: Path):
     before = smi.used_mib()
     runs.run(tmp_path, *OPTIONS)
     smi.wait_until_at_most(before + NOISE_MIB)
 
 
-def test_a_killed_rank_leaves_no_memory_and_is_named(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
+def test_killed_rank_leaves_no_memory_and_is_reported(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
     process, before = running
     (rank, *_) = ranks_of(process)
     rank.send_signal(signal.SIGKILL)
@@ -61,14 +61,14 @@ def test_a_killed_rank_leaves_no_memory_and_is_named(running: tuple["subprocess.
     assert "SIGKILL" in str(outcome.report["findings"])
 
 
-def test_a_killed_agent_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int]):
+def test_killed_agent_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int]):
     process, before = running
     process.kill()
     process.wait(LIMIT_S)
     smi.wait_until_at_most(before + NOISE_MIB)
 
 
-def test_a_stopped_rank_is_ended_and_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
+def test_stopped_rank_is_ended_and_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
     process, before = running
     (rank, *_) = ranks_of(process)
     rank.send_signal(signal.SIGSTOP)

@@ -9,7 +9,7 @@ from tests.gpu import runs, smi
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
-def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path: Path, monkeypatch):
+def test_missing_socket_interface_is_proved_to_be_the_fault(tmp_path: Path, monkeypatch):
     """One rank is enough: NCCL selects its interface before it knows any peer."""
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nowhere0")
     options = ("--backend", "nccl", "--nproc-per-node", "1", "--level", "quick")
@@ -23,7 +23,7 @@ def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path
     assert proved[0]["settings"][0] == {**proved[0]["settings"][0], "name": "NCCL_SOCKET_IFNAME", "action": "unset"}
 
 
-def test_a_setting_that_changes_nothing_is_tried_and_not_recommended(tmp_path: Path, monkeypatch):
+def test_setting_without_effect_is_tried_and_not_recommended(tmp_path: Path, monkeypatch):
     """NCCL's log shows with two ranks that it read the variable; the rates equal those without it."""
     if len(smi.query("index")) < 2:
         pytest.skip("needs two GPUs")

@@ -65,7 +65,7 @@ def test_one_rank_over_nccl_passes_and_its_log_is_read(tmp_path: Path):
     assert log.transports == ()  # no peer to talk to
 
 
-def test_more_ranks_than_gpus_are_named_and_do_not_hang(tmp_path: Path):
+def test_more_ranks_than_gpus_are_reported_without_a_hang(tmp_path: Path):
     ranks = str(len(smi.query("index")) + 1)
     outcome = runs.run(tmp_path, "--backend", "nccl", "--nproc-per-node", ranks, "--level", "quick")
 
@@ -107,7 +107,7 @@ def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Pa
     assert {(one.from_rank, one.to_rank) for one in log.transports} >= {(0, 1), (1, 0)}
 
 
-def test_the_transports_between_gpus_are_those_of_the_log(tmp_path: Path):
+def test_transports_between_gpus_equal_those_of_the_log(tmp_path: Path):
     if len(smi.query("index")) < 2:
         pytest.skip("needs two GPUs")
     outcome = runs.run(tmp_path, *runs.only("process_group", "allreduce"), "--level", "quick")

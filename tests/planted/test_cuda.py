@@ -50,12 +50,12 @@ def asked(machine: str = "four", runtime: int = 12090, /, **env: str) -> list[li
         ("GPU-8932f932-d72c,0", 2),
     ],
 )
-def test_gpus_are_those_that_the_environment_leaves_at_the_first_call(shown: str, count: int):
+def test_visible_gpus_are_fixed_by_the_environment_at_the_first_call(shown: str, count: int):
     assert asked(CUDA_VISIBLE_DEVICES=shown)[0] == [0 if count else 100, count]
 
 
 @pytest.mark.parametrize("shown", [None, "3", "MIG-5e7d0005-0000-4000-8000-000000000001", "MIG-5e7d0005,MIG-5e7d0006"])
-def test_of_a_machine_in_slices_a_process_is_shown_one(shown: str | None):
+def test_process_on_a_machine_with_slices_sees_one(shown: str | None):
     env = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
 
     assert asked("mig_all", **env)[0] == [0, 1]

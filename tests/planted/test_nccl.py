@@ -69,7 +69,7 @@ def hosts() -> Iterator[dict[int, Machines]]:
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in NAMES], ids=lambda fault: fault.name)
-def test_nccl_meets_a_fault_as_the_table_has_it(hosts: dict[int, Machines], fault: Fault, release: str):
+def test_nccl_reacts_to_a_fault_as_in_the_table(hosts: dict[int, Machines], fault: Fault, release: str):
     says, ends = fault.seen_by(release)
 
     ran = hosts[fault.hosts].run(nccl(release), 2, **fault.how)
@@ -83,7 +83,7 @@ def test_nccl_meets_a_fault_as_the_table_has_it(hosts: dict[int, Machines], faul
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("kind", [kind for kind in MACHINES if kind.ranks <= 8], ids=lambda kind: kind.name)
-def test_nccl_takes_between_gpus_what_the_doctor_predicts(kind: Kind, release: str):
+def test_nccl_uses_the_transports_that_ddp_doctor_predicts(kind: Kind, release: str):
     library = nccl(release)
     machines = kind.build()
     with Machines(machines) as planted:
@@ -96,7 +96,7 @@ def test_nccl_takes_between_gpus_what_the_doctor_predicts(kind: Kind, release: s
     assert differ == []
 
 
-def test_two_planted_a100_are_to_nccl_what_two_real_ones_were():
+def test_two_simulated_a100_equal_two_real_ones_for_nccl():
     library = nccl("2.27.5")
     with Machines([two_a100()]) as planted:
         ran = planted.run(library, 2, env=SPEAKS)
@@ -130,7 +130,7 @@ ONE_GPU = r"Duplicate GPU detected|Multiple Ranks are using the same GPU/Partiti
     ids=["nothing chosen", "slices of one GPU", "slices of two GPUs"],
 )
 @pytest.mark.parametrize("release", RELEASES)
-def test_nccl_takes_slices_that_it_can_tell_apart(
+def test_nccl_uses_slices_that_it_can_distinguish(
     sliced: Machines, slices: Sequence[dict[str, str]], refused_by: Sequence[str], release: str
 ):
     ran = sliced.run(nccl(release), 2, of=dict(enumerate(slices)), devices=(0, 0))
@@ -150,7 +150,7 @@ int ncclGetUniqueId(void *id) { return cudaOfTomorrow(id) ? 1 : cudaFree(0); }
 """
 
 
-def test_a_function_that_is_not_planted_names_itself_and_fails_the_test(hosts: dict[int, Machines], tmp_path: Path):
+def test_function_that_is_not_simulated_fails_the_test_with_its_name(hosts: dict[int, Machines], tmp_path: Path):
     (tmp_path / "newer.c").write_text(NEWER)
     library = tmp_path / "libnccl.so.2"
     subprocess.run(("cc", "-shared", "-fPIC", "-O1", tmp_path / "newer.c", "-o", library), check=True, timeout=LIMIT_S)

@@ -68,7 +68,7 @@ def planted() -> Iterator[Machines]:
     ],
 )
 @pytest.mark.parametrize("is_named", [False, True], ids=["no file is named", "a file is named"])
-def test_the_environment_wins_then_the_users_file_then_the_systems_to_nccl_and_to_the_doctor(
+def test_environment_precedes_the_users_file_and_the_systems_file(
     planted: Machines, release: str, counts: tuple[str, ...], counts_with_one_named: tuple[str, ...], is_named: bool
 ):
     assert release in RELEASES

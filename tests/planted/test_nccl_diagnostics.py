@@ -26,7 +26,7 @@ SUBJECTS = {
 
 
 @pytest.mark.parametrize("release", SUBJECTS)
-def test_the_release_that_has_diagnostics_names_each_path_on_both_hosts_and_one_before_it_none(release: str):
+def test_only_releases_with_diagnostics_report_each_path_on_both_hosts(release: str):
     library = nccl(release)
     with Machines([servers.dgx_h100(node) for node in range(2)]) as planted:
         ran = planted.run(library, 4, env=CHECK.environment)

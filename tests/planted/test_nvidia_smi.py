@@ -20,7 +20,7 @@ WITNESSED = [ROOT / f"tests/gpu/test_{name}.py" for name in ("nvml", "topology")
 
 
 @pytest.mark.parametrize("kind", MACHINES, ids=lambda kind: kind.name)
-def test_the_tests_that_hold_the_doctor_against_nvidia_smi_pass_on_a_planted_machine(kind: Kind):
+def test_tests_that_compare_with_nvidia_smi_pass_on_a_simulated_machine(kind: Kind):
     skip_where_none_can_be_planted()
     [machine, *_] = kind.build()
     with Machines([machine]) as planted:

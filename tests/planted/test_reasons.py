@@ -43,7 +43,7 @@ def _no_namespaces(_patch: Patch, tools: Path) -> None:
         (_no_namespaces, "needs namespaces: unshare: unshare failed: Operation not permitted"),
     ],
 )
-def test_what_is_missing_is_the_reason(
+def test_missing_tool_is_the_reason(
     lacks: Callable[[Patch, Path], None], reason: str, monkeypatch: Patch, tmp_path: Path
 ):
     for tool in (*hosts.TOOLS, "cc"):

@@ -9,7 +9,7 @@ from tests.planted.settings import SETTINGS, Tried, at, doctor_says
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
-def test_the_doctor_says_of_a_value_what_the_real_nccl_made_of_it(row: Tried):
+def test_ddp_doctor_predicts_what_the_real_nccl_made_of_a_value(row: Tried):
     said = {release: doctor_says(row.env, release) for release in RELEASES}
 
     assert {

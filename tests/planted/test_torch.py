@@ -316,7 +316,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_named_with_who_has_it_and_what_helps(fault: Fault):
+def test_fault_is_reported_with_its_culprit_and_fix(fault: Fault):
     skip_where_none_can_be_planted()
     of = _env(1, LD_PRELOAD=str(libnccl(fault.other))) if fault.other else fault.of
 
@@ -348,7 +348,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
-def test_the_doctor_finds_nothing_wrong(kind: str):
+def test_ddp_doctor_has_no_finding(kind: str):
     build, ranks, options = HEALTHY[kind]
 
     code, report = run(build(), ranks, options)
@@ -360,7 +360,7 @@ def test_the_doctor_finds_nothing_wrong(kind: str):
     assert {one["status"] for one in report["checks"]} <= {"passed", "found", "skipped"}, report["checks"]
 
 
-def test_what_nccls_own_diagnostics_name_on_two_hosts_makes_the_run_unsure():
+def test_faults_of_nccls_own_diagnostics_on_two_hosts_make_the_run_unsure():
     """No data moves between simulated GPUs, so NCCL reports each path as faulty."""
     skip_where_none_can_be_planted()
     of = _env(0, 1, LD_PRELOAD=str(libnccl("2.32.3")))
@@ -376,7 +376,7 @@ def test_what_nccls_own_diagnostics_name_on_two_hosts_makes_the_run_unsure():
 _EACH = ("--only", "process_group,collectives", "--sizes", "4K:1M:16", "--iters", "2")
 
 
-def test_every_collective_is_right_over_planted_nccl():
+def test_every_collective_is_correct_over_simulated_nccl():
     code, report = run(ONE(), 4, _EACH)
 
     assert ([one["title"] for one in report["findings"]], code) == ([], 0), report["checks"]
@@ -385,7 +385,7 @@ def test_every_collective_is_right_over_planted_nccl():
     assert {one["value"] for one in report["measurements"] if one["name"].endswith("_wrong")} == {0}
 
 
-def test_the_axes_of_a_mesh_are_right_and_measured_over_planted_nccl():
+def test_axes_of_a_mesh_are_correct_and_measured_over_simulated_nccl():
     code, report = run(ONE(), 4, ("--only", "process_group,mesh", "--mesh", "dp=2,shard=2", "--budget", "240"))
 
     assert ([one["title"] for one in report["findings"]], code) == ([], 0), report["checks"]
@@ -401,14 +401,14 @@ def test_the_axes_of_a_mesh_are_right_and_measured_over_planted_nccl():
     [("sharded:plain", 4, 0, []), ("sharded_planted:other_units", 2, 1, ["DD790"])],
     ids=["sharded alike", "other units on one rank"],
 )
-def test_a_model_in_fully_shard_is_judged_over_planted_nccl(model: str, ranks: int, code: int, found: list[str]):
+def test_model_in_fully_shard_is_evaluated_over_simulated_nccl(model: str, ranks: int, code: int, found: list[str]):
     options = ("--only", "process_group,user_model", "--model", f"tests.models.{model}", "--budget", "240")
     ended_with, report = run(ONE(), ranks, options)
 
     assert ([one["code"] for one in report["findings"]], ended_with) == (found, code), report["checks"]
 
 
-def test_a_rank_that_gives_wrong_shares_is_named_over_planted_nccl():
+def test_rank_with_wrong_shares_is_reported_over_simulated_nccl():
     code, report = run(ONE(), 3, _EACH, {0: {"PLANTED_WRONG": "2"}})
 
     found = {one["title"].partition(" gives")[0]: one["culprits"] for one in report["findings"]}
@@ -436,15 +436,16 @@ def test_ddp_trains_to_the_same_weights_on_all_ranks(tmp_path: Path):
 NOT_PLANTED = (
     "test_gpu_speed.py",
     "test_busy_gpu.py",
-    "test_nothing_is_left.py::test_a_",
+    "test_nothing_is_left.py::test_killed_",
+    "test_nothing_is_left.py::test_stopped_",
     "test_run_on_gpu.py::test_a_run_uses_nccl_on_every_gpu_and_reads_nvml",
     "test_run_on_gpu.py::test_new_checks_of_ddp_pass_over_nccl_between_gpus",
-    "test_ddp_checks.py::test_a_step_on_a_gpu_is_taken_apart",
-    "test_proofs.py::test_a_setting_that_changes_nothing_is_tried_and_not_recommended",
+    "test_ddp_checks.py::test_step_on_a_gpu_is_split_into_its_parts",
+    "test_proofs.py::test_setting_without_effect_is_tried_and_not_recommended",
 )
 
 
-def test_the_tests_that_need_a_gpu_pass_on_two_planted_a100():
+def test_tests_that_need_a_gpu_pass_on_two_simulated_a100():
     skip_where_none_can_be_planted()
     left_out = [word for name in NOT_PLANTED for word in ("--deselect", f"tests/gpu/{name}")]
 

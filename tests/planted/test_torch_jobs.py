@@ -79,7 +79,7 @@ def named(report: Path) -> list[tuple[str, list[int]]]:
     return [(cause["class"], [culprit["rank"] for culprit in cause["culprits"]]) for cause in causes]
 
 
-def test_attach_names_the_rank_that_called_another_collective_by_what_nccl_counts(
+def test_attach_finds_the_rank_with_another_collective_by_nccls_counters(
     planted: PlantedTorch, script: Path, tmp_path: Path
 ):
     def attached() -> list[tuple[str, list[int]]]:
@@ -97,9 +97,7 @@ def test_attach_names_the_rank_that_called_another_collective_by_what_nccl_count
     assert found == [("collective-mismatch", [2])]
 
 
-def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_off(
-    planted: PlantedTorch, script: Path, tmp_path: Path
-):
+def test_logs_name_the_absent_rank_next_to_empty_recorder_dumps(planted: PlantedTorch, script: Path, tmp_path: Path):
     """torch 2.9 writes a dump of each rank at a timeout even if TORCH_FR_BUFFER_SIZE is not set."""
     dumps = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
     ranks = planted.start_ranks(script, RANKS, "outside", "5", env=dumps)
@@ -126,7 +124,7 @@ def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_o
     ],
     ids=["a rank is stopped", "a rank leaves", "a rank calls another collective", "a rank stands in its own backward"],
 )
-def test_watch_ends_a_job_that_hangs_and_says_for_whom(
+def test_watch_ends_a_hanging_job_and_names_the_awaited_rank(
     planted: PlantedTorch, script: Path, tmp_path: Path, way: str, says: str
 ):
     torchrun = (planted.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))

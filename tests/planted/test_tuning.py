@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.planted, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("at", [5, 6], ids=lambda at: KINDS[at].gpu)
-def test_the_kept_table_is_what_nccl_prints(at: int):
+def test_committed_table_equals_the_output_of_nccl(at: int):
     for release in RELEASES:
         nccl(release)
     kind = KINDS[at]
@@ -30,7 +30,7 @@ def test_the_kept_table_is_what_nccl_prints(at: int):
 
 @pytest.mark.parametrize("release", RELEASES[1:])  # the first release does not report its choice
 @pytest.mark.parametrize("number", [0, 1], ids=["two hosts", "one host"])
-def test_nccl_takes_the_algorithm_that_follows_from_its_table(number: int, release: str):
+def test_nccl_uses_the_algorithm_that_follows_from_its_table(number: int, release: str):
     nccl(release)
     machines, ranks = at_random.hosts(number)
 

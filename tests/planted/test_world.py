@@ -9,7 +9,7 @@ from tests.planted.world import asleep
 from tests.waiting import wait_until
 
 
-def test_a_rank_that_has_ended_is_not_taken_for_one_that_sleeps():
+def test_exited_rank_is_not_considered_asleep():
     """Its parent may have to wait for the processor before it can report how the rank exited."""
     rank = subprocess.Popen(("true",))
     wait_until(lambda: state(rank.pid) == "Z")
