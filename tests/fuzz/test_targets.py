@@ -32,7 +32,7 @@ def _public_functions() -> Iterator[str]:
                 yield f"{path.stem}.{node.name}"
 
 
-def test_every_public_function_of_the_parsers_is_fuzzed_or_said_to_take_no_foreign_text():
+def test_every_public_parser_is_fuzzed_or_takes_no_foreign_text():
     fuzzed = {target.name for target in TARGETS}
     public = set(_public_functions())
 

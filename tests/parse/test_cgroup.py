@@ -50,7 +50,7 @@ def test_a_slurm_job_step_of_version_2_on_a_mount_point_with_a_blank():
     assert limits(files.get) == Limits(memory_limit_bytes=1000)
 
 
-def test_without_control_groups_nothing_binds():
+def test_machine_without_control_groups_has_no_limits():
     assert limits(lambda path: None) == Limits()
 
 
@@ -65,7 +65,7 @@ def test_a_quota_is_cpus(quota, period):
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*HOST_V2, *DOCKER_V1})), st.text(), max_size=8))
-def test_hostile_files_raise_nothing_and_limit_nothing_below_zero(garbage):
+def test_hostile_files_give_no_errors_and_no_negative_limits(garbage):
     for files in (HOST_V2, DOCKER_V1):
         found = limits({**files, **garbage}.get)
         assert found.cpu_quota_cpus is None or found.cpu_quota_cpus > 0

@@ -12,7 +12,7 @@ def test_ranges_and_single_cpus_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "0-", "1,,2", "0-3;reboot", "9" * 13])
-def test_what_is_no_list_is_none(text: str) -> None:
+def test_text_that_is_not_a_list_is_none(text: str) -> None:
     assert cpu_ranges(text) is None
     assert share_a_cpu(text, "0-3") is None
 
@@ -25,10 +25,10 @@ def test_lists_share_a_cpu_as_their_sets_do(one: set[int], two: set[int]) -> Non
     assert share_a_cpu(",".join(map(str, one)), ",".join(map(str, two))) is bool(one & two)
 
 
-def test_two_lists_of_thousands_that_share_none_are_told_apart_at_once() -> None:
+def test_two_disjoint_lists_of_thousands_are_compared_quickly() -> None:
     even, odd = (",".join(map(str, range(first, 6000, 2))) for first in (0, 1))
     assert share_a_cpu(even, odd) is False
 
 
-def test_a_list_longer_than_any_machines_is_none() -> None:
+def test_list_longer_than_that_of_any_machine_is_none() -> None:
     assert cpu_ranges("0," * 100_000 + "0") is None

@@ -14,11 +14,11 @@ from tests.fakes import FakeContext
         ("processor\t: 0\ncpu\t\t: POWER9\n", None),
     ],
 )
-def test_vendor_as_the_kernel_prints_it(text: str, vendor: str | None):
+def test_vendor_is_the_one_that_the_kernel_prints(text: str, vendor: str | None):
     assert cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_vendor"] == vendor
 
 
-def test_no_cpuinfo_no_vendor():
+def test_vendor_is_unknown_without_cpuinfo():
     assert cpu_kind(FakeContext())["cpu_vendor"] is None
 
 
@@ -44,7 +44,7 @@ def test_model_is_intels_number_in_family_6(text: str, model: int | None):
     assert cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_model"] == model
 
 
-def test_family_tells_the_generations_of_amd_apart():
+def test_family_distinguishes_the_generations_of_amd():
     amd = FakeContext(files={"/proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n"})
     assert cpu_kind(amd)["cpu_family"] == 25
     assert cpu_kind(FakeContext())["cpu_family"] is None

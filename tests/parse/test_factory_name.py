@@ -8,7 +8,7 @@ from ddp_doctor.parse.options import require_factory
 
 
 @pytest.mark.parametrize("name", ["net:make", "train.models:make_resnet", "train.models:Nets.small", "_a:_b"])
-def test_a_module_and_a_callable_are_taken(name):
+def test_module_and_callable_are_accepted(name):
     require_factory(name, ("user_model",))
 
 
@@ -26,25 +26,25 @@ def test_a_module_and_a_callable_are_taken(name):
         ("/opt/my net.py:make", "expected a module name instead of a file"),
     ],
 )
-def test_what_is_no_name_is_refused_with_a_sentence(name, words):
+def test_invalid_name_is_refused_with_a_sentence(name, words):
     with pytest.raises(ValueError, match=r"^invalid --model") as refused:
         require_factory(name)
     assert words in str(refused.value)
 
 
-def test_the_command_fit_is_named_where_it_was_typed():
+def test_command_fit_is_named_in_its_own_errors():
     with pytest.raises(ValueError, match=r"expected a module name instead of a file; for this file, use fit net:make"):
         require_factory("net.py:make", option="fit")
 
 
-def test_the_check_without_a_model_says_what_is_missing():
+def test_check_without_a_model_names_the_missing_option():
     require_factory("", ())
     with pytest.raises(ValueError, match="--only user_model requires a model"):
         require_factory("", ("user_model",))
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_taken_or_refused_in_a_short_sentence(text):
+def test_any_text_is_accepted_or_refused_in_a_short_sentence(text):
     words = ""
     try:
         require_factory(text)

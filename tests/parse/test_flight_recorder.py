@@ -21,7 +21,7 @@ _DUMP = DUMPS["missing"][0]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_of_each_protocol_says_what_the_json_says(protocol: int):
+def test_pickle_of_each_protocol_equals_the_json(protocol: int):
     from_json = read_dump(as_json(_DUMP), "trace_rank_0", 1.0)
     from_pickle = read_dump(as_pickle(_DUMP, protocol), "trace_rank_0", 1.0)
 
@@ -48,11 +48,11 @@ def test_a_pickle_of_each_protocol_says_what_the_json_says(protocol: int):
         ("3_node12.json", 3),
     ],
 )
-def test_the_rank_stands_in_the_name(name: str, rank: int | None):
+def test_rank_is_taken_from_the_file_name(name: str, rank: int | None):
     assert read_dump(as_json(_DUMP), name, None).rank == rank
 
 
-def test_dumps_are_told_from_other_files_by_what_they_hold_and_empty_ones_by_their_names():
+def test_dumps_are_recognized_by_contents_and_empty_ones_by_name():
     for data in (as_json(_DUMP), as_pickle(_DUMP), as_pickle(_DUMP, 0), as_pickle(_DUMP, 5)):
         assert is_dump(data[:4096], "any")
     for name in ("nccl_trace_rank_3", "/x/comm_lib_trace_rank_0", "fr_rank_3", "3.json", "rank3_host.json"):
@@ -86,11 +86,11 @@ _OFF = {"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status":
         (b"cos\nsystem\n.", "the pickle was not read: the instruction at byte 0 (opcode c) is not plain data"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_plain_words(data: bytes, problem: str):
+def test_fault_of_a_file_is_described_in_plain_words(data: bytes, problem: str):
     assert read_dump(data, "trace_rank_3", None).problem == problem
 
 
-def test_a_dump_of_the_future_or_of_another_vendor_is_read_by_its_keys():
+def test_newer_or_foreign_dump_is_read_by_its_keys():
     dump = {**_DUMP, "version": "3.1", "host": {"name": "n1"}, "pg_config": [], "pg_status": None}
     dump["entries"] = [
         {**entry, "profiling_name": f"hccl:{entry['profiling_name'].split(':')[1]}", "new": [1]}
@@ -102,7 +102,7 @@ def test_a_dump_of_the_future_or_of_another_vendor_is_read_by_its_keys():
     assert [entry.op for entry in fact.groups[0].entries] == ["all_reduce"] * 3
 
 
-def test_a_long_dump_is_read_by_what_is_around_the_first_open_collective_and_the_newest():
+def test_long_dump_is_read_around_the_first_open_collective_and_the_newest():
     entry = _DUMP["entries"][0]
     entries = [
         {**entry, "record_id": 5000 + seq, "collective_seq_id": seq, "retired": seq < 1000} for seq in range(1, 2001)
@@ -177,7 +177,7 @@ def test_no_pickle_runs_code_or_takes_much_time_or_memory(tmp_path):
         pickle.load(io.BytesIO(pickle.dumps(_Touches(str(tmp_path / "no" / "folder")))))
 
 
-def test_runs_of_digits_one_short_of_too_many_take_no_longer_than_others():
+def test_runs_of_digits_just_below_the_limit_are_read_quickly():
     data = pickle.dumps([str(number % 10) * 4299 for number in range(100)], protocol=2)
     started = time.process_time()
 
@@ -185,7 +185,7 @@ def test_runs_of_digits_one_short_of_too_many_take_no_longer_than_others():
     assert time.process_time() - started < 0.5  # a search that begins again at each digit takes longer
 
 
-def test_a_dump_that_is_cut_off_at_any_byte_is_said_to_be_damaged():
+def test_dump_truncated_at_any_byte_is_reported_as_damaged():
     for protocol in (0, 2, 4):
         data = as_pickle({**_DUMP, "entries": _DUMP["entries"][:1]}, protocol)
         for length in range(len(data)):

@@ -27,19 +27,19 @@ BACKWARD = [f"{PROBE}/passes.py:71 in run", f"{TORCH}/_tensor.py:623 in backward
         ([*BACKWARD, f"{TORCH}/utils/checkpoint.py:9 in recompute"], "your backward"),
     ],
 )
-def test_what_of_the_users_model_runs_is_told_by_who_called_it(stack, running):
+def test_running_part_of_the_users_model_is_found_by_its_caller(stack, running):
     assert called([*DOCTOR, *stack, WAITS]) == running
     assert of_the_job([*DOCTOR, *stack, WAITS])[-1] == WAITS
 
 
-def test_a_check_of_the_doctors_own_runs_no_code_of_the_users():
+def test_own_check_of_ddp_doctor_runs_no_code_of_the_user():
     stack = [*DOCTOR, "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe", f"{TORCH}/x.py:1 in f"]
 
     assert (called(stack), of_the_job(stack)) == ("", [])
     assert called([*DOCTOR, *FORWARD]) == ""  # in DDP, without a line of the user's code
 
 
-def test_a_library_is_named_only_where_no_line_of_the_users_is():
+def test_library_is_named_only_without_a_line_of_the_user():
     library = "/opt/venv/lib/python3.11/site-packages/hub/load.py:7 in fetch"
 
     assert of_the_job([*DOCTOR, WAITS, library]) == [WAITS]
@@ -64,7 +64,7 @@ Extension modules: numpy._core._multiarray_umath (total: 1)
 """
 
 
-def test_the_line_of_a_crash_is_that_of_the_thread_whose_fault_it_was():
+def test_line_of_a_crash_belongs_to_the_faulting_thread():
     assert fatal_stack(CRASHED) == (
         "/home/me/my net.py:7 in make",
         "/usr/lib/python3.11/ctypes/__init__.py:519 in string_at",

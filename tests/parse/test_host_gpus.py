@@ -37,7 +37,7 @@ def test_a_container_shows_in_its_environment(name: str) -> None:
     assert not in_container(FakeContext(env={name: ""}))
 
 
-def test_what_cannot_be_read_is_no_container() -> None:
+def test_unreadable_file_is_not_a_container() -> None:
     assert not in_container(FakeContext(files={"/proc/1/cgroup": PermissionError(13, "denied")}))
 
 
@@ -75,7 +75,7 @@ INIT = {"/proc/1/comm": "systemd\n"}
         ({"/proc/2201/comm": "python\n"}, SWITCHES, None),  # /proc mounted with hidepid
     ],
 )
-def test_the_fabric_manager_is_looked_for_where_it_can_be_seen(
+def test_fabric_manager_is_searched_if_processes_are_visible(
     files: dict[str, str], nodes: tuple[str, ...], runs: bool | None
 ) -> None:
     assert fabric_manager_runs(FakeContext(files=files), nodes) is runs

@@ -58,7 +58,7 @@ def test_a_list_is_expanded_as_scontrol_does(text, hosts):
         ("n[" + "1" * 5000 + "]", "is not a range"),
     ],
 )
-def test_what_is_no_list_is_refused_in_one_sentence(text, sentence):
+def test_invalid_list_is_refused_in_one_sentence(text, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as refused:
         expand(text)
 
@@ -101,7 +101,7 @@ def test_the_hosts_of_open_mpis_daemons_are_read(text, hosts):
 
 
 @pytest.mark.parametrize("text", ["", "fan[1-2]@0(2)", "fan[x:1-2]", "fan[999999:1]"])
-def test_what_is_no_list_of_daemons_is_refused(text):
+def test_invalid_list_of_daemons_is_refused(text):
     with pytest.raises(ValueError, match="is not a"):
         expand_open_mpi(text)
 
@@ -112,13 +112,13 @@ def test_a_host_file_is_read_with_slots_comments_and_users():
     assert read_host_file(text) == ("node1", "admin@node2", "node3", "gpu1", "gpu2", "fd00::1")
 
 
-def test_a_line_that_is_no_host_is_named():
+def test_line_without_a_host_name_is_named():
     with pytest.raises(ValueError, match=r"'<html>' is not a host name \(line 2\)"):
         read_host_file("node1\n<html>\n")
 
 
 @pytest.mark.parametrize("text", ["a[1]" * 17, "a" + "[1-2]" * 17, "[[1-2]]", "a]", "a[1", ",a", "a,,b"])
-def test_brackets_and_commas_without_sense_are_refused(text):
+def test_meaningless_brackets_and_commas_are_refused(text):
     with pytest.raises(ValueError, match=r"is not a|exceeds the limit"):
         expand(text)
 

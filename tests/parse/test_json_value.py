@@ -119,7 +119,7 @@ _OF_PROGRAMS = ("flight_recorder", "ras", "measured", "live", "accelerators", "p
         if target.name.startswith((*_OF_PROGRAMS, "software.torch_folder", "software.nccl_answer", "file_kinds"))
     ],
 )
-def test_every_value_in_every_place_of_what_programs_write_is_read_or_refused(target: Target):
+def test_every_value_in_every_place_of_foreign_json_is_read_or_refused(target: Target):
     texts = [content.decode("latin-1") for content in FILES.values()]
     for seed in target.seeds:
         if seed.startswith("{"):
@@ -199,7 +199,7 @@ def _asked(name: str, path: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", USE_CASES)
-def test_every_file_that_somebody_names_is_read_or_refused_with_a_sentence(tmp_path, name):
+def test_every_named_file_is_read_or_refused_with_a_sentence(tmp_path, name):
     for content in FILES.values():
         _asked(name, tmp_path / "a.json", content)
 
@@ -220,7 +220,7 @@ def _small_report() -> dict[str, Any]:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("kind", "name"), [("a recording", "replay"), ("a recording", "fleet"), ("a report", "fleet")])
-def test_every_value_in_every_place_of_the_doctors_own_files_is_read_or_refused(tmp_path, kind, name):
+def test_every_value_in_every_place_of_own_files_is_read_or_refused(tmp_path, kind, name):
     for text in _replaced(_WRITTEN[kind](), 2):
         _asked(name, tmp_path / "a.json", text.encode())
 
@@ -234,7 +234,7 @@ _OWN = (
 )
 
 
-def test_all_that_is_from_elsewhere_is_read_by_one_reader():
+def test_all_foreign_json_is_read_by_one_reader():
     root = Path(app.__file__).parents[1]
     found = {
         str(path.relative_to(root)) for path in root.rglob("*.py") if re.search(r"\bjson\.loads?\(", path.read_text())

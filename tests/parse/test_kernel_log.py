@@ -93,7 +93,7 @@ def test_xids_of_all_drivers_name_device_process_and_gravity(
         ("INFO: task nvc:[driver]:5403 blocked for more than 120 seconds.", "hung_task", None),
     ],
 )
-def test_other_faults_are_told_apart(line: str, kind: str, device: str | None):
+def test_other_faults_are_distinguished(line: str, kind: str, device: str | None):
     event = only(f"[1.000000] {line}")
     assert (event.kind, event.device, event.text) == (kind, device, line)
 
@@ -110,16 +110,16 @@ def test_other_faults_are_told_apart(line: str, kind: str, device: str | None):
         "nvidia: module license 'NVIDIA' taints kernel.",
     ],
 )
-def test_details_and_everyday_lines_are_no_events(line: str):
+def test_details_and_common_lines_are_not_events(line: str):
     assert events(f"[1.000000] {line}") == ()
 
 
-def test_the_hung_task_is_named_with_its_pid_and_seconds():
+def test_hung_task_is_named_with_its_pid_and_seconds():
     event = only("[601.023951] INFO: task nvc:[driver]:5403 blocked for more than 120 seconds.")
     assert (event.detail, event.pids, event.code) == ("nvc:[driver]", (5403,), 120)
 
 
-def test_a_recovery_action_that_is_taken_back_ends_the_xids_of_that_gpu_alone():
+def test_withdrawn_recovery_action_ends_the_xids_of_that_gpu_only():
     asked = "recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     over = "recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
     found = events(
@@ -139,7 +139,7 @@ def test_a_nic_that_recovered_has_no_standing_fault():
     assert [(one.kind, one.past) for one in found] == [("nic_fault", True)]
 
 
-def test_the_beginning_of_a_log_that_lost_its_first_lines_is_known():
+def test_start_time_of_a_log_without_its_first_lines_is_known():
     assert parse_kernel_log("[22845.204479] br0: port 1(p0-0) entered disabled state").begins_at_s == 22845.204479
 
 
@@ -179,7 +179,7 @@ _WORDS = st.sampled_from(
 
 
 @given(st.lists(st.one_of(_WORDS, st.text(max_size=8)), max_size=60), st.none() | st.floats(0, 2e9))
-def test_whatever_stands_in_a_log_is_read_without_a_crash(parts: list[str], booted_at: float | None):
+def test_any_log_is_read_without_a_crash(parts: list[str], booted_at: float | None):
     for event in parse_kernel_log("".join(parts), booted_at).events:
         assert event.count >= 1
         assert len(event.text) <= 300
@@ -228,17 +228,17 @@ def test_a_gpu_off_the_bus_without_an_xid_is_read_in_every_form_of_the_log(lines
         ("usb 3-1: the NVIDIA GPU 0000:b3:00.0 has fallen off the bus",),
     ],
 )
-def test_what_the_driver_says_of_something_else_names_no_gpu(lines: tuple[str, ...]):
+def test_driver_message_about_something_else_names_no_gpu(lines: tuple[str, ...]):
     assert events(*(f"[9.5] {line}" for line in lines)) == ()
 
 
-def test_of_two_messages_between_each_other_the_gpu_of_the_whole_one_is_named():
+def test_complete_one_of_two_interleaved_messages_names_its_gpu():
     other = BEGIN.replace("b3", "c4")
     unsupported = "NVRM: installed in this system is not supported by the"
     assert only(*(f"[9.5] {line}" for line in (other, unsupported, BEGIN, MIDDLE, END))).device == "0000:b3:00.0"
 
 
-def test_a_gpu_that_a_load_of_the_driver_found_off_the_bus_is_so_until_the_next_load():
+def test_gpu_found_off_the_bus_stays_off_until_the_next_driver_load():
     lost = tuple(f"[9.5] {line}" for line in (BEGIN, MIDDLE, END))
     assert not only(*lost, f"[9.7] {LOADED}").past
     assert only(*lost, f"[9.7] {LOADED}", f"[99.7] {LOADED}").past

@@ -21,7 +21,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Rel
         ("NVRM version: something else", (None, None)),
     ],
 )
-def test_the_version_line_tells_version_and_kind(text: str | None, expected: tuple[str | None, bool | None]):
+def test_version_line_gives_version_and_kind(text: str | None, expected: tuple[str | None, bool | None]):
     assert kernel.driver(text) == expected
 
 
@@ -57,7 +57,7 @@ def test_the_version_of_a_library_is_that_behind_its_link():
     }
 
 
-def test_the_driver_of_an_active_rdma_device_is_known_and_idle_devices_are_left_out():
+def test_driver_of_an_active_rdma_device_is_known_and_idle_devices_are_skipped():
     ctx = FakeContext(
         files={
             "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
@@ -81,7 +81,7 @@ def test_the_driver_of_an_active_rdma_device_is_known_and_idle_devices_are_left_
         ("6.8.0", None, None, None),
     ],
 )
-def test_dma_buf_takes_an_open_module_a_new_driver_and_a_new_kernel(
+def test_dma_buf_requires_an_open_module_a_new_driver_and_a_new_kernel(
     kernel: str | None, driver: str | None, open_modules: bool | None, expected: bool | None
 ):
     assert gpudirect.dma_buf(kernel, driver, open_modules=open_modules)[0] is expected

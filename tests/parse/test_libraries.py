@@ -18,14 +18,14 @@ def test_the_first_64_bit_file_of_a_name_counts():
     assert cached(CACHE) == {"libnccl.so.2": "/usr/lib/x86_64-linux-gnu/libnccl.so.2", "libx.so": "/usr/lib/libx.so"}
 
 
-def test_what_ldd_looks_for_in_vain_is_told_once():
+def test_missing_library_of_ldd_is_reported_once():
     text = "\tlibfabric.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibfabric.so.1 => not found\n"
 
     assert missing_libraries(text) == ("libfabric.so.1",)
     assert missing_libraries("\tnot a dynamic executable\n") == ()
 
 
-def test_entries_are_parted_as_the_linker_parts_them():
+def test_entries_are_split_as_by_the_linker():
     env = {"LD_LIBRARY_PATH": "/a:/b c;/d::", "LD_PRELOAD": "/x.so /y.so:/z.so"}
 
     assert entries(env, "LD_LIBRARY_PATH") == ("/a", "/b c", "/d")
@@ -42,5 +42,5 @@ def test_entries_are_parted_as_the_linker_parts_them():
         ({}, None),
     ],
 )
-def test_the_entry_that_brings_a_file_is_named(env, by):
+def test_entry_that_loads_a_file_is_named(env, by):
     assert brought_by(env, "/opt/x/../n/libnccl.so.2") == by

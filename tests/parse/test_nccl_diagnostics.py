@@ -16,14 +16,14 @@ def sample(name: str) -> str:
     return (SAMPLES / f"{name}.txt").read_text()
 
 
-def test_each_direct_path_that_failed_is_named_with_both_ranks_on_whatever_host_it_is():
+def test_each_failed_direct_path_names_both_ranks_on_any_host():
     results = parse_nccl_diagnostics(sample("two-hosts"))
 
     named = [(result.ranks, result.path, result.ok) for result in results if result.ranks]
     assert named == [((one, two), "NVL", False) for one, two in ((0, 1), (1, 0), (2, 3), (3, 2))]
 
 
-def test_what_is_well_and_what_could_not_be_looked_at_keep_their_tags_without_the_communicators_address():
+def test_results_keep_their_tags_without_the_communicators_address():
     results = parse_nccl_diagnostics(sample("all-well-without-p2p"))
 
     assert NcclDiagnostic(ok=True, text="ECC: no uncorrected volatile errors across 2 ranks") in results
@@ -32,7 +32,7 @@ def test_what_is_well_and_what_could_not_be_looked_at_keep_their_tags_without_th
     assert parse_nccl_diagnostics(f"n:9 NCCL DIAG [OK]   {WELL}\n" * 3) == (NcclDiagnostic(ok=True, text=WELL),)
 
 
-def test_a_job_without_ras_is_told_to_have_no_report_of_it():
+def test_job_without_ras_has_no_report_of_it():
     line = "node0:120 NCCL DIAG INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0\n"
 
     assert parse_nccl_diagnostics(line)[0].text == "RAS diagnostics skipped: NCCL_RAS_ENABLE=0"
@@ -58,7 +58,7 @@ def test_a_report_is_being_printed_from_its_head_to_its_last_line(name: str):
     ],
     ids=["one line", "nothing named", "many lines", "no rank"],
 )
-def test_junk_takes_no_time_and_is_cut(junk: str):
+def test_junk_is_parsed_quickly_and_truncated(junk: str):
     began = time.process_time()
     results = parse_nccl_diagnostics(junk)
 

@@ -40,12 +40,12 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.booleans(), WORDS), max_size=40))
-def test_a_digest_says_what_the_log_says(lines: list[tuple[bool, str]]):
+def test_digest_has_the_same_facts_as_the_log(lines: list[tuple[bool, str]]):
     text = "\n".join((PREFIX if prefixed else "") + words for prefixed, words in lines)
     assert parse_nccl_log(digest(text.splitlines())) == parse_nccl_log(text)
 
 
-def test_further_channels_and_the_topology_are_left_out():
+def test_further_channels_and_the_topology_are_omitted():
     log = [
         f"{PREFIX}+ PCI[24.0] - GPU/0-1b000 (0)",
         f"{PREFIX}Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
@@ -55,7 +55,7 @@ def test_further_channels_and_the_topology_are_left_out():
 
 
 @given(st.lists(st.text(alphabet="Chanel Ringvi0123456789[]:->/\n\r", max_size=80), max_size=80))
-def test_any_lines_are_cut_down(lines: list[str]):
+def test_any_lines_are_reduced(lines: list[str]):
     assert len(digest(lines)) <= MOST_CHARACTERS
 
 

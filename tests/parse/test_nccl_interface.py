@@ -12,7 +12,7 @@ def answer(stdout: str) -> CommandResult:
     return CommandResult(("nccl_interface",), "ended", 0, stdout)
 
 
-def test_the_environment_comes_before_the_users_file_and_that_before_the_systems():
+def test_environment_precedes_the_users_file_and_the_systems_file():
     files = {
         "/etc/nccl.conf": "NCCL_SOCKET_IFNAME=eth0\nNCCL_DEBUG=WARN\nNCCL_IB_TC=1\n",
         "/home/me/.nccl.conf": "NCCL_SOCKET_IFNAME=eth1\nNCCL_DEBUG=INFO\n",
@@ -39,5 +39,5 @@ def test_no_interface_is_a_choice_that_failed():
     assert (choice.address, choice.error) == (None, "Bootstrap : no socket interface found")
 
 
-def test_an_address_that_is_none_is_no_choice():
+def test_invalid_address_is_not_a_choice():
     assert library_choice(answer('{"address": " 10.0.0.1"}'), INTERFACES) is None

@@ -61,7 +61,7 @@ def test_version_settings_and_devices():
     assert log.used_hcas() == ("mlx5_bond_0",)
 
 
-def test_the_line_at_a_ranks_end_is_no_second_gpu_of_it():
+def test_line_at_the_end_of_a_rank_is_not_a_second_gpu():
     """NCCL 2.27.5 on a planted GPU."""
     begin = "ncclCommInitRankConfig comm 0x7f1f5801f010 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x7877"
     end = "comm 0x7f1f5801f010 rank 0 nranks 1 cudaDev 0 busId 1b000 - Destroy COMPLETE"
@@ -106,7 +106,7 @@ def test_communicators_are_begun_and_ended(lines: list[str], inits: list[tuple[i
         (["NVLS multicast support is available on dev 0", "NVLS multicast support is not available on dev 1"], None),
     ],
 )
-def test_multicast_is_told_where_all_gpus_say_the_same(lines: list[str], nvls: bool | None):
+def test_multicast_is_known_if_all_gpus_agree(lines: list[str], nvls: bool | None):
     assert parse_nccl_log("\n".join(PREFIX + line for line in lines)).nvls is nvls
 
 
@@ -134,6 +134,6 @@ def test_collnet_connections_and_graphs():
         ("P2P/CUMEM", None, None),
     ],
 )
-def test_the_nic_of_another_rank_is_told(via: str, network: tuple[str, int, bool] | None, proxy: int | None):
+def test_nic_of_another_rank_is_recognized(via: str, network: tuple[str, int, bool] | None, proxy: int | None):
     one = Transport(from_rank=0, to_rank=8, via=via)
     assert (one.network, one.proxy) == (network, proxy)

@@ -40,7 +40,7 @@ def test_a_dump_is_a_matrix_of_nvlink_and_pcie() -> None:
     assert read(DUMP.replace('<gpu dev="1" sm="90" rank="1" gdr="1">', on_c2c)).c2c_gpus == ("GPU1",)
 
 
-def test_the_devices_of_a_dump_stand_in_the_tree() -> None:
+def test_devices_of_a_dump_are_in_the_tree() -> None:
     devices = {device.name: device for device in read(DUMP).pci}
     assert set(devices) == {"GPU0", "GPU1", "GPU2", "GPU3", "NIC0", "eno1"}
     assert devices["GPU1"].bridges[-2::-2] == ("0000:1b:00.0", "0000:16:00.0")  # its switches
@@ -54,7 +54,7 @@ def test_rccls_file_is_known_by_its_gpus_and_xgmi() -> None:
     assert found.link_type["GPU0"]["GPU1"] == found.link_type["GPU1"]["GPU0"] == "XGMI"
 
 
-def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
+def test_several_hosts_in_one_file_and_several_files_are_distinguished() -> None:
     two = DUMP.replace("0x5d3c2a1908f7e6b4", "0x1", 1)
     assert [host.gpus for _, host in find_nccl_topologies(two.split("\n"))] == [("GPU0", "GPU1"), ("GPU2", "GPU3")]
     twice = list(find_nccl_topologies(f"$ cat a.xml b.xml\n{DUMP}\nand\n{DUMP}".split("\n")))
@@ -79,7 +79,7 @@ def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_line(old: str, new: str, reason: str) -> None:
+def test_invalid_file_is_refused_with_the_line(old: str, new: str, reason: str) -> None:
     with pytest.raises(TopologyError, match=reason):
         read(DUMP.replace(old, new, 1))
 
@@ -92,7 +92,7 @@ def test_a_file_that_names_no_gpu_is_refused() -> None:
         read('<system version="1"></system>')
 
 
-def test_hostile_names_are_not_taken_over() -> None:
+def test_hostile_names_are_not_used() -> None:
     matrix = read(DUMP.replace('name="mlx5_0"', 'name="mlx5_0; reboot"'))
     assert matrix.nics == {"NIC0": "NIC0"}
     assert "no device name" in matrix.warnings[0]

@@ -18,7 +18,7 @@ def read(text: str) -> list[NvlinksFact]:
     return [fact for _, fact in find_nvlinks(plain_lines(text))]
 
 
-def test_active_inactive_and_missing_links_are_told_apart():
+def test_active_inactive_and_missing_links_are_distinguished():
     (fact,) = read(STATES)
 
     assert [(gpu.gpu, gpu.name, len(gpu.links), gpu.active()) for gpu in fact.gpus] == [
@@ -37,12 +37,12 @@ def test_a_link_that_peers_list_and_this_gpu_does_not_is_marked():
     assert fact.warnings == ("GPU0 does not list its link 3, so nothing is known of it",)
 
 
-def test_a_title_without_uuid_among_titles_with_it_takes_no_links():
+def test_title_without_uuid_among_titles_with_uuids_gets_no_links():
     with pytest.raises(TopologyError, match="line 4: no line that starts with `GPU N:` comes before this NVLink state"):
         read(STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1))
 
 
-def test_links_that_somebody_left_out_are_told():
+def test_omitted_links_are_reported():
     (fact,) = read("GPU 0: NVIDIA H100\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n\t ...\n")
 
     assert fact.warnings == ("the links of GPU0 are not all there: the text leaves some out",)
@@ -70,7 +70,7 @@ def test_two_gpus_without_links_on_a_line_each_are_both_read():
         (STATES.partition("\n")[2], "line 1: no line that starts with `GPU N:` comes before this NVLink state"),
     ],
 )
-def test_what_is_damaged_is_refused(text: str, says: str):
+def test_damaged_text_is_refused(text: str, says: str):
     with pytest.raises(TopologyError, match=says):
         read(text)
 

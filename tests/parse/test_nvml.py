@@ -27,7 +27,7 @@ def test_an_error_answer_becomes_a_failure() -> None:
     assert (failure.code, failure.call, failure.gpu) == ("timed_out", "nvmlInit", None)
 
 
-def test_an_answer_without_error_is_none() -> None:
+def test_answer_without_an_error_has_no_failure() -> None:
     assert parse_nvml('{"error": null, "gpus": [{"index": 0}]}').failure() is None
 
 
@@ -42,6 +42,6 @@ def test_a_gpu_is_labelled_with_index_uuid_and_bus() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"gpus": [{}]}', '{"gpus": 3}', "Traceback: no"])
-def test_what_is_no_answer_is_a_value_error(text: str) -> None:
+def test_invalid_answer_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_nvml(text)

@@ -16,7 +16,7 @@ def answer(**more: object) -> str:
     return json.dumps({"error": None, "gpus": gpus, **more})
 
 
-def test_levels_and_statuses_are_put_in_nvidia_smis_words() -> None:
+def test_levels_and_statuses_are_translated_to_words_of_nvidia_smi() -> None:
     read = parse_nvml_topology(
         answer(ancestors=[[0, 2, 20], [0, 9, 77]], p2p={"read": [[0, 2, 0], [2, 0, 3]], "write": [[0, 2, 99]]})
     )
@@ -33,12 +33,12 @@ def test_only_active_links_that_lead_to_the_other_gpu_join_two() -> None:
 
 
 @pytest.mark.parametrize("nothing", ["00000000:00:00.0", "FFFFFFFF:FF:FF.F"])
-def test_a_bus_id_of_zeros_or_ones_tells_nothing(nothing: str) -> None:
+def test_bus_id_of_zeros_or_ones_is_unknown(nothing: str) -> None:
     gpus = [{"index": 0, "nvlinks": [{"index": 0, "active": True, "remote_bus_id": nothing}]}]
     assert parse_nvml_topology(json.dumps({"gpus": gpus})).gpus[0].nvlinks[0].remote_bus_id is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"gpus": [{}]}', '{"ancestors": [[1]]}', "Traceback"])
-def test_what_is_no_answer_is_a_value_error(text: str) -> None:
+def test_invalid_answer_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_nvml_topology(text)

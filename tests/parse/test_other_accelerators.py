@@ -52,7 +52,7 @@ def test_gpus_hidden_on_purpose_are_not_used(name: str) -> None:
     assert unsupported(FakeContext(files=mi300x(8), env={name: "0,1"})) is not None
 
 
-def test_gaudi_is_told_by_its_driver_where_its_devices_are_open() -> None:
+def test_gaudi_is_recognized_by_its_driver_if_its_devices_are_accessible() -> None:
     links = {f"{PCI}/0000:{bus}:00.0/driver": "../../../bus/pci/drivers/habanalabs" for bus in ("19", "1a")}
     words = "2 Intel Gaudi accelerators (0000:19:00.0, 0000:1a:00.0)"
     assert unsupported(FakeContext(files={"/dev/accel/accel0": ""}, links=links)) == words
@@ -60,7 +60,7 @@ def test_gaudi_is_told_by_its_driver_where_its_devices_are_open() -> None:
     assert unsupported(FakeContext(files={"/dev/null": ""}, links=links)) is None
 
 
-def test_the_accelerator_for_inference_in_a_laptop_is_none() -> None:
+def test_inference_accelerator_of_a_laptop_is_ignored() -> None:
     links = {f"{PCI}/0000:00:0b.0/driver": "../../../bus/pci/drivers/intel_vpu"}
     assert unsupported(FakeContext(files={"/dev/accel/accel0": ""}, links=links)) is None
 

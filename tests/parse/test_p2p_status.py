@@ -17,19 +17,19 @@ def read(text: str) -> list[P2pStatusFact]:
 
 
 @pytest.mark.parametrize("asked", ["r", "w", "n", "a", "p", "rw"])
-def test_what_was_asked_is_taken_from_the_command_above(asked: str):
+def test_capability_is_taken_from_the_command_above(asked: str):
     (fact,) = read(f"root@a:~# nvidia-smi topo -p2p {asked}\n{THREE}")
 
     assert fact.capability == asked
 
 
-def test_the_command_of_another_table_is_not_taken():
+def test_command_of_another_table_is_not_used():
     tables = read(f"$ nvidia-smi topo -p2p r\n{THREE}\n{THREE}")
 
     assert [fact.capability for fact in tables] == ["r", None]
 
 
-def test_pairs_have_one_word_or_those_of_both_directions():
+def test_pairs_have_one_status_or_those_of_both_directions():
     (fact,) = read(THREE.replace("GPU1\tOK\tX", "GPU1\tU\tX"))
 
     assert list(fact.pairs()) == [("GPU0", "GPU1", ("OK", "U")), ("GPU0", "GPU2", ("CNS",)), ("GPU1", "GPU2", ("NS",))]
@@ -46,11 +46,11 @@ def test_pairs_have_one_word_or_those_of_both_directions():
         re.sub(r"[ \t]+", " ", THREE),
     ],
 )
-def test_what_loses_nothing_changes_nothing(altered: str):
+def test_lossless_changes_do_not_matter(altered: str):
     assert read(altered) == read(THREE)
 
 
-def test_one_gpu_is_a_table_where_such_a_legend_follows():
+def test_one_gpu_is_a_table_if_its_legend_follows():
     (fact,) = read(" \tGPU0\t\n GPU0\tX\t\n" + LEGEND)
 
     assert fact.statuses == {"GPU0": {}}

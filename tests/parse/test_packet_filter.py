@@ -25,7 +25,7 @@ PORT = 29400
         ("firewalld", 22, None),
     ],
 )
-def test_nfts_own_words(name: str, port: int, closed: tuple[str, str] | None):
+def test_output_of_nft_is_read(name: str, port: int, closed: tuple[str, str] | None):
     assert closed_in_nft((SAMPLES / f"{name}.json").read_text(), port, {"inet", "ip"}) == closed
 
 
@@ -66,13 +66,13 @@ DROP, ACCEPT = {"drop": None}, {"accept": None}
         ([], False),
     ],
 )
-def test_a_port_is_closed_only_where_no_connection_of_another_host_may_pass(rules: list[list[object]], is_closed: bool):
+def test_port_is_closed_only_if_no_connection_of_another_host_may_pass(rules: list[list[object]], is_closed: bool):
     assert closed_in_nft(_nft(*rules), PORT, {"inet"}) == (
         ("drop" if "reject" not in str(rules) else "reject", "inet t c") if is_closed else None
     )
 
 
-def test_what_a_filter_of_another_family_or_of_what_goes_out_says_does_not_count():
+def test_filter_of_another_family_or_of_outgoing_packets_does_not_count():
     assert closed_in_nft(_nft([DROP], family="ip6"), PORT, {"inet", "ip"}) is None
     assert closed_in_nft(_nft([DROP], hook="output"), PORT, {"inet"}) is None
     assert closed_in_nft(_nft([DROP], type="nat", hook="prerouting"), PORT, {"inet"}) is not None
@@ -83,7 +83,7 @@ def test_what_a_filter_of_another_family_or_of_what_goes_out_says_does_not_count
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"nftables": 3}', '{"nftables": [{"rule": {}}]}', "null"])
-def test_what_cannot_be_read_says_nothing(text: str):
+def test_unreadable_filter_is_inconclusive(text: str):
     assert closed_in_nft(text, PORT, {"inet"}) is None
     assert closed_in_iptables(text, PORT) is None
 
@@ -130,7 +130,7 @@ NAT = "COMMIT\n*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp"
         (f"{NAT} --dport 8080 -j DNAT --to-destination 10.0.0.2", True),
     ],
 )
-def test_iptables_as_ufw_makes_them(line: str, is_closed: bool):
+def test_iptables_rules_of_ufw_are_read(line: str, is_closed: bool):
     found = closed_in_iptables(UFW.format(line), PORT)
 
     assert (found is not None) is is_closed

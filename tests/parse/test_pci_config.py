@@ -41,11 +41,11 @@ def test_the_control_register_is_found_in_the_list_of_capabilities(space: bytes,
     assert acs_control(space) == expected
 
 
-def test_what_everybody_may_see_is_known_to_be_cut_off():
+def test_part_that_all_users_can_read_is_recognized_as_truncated():
     assert (is_cut_off(bytes(64)), is_cut_off(bytes(256)), is_cut_off(bytes(4096))) == (True, False, False)
 
 
-def test_the_control_register_is_told_in_the_words_of_lspci():
+def test_control_register_is_described_in_the_words_of_lspci():
     assert acs_words(0x1D) == "SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+"
     assert acs_words(0) == "nothing"
     assert not 0x11 & REDIRECT  # source validation and upstream forwarding do not redirect peers

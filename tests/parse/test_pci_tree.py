@@ -32,7 +32,7 @@ GPU = device("0000:1b:00.0", PORT, UP, "0000:17:00.0")
         (device("0000:90:00.0", "0000:89:01.0", root="pci0000:89", numa=None), "SYS"),
     ],
 )
-def test_the_way_from_a_gpu_behind_a_switch(other: PciDevice, code: str) -> None:
+def test_path_of_a_gpu_behind_a_switch_is_read(other: PciDevice, code: str) -> None:
     assert link_code(GPU, other) == link_code(other, GPU) == code
 
 

@@ -46,11 +46,11 @@ def test_a_table_ends_after_a_row_of_empty_entries():
 @pytest.mark.parametrize(
     ("mtu", "packets"), [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (1450, 1024), (300, 256), (0, 256)]
 )
-def test_an_mtu_leaves_packets_of(mtu: int, packets: int):
+def test_mtu_determines_the_packet_size(mtu: int, packets: int):
     assert verbs_mtu(mtu) == packets
 
 
-def test_the_library_is_found_where_the_loader_looks():
+def test_library_is_found_in_the_directories_of_the_loader():
     conda = FakeContext(
         env={"LD_LIBRARY_PATH": ":/opt/conda/lib:"}, links={"/opt/conda/lib/libibverbs.so.1": "libibverbs.so.1.14"}
     )

@@ -29,7 +29,7 @@ from ddp_doctor.settings.table import variables
         ("NCCL_NOTE", "wandb_v1_abcdefgh"),
     ],
 )
-def test_what_looks_like_a_credential_is_withheld(name, value):
+def test_text_like_a_credential_is_withheld(name, value):
     assert is_withheld(name, value)
 
 
@@ -49,7 +49,7 @@ def test_settings_are_recorded(name, value):
     assert not is_withheld(name, value)
 
 
-def test_a_credential_is_replaced_where_a_probe_repeats_the_value():
+def test_credential_is_replaced_in_values_that_a_probe_repeats():
     env = {"GLOO_SOCKET_IFNAME": "Bearer abcdefgh", "NCCL_SOCKET_IFNAME": "eth0"}
 
     assert shielded(env, tuple(env)) == {"GLOO_SOCKET_IFNAME": KEPT_BACK, "NCCL_SOCKET_IFNAME": "eth0"}

@@ -18,7 +18,7 @@ def read(text: str) -> list[RocmTopologyFact]:
     return [fact for _, fact in find_rocm_topologies(plain_lines(text))]
 
 
-def test_all_tables_of_one_host_are_one_fact():
+def test_tables_of_one_host_are_one_fact():
     (fact,) = read(WHOLE)
 
     assert fact.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
@@ -29,17 +29,17 @@ def test_all_tables_of_one_host_are_one_fact():
     assert fact.numa_node == fact.numa_affinity == {"GPU0": 0, "GPU1": 0, "GPU2": 1, "GPU3": 1}
 
 
-def test_a_table_that_comes_again_is_of_another_host():
+def test_repeated_table_belongs_to_another_host():
     assert read(WHOLE + WHOLE) == read(WHOLE) * 2
 
 
-def test_brackets_that_an_editor_took_away_change_nothing():
+def test_brackets_removed_by_an_editor_do_not_matter():
     altered = re.sub(r"GPU\[(\d)\]", r"GPU \1", WHOLE)
     assert altered != WHOLE
     assert read(altered) == read(WHOLE)
 
 
-def test_access_alone_is_read():
+def test_access_table_without_others_is_read():
     (fact,) = read(ACCESS)
 
     assert fact.access == {"GPU0": {"GPU1": "False"}, "GPU1": {"GPU0": "False"}}
@@ -57,6 +57,6 @@ def test_access_alone_is_read():
         ("===== Hops between two GPUs =====\nnothing\n", "no table follows this title"),
     ],
 )
-def test_what_is_damaged_is_refused(text: str, says: str):
+def test_damaged_text_is_refused(text: str, says: str):
     with pytest.raises(TopologyError, match=says):
         read(text)

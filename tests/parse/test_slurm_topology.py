@@ -104,7 +104,7 @@ def test_the_lowest_switches_blocks_or_racks_are_the_leaves(text, leaves):
         ("- topology: a\n  tree: {switches: [{switch: s, nodes: n1}]}\n", "it does not list any host"),
     ],
 )
-def test_what_is_no_topology_is_refused_in_a_sentence(text, sentence):
+def test_invalid_topology_is_refused_in_a_sentence(text, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as refused:
         read_topology(text)
     assert "\x1b" not in str(refused.value)

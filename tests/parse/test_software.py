@@ -86,11 +86,11 @@ def test_answers_of_the_nccl_helper():
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, None),
     ],
 )
-def test_what_keeps_gpus_from_a_job(env, reason):
+def test_setting_that_hides_gpus_from_a_job_is_found(env, reason):
     assert gpus_hidden_by(env) == reason
 
 
-def test_an_answer_that_is_nested_too_deep_is_none():
+def test_too_deeply_nested_answer_is_a_problem():
     answer = CommandResult(("helper",), "ended", 0, "[" * 100_000)
 
     assert "nccl_problem" in nccl_answer(answer)

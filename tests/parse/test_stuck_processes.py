@@ -44,7 +44,7 @@ def test_a_process_that_waits_in_the_driver_and_never_runs_is_stuck():
     assert ctx.pauses == LOOKS - 1
 
 
-def test_without_the_right_to_see_the_function_an_open_device_is_told_alone():
+def test_open_device_is_reported_without_permission_to_see_the_function():
     ctx = Watched(files=process(5403, "D", "0"), links={"/proc/5403/fd/3": "/dev/nvidia-uvm"})
     (one,) = stuck_processes(ctx)
     assert (one.wait_channel, one.device) == (None, "/dev/nvidia-uvm")
@@ -61,7 +61,7 @@ def test_a_rank_that_waits_for_its_file_system_is_not_stuck_in_the_driver():
         assert stuck_processes(ctx) == ()
 
 
-def test_a_process_that_ran_between_two_looks_was_only_waiting():
+def test_process_that_ran_between_two_samples_was_only_waiting():
     files = process(5403, "D", STUCK)
     ctx = Watched(files=files)
     ctx.meanwhile = lambda: files.update(process(5403, "D", STUCK, switches=18))
@@ -72,7 +72,7 @@ def test_a_process_that_ran_between_two_looks_was_only_waiting():
     assert stuck_processes(ctx) == ()
 
 
-def test_kernel_threads_running_processes_and_our_own_children_are_left_alone():
+def test_kernel_threads_running_processes_and_own_children_are_ignored():
     files = {
         **process(10, "D", "nv_queue", flags=0x00200040),
         **process(11, "S", STUCK),
@@ -87,10 +87,10 @@ def test_kernel_threads_running_processes_and_our_own_children_are_left_alone():
     assert ctx.pauses == 0
 
 
-def test_without_a_pause_between_the_looks_nobody_is_called_stuck():
+def test_no_process_is_called_stuck_without_a_pause_between_the_samples():
     assert stuck_processes(FakeContext(files=process(5403, "D", STUCK))) == ()
 
 
-def test_stuck_processes_of_this_machine_exclude_the_doctor():
+def test_stuck_processes_of_this_machine_exclude_ddp_doctor():
     found = stuck_processes(LiveContext(os.environ, time.monotonic() + 60))
     assert all(one.pid != os.getpid() for one in found)

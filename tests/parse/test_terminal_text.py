@@ -17,5 +17,5 @@ from ddp_doctor.parse.text import plain_lines
         ("a < b and b > c", ["a < b and b > c"]),
     ],
 )
-def test_decoration_goes_and_lines_stay(text: str, lines: list[str]):
+def test_decoration_is_removed_and_lines_stay(text: str, lines: list[str]):
     assert plain_lines(text) == lines

@@ -60,7 +60,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_disguise_that_loses_nothing_changes_nothing(name: str):
+def test_lossless_disguise_does_not_matter(name: str):
     assert parse_matrices(SAME[name]) == (MATRIX,)
 
 
@@ -106,7 +106,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_may_mean_something_else_is_refused(name: str):
+def test_ambiguous_text_is_refused(name: str):
     text, says = REFUSED[name]
     assert text != TEXT
     with pytest.raises(TopologyError, match=says) as caught:
@@ -114,7 +114,7 @@ def test_what_may_mean_something_else_is_refused(name: str):
     assert str(caught.value).isascii()
 
 
-def test_half_of_another_host_before_a_matrix_is_read_as_such():
+def test_half_a_matrix_of_another_host_is_read_as_such():
     half, whole = parse_matrices("\n".join(LINES[:3]) + "\n" + TEXT)
     assert half.links["NIC1"] == {"GPU0": "SYS", "GPU1": "SYS"}
     assert half.unknown_links() == 3
@@ -137,7 +137,7 @@ def test_half_of_another_host_before_a_matrix_is_read_as_such():
         "m" + "l" * 5000 + "0",
     ],
 )
-def test_names_that_are_no_devices_are_marked_and_not_used(name: str):
+def test_invalid_device_names_are_marked_and_not_used(name: str):
     (matrix,) = parse_matrices(TEXT.replace("mlx5_0", name))
     assert matrix.links == MATRIX.links
     assert matrix.nics == {"NIC0": "NIC0", "NIC1": "mlx5_1"}

@@ -48,7 +48,7 @@ def test_classic_two_socket_machine_is_read_cell_by_cell():
     assert matrix.warnings == ()
 
 
-def test_gpus_with_memory_of_their_own_have_a_numa_id():
+def test_gpus_with_their_own_memory_have_a_numa_id():
     assert read("grace-gpu-numa-ids.txt").gpu_numa_id["GPU3"] == "26"
 
 
@@ -111,11 +111,11 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         ("mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Down)", "ibdev2netdev (mlx5_1 is Down)"),
     ],
 )
-def test_what_is_not_understood_is_refused(text: str, says: str):
+def test_unknown_text_is_refused(text: str, says: str):
     assert says in refusal(text)
 
 
-def test_other_output_behind_the_matrix_does_no_harm():
+def test_other_output_after_the_matrix_is_ignored():
     behind = "\nGPU0 is an L4, GPU1 too.\n$ nvidia-smi topo -p2p r\n" + sample("p2p-capabilities.txt")
     assert parse_matrices(PAIR + behind) == parse_matrices(PAIR)
 
@@ -127,7 +127,7 @@ def test_glued_affinity_that_can_be_cut_in_one_way_only_is_read():
 # --- read in part --------------------------------------------------------------------------------
 
 
-def test_a_matrix_that_ends_early_keeps_the_links_that_are_there():
+def test_truncated_matrix_keeps_its_links():
     (matrix,) = parse_matrices(sample("cut-off.txt"))
     assert matrix.links["GPU6"] == dict.fromkeys(matrix.gpus[:6], "NV18")
     assert matrix.links["NIC0"]["GPU5"] == "SYS"
@@ -162,14 +162,14 @@ PAIR_OF_4 = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t8-
         (PAIR_OF_4.replace("NV4", "NV18").replace("NV18\t0-7", "NV1"), "NV18", "affinity cells of GPU0 are cut off"),
     ],
 )
-def test_links_that_are_certain_are_read_where_the_rest_of_a_row_is_not(text: str, link: str, says: str):
+def test_certain_links_are_read_if_the_rest_of_a_row_is_not(text: str, link: str, says: str):
     (matrix,) = parse_matrices(text)
     assert matrix.links == {"GPU0": {"GPU1": link}, "GPU1": {"GPU0": link}}
     (warning,) = matrix.warnings
     assert says in warning
 
 
-def test_a_row_that_is_cut_and_a_row_that_lost_a_cell_are_told_apart():
+def test_truncated_row_and_row_without_a_cell_are_distinguished():
     """A lost cell shifts the cells after it; contradictions with another row are refused."""
     rows = ("GPU0\t X \tNV4\tPHB\tSYS", "GPU1\tNV4\t X \tSYS\tPHB", "GPU2\tPHB\tSYS\t X \tNV4")
     text = "\n".join(("\tGPU0\tGPU1\tGPU2\tGPU3", *rows, "GPU3\tSYS\tPHB\tNV4\t X "))
@@ -179,7 +179,7 @@ def test_a_row_that_is_cut_and_a_row_that_lost_a_cell_are_told_apart():
     assert "GPU1-GPU2 is PHB there, SYS in row GPU2" in refusal(text.replace("\tSYS\tPHB\n", "\tPHB\n"))
 
 
-def test_duplicate_row_is_told():
+def test_duplicate_row_is_reported():
     text = PAIR + PAIR.split("\n")[2] + "\n"
     with_links_only = text.replace("\t0-7\t0", "").replace("\t8-15\t0", "").replace("\tCPU Affinity\tNUMA Affinity", "")
     assert parse_matrix(with_links_only).warnings == ("row GPU1 appears twice",)
@@ -254,7 +254,7 @@ def _tail(matrix: TopologyMatrix, name: str, width: int) -> str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made(), st.data())
-def test_whatever_is_printed_is_read_back_though_a_separator_is_lost_in_every_row(one: Made, data: st.DataObject):
+def test_any_printed_matrix_is_read_back_even_without_a_separator_per_row(one: Made, data: st.DataObject):
     assert parse_matrices(one.text) == (one.matrix,)
     _check_separator_lost_in_every_row(one, data)
 

@@ -201,7 +201,7 @@ def misread(found: tuple[TopologyMatrix, ...], expected: TopologyMatrix) -> list
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", NAMES)
-def test_what_loses_something_gives_the_same_or_is_refused_or_marked(name: str):
+def test_lossy_change_gives_the_same_answer_or_is_refused_or_marked(name: str):
     text = text_of(name)
     (expected,) = parse_matrices(text)
     for altered in {altered for harm in HARMS for altered in harm(text)}:

@@ -88,7 +88,7 @@ def square(gpus: tuple[str, ...], cells: dict[str, dict[str, str]], own: str) ->
     return [[own if one == two else cells[one][two] for two in gpus] for one in gpus]
 
 
-def test_relatives_of_the_matrix_are_no_matrix():
+def test_outputs_related_to_the_matrix_are_refused():
     for entry in entries(REAL):
         if entry["kind"] != MATRIX:
             with pytest.raises(TopologyError):

@@ -11,7 +11,7 @@ def test_a_number_of_nodes_is_read(text, least_and_most):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4:2", "0:2", "many", "1:2:3", "99999999", "9" * 5000, "²"])
-def test_what_is_no_number_of_nodes_is_refused(text):
+def test_invalid_number_of_nodes_is_refused(text):
     with pytest.raises(ValueError, match="invalid --nnodes"):
         nnodes(text)
 
@@ -31,6 +31,6 @@ def test_an_endpoint_is_read(text, where):
 
 
 @pytest.mark.parametrize("text", ["", ":1", "node0:", "node0:65536", "node0:http", "fd00::1", "a b:1", "a:1\n"])
-def test_what_is_no_endpoint_is_refused(text):
+def test_invalid_endpoint_is_refused(text):
     with pytest.raises(ValueError, match="invalid --rdzv-endpoint"):
         endpoint(text)

@@ -16,5 +16,5 @@ def test_half_characters_are_written_out_and_others_kept(text: str, expected: st
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_whatever_comes_can_be_encoded(text: str):
+def test_any_text_can_be_encoded(text: str):
     as_utf8(text).encode("utf-8")

@@ -51,7 +51,7 @@ def shown(value: str | None, gpus: tuple[Gpu, ...] = FOUR) -> list[int]:
         ("GPU-5a,GPU-5a5a", []),  # one GPU under two names
     ],
 )
-def test_cuda_is_shown_what_its_rules_say(value: str | None, indices: list[int]) -> None:
+def test_visible_devices_follow_the_rules_of_cuda(value: str | None, indices: list[int]) -> None:
     assert shown(value) == indices
 
 
@@ -59,7 +59,7 @@ SLICED = Gpu(index=1, uuid=UUIDS[1], mig_enabled=True, mig_uuids=("MIG-5e7d-a", 
 
 
 @pytest.mark.parametrize("value", [None, "0,1", "1", "MIG-5e7d", "MIG-5e7d-a,MIG-77aa-b", f"MIG-{UUIDS[1]}/1/0"])
-def test_with_mig_a_process_is_shown_one_slice_and_no_whole_gpu(value: str | None) -> None:
+def test_process_with_mig_sees_one_slice_and_no_entire_gpu(value: str | None) -> None:
     assert shown(value, (FOUR[0], SLICED)) == [1]
 
 
@@ -78,7 +78,7 @@ ENTRIES = st.integers(-2, 3).map(str) | st.sampled_from([uuid[:10] for uuid in U
 
 
 @given(st.lists(ENTRIES, max_size=5).map(",".join))
-def test_indices_and_uuids_count_as_torch_counts_them(value: str) -> None:
+def test_indices_and_uuids_are_counted_as_in_torch(value: str) -> None:
     from torch import cuda
 
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ class Case:
     ],
     ids=lambda case: " ".join(f"{k}={v}" for k, v in case.env.items())[:60] or "nothing",
 )
-def test_a_grant_is_counted_only_where_a_scheduler_made_one(case: Case) -> None:
+def test_grant_is_counted_only_if_a_scheduler_made_one(case: Case) -> None:
     assert granted_gpus(case.env, in_container=True) == case.granted
 
 
@@ -134,17 +134,17 @@ def test_a_prolog_judges_the_granted_device_numbers_only() -> None:
     assert [gpu.index for gpu in job_gpus(FOUR, {"SLURM_JOB_GPUS": "2,3"})] == [2, 3]
 
 
-def test_a_gpu_in_mig_mode_without_slices_is_among_those_to_look_at() -> None:
+def test_gpu_in_mig_mode_without_slices_is_checked() -> None:
     bare = SLICED.model_copy(update={"mig_uuids": ()})
     assert job_view((FOUR[0], bare), {}, in_container=False)["used"] == (0, 1)
 
 
-def test_a_number_of_five_thousand_digits_is_no_gpu() -> None:
+def test_number_of_five_thousand_digits_is_not_a_gpu() -> None:
     digits = "9" * 5000
 
     assert shown(f"1,{digits}") == [1]
     assert granted_gpus({"SLURM_GPUS_ON_NODE": digits}) is None
 
 
-def test_ranges_of_ten_thousand_gpus_over_and_over_are_counted_once() -> None:
+def test_repeated_ranges_of_ten_thousand_gpus_are_counted_once() -> None:
     assert (granted_gpus({"SLURM_JOB_GPUS": "0-9999," * 10_000}) or 0) < 100_000

@@ -46,10 +46,10 @@ def test_a_document_type_or_entity_is_refused_unread(text: str) -> None:
         (f"<a>{' ' * MOST_CHARACTERS}</a>", "larger than 1024 KiB"),
     ],
 )
-def test_what_is_broken_or_too_large_is_refused_with_the_line(text: str, reason: str) -> None:
+def test_invalid_or_too_large_text_is_refused_with_the_line(text: str, reason: str) -> None:
     with pytest.raises(TopologyError, match=reason):
         parse_xml(text)
 
 
-def test_what_a_text_says_of_its_encoding_does_not_matter() -> None:
+def test_encoding_declared_in_a_text_does_not_matter() -> None:
     assert parse_xml('<?xml version="1.0" encoding="utf-16"?><a b="\ud800é"/>').attributes == {"b": "?é"}

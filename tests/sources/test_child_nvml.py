@@ -99,7 +99,7 @@ def test_a_healthy_node_gives_eight_whole_gpus() -> None:
     assert (answer["nvml_version"], answer["confidential_compute"]) == ("12.550.90.07", False)
 
 
-def test_an_old_driver_costs_only_the_values_it_lacks() -> None:
+def test_old_driver_lacks_only_its_missing_values() -> None:
     gpu = ask("healthy", "OLD_DRIVER")["gpus"][0]
     since_then = ("sram_threshold_exceeded", "spare_rows", "row_remapping", "gsp_firmware_version")
     lacking = ("mig_enabled", "recovery_action", *PAGES, *since_then, "fabric_state")
@@ -118,7 +118,7 @@ def test_a_value_that_nvml_does_not_support_is_null_with_nvmls_reason() -> None:
     assert (gpu["ecc_volatile_uncorrected"], gpu["ecc_aggregate_uncorrected"]) == (2, 5)
 
 
-def test_a_card_that_counts_retired_pages_tells_them_all() -> None:
+def test_all_retired_pages_of_a_card_are_reported() -> None:
     gpu = ask("retired_pending")["gpus"][3]
     assert [gpu[name] for name in PAGES] == [0, 1, True, True]
 
@@ -136,7 +136,7 @@ def test_a_fabric_health_mask_is_read_bit_by_bit(mask: int, faults: list[str]) -
     assert child_nvml.fabric_faults(mask)[:3] == faults
 
 
-def test_no_library_is_its_own_answer() -> None:
+def test_missing_library_is_reported() -> None:
     done = run({"LD_LIBRARY_PATH": "/nowhere"})
     answer = json.loads(done.stdout)
     if answer["error"] is None:
@@ -145,13 +145,13 @@ def test_no_library_is_its_own_answer() -> None:
     assert done.returncode == 0
 
 
-def test_a_lost_gpu_costs_only_itself() -> None:
+def test_lost_gpu_does_not_affect_others() -> None:
     gpus = ask("gpu_lost")["gpus"]
     assert gpus[3] == {"index": 3, "error": "gpu_is_lost", "unavailable": {}}
     assert [gpu["error"] for gpu in gpus].count(None) == 7
 
 
-def test_a_gpu_that_is_lost_while_asked_keeps_what_it_said_before() -> None:
+def test_gpu_lost_during_the_query_keeps_its_earlier_values() -> None:
     gpu = ask("lost_later")["gpus"][3]
     assert (gpu["error"], gpu["uuid"]) == ("gpu_is_lost", "GPU-8932f933-d72c-4106-c12f-20bd9faed9f6")
     assert gpu["unavailable"]["memory_used_bytes"] == "gpu_is_lost"
@@ -163,7 +163,7 @@ def test_mig_slices_are_listed_by_uuid() -> None:
     assert [uuid[:12] for uuid in gpu["mig_uuids"]] == ["MIG-5e7d0003"] * 2
 
 
-def test_a_process_on_a_gpu_is_told_by_pid_name_and_memory() -> None:
+def test_process_on_a_gpu_is_reported_by_pid_name_and_memory() -> None:
     gpu = ask("busy", NVML_STAND_IN_PID=str(os.getpid()))["gpus"][3]
     name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
     expected = {"pid": os.getpid(), "kind": "compute", "name": name, "memory_used_bytes": 12 * 2**30}
@@ -174,7 +174,7 @@ def test_a_process_on_a_gpu_is_told_by_pid_name_and_memory() -> None:
     ("fault", "call", "gpu", "answered"),
     [("hang_init", "nvmlInit", None, 0), ("hang_gpu", "nvmlDeviceGetMemoryInfo", 3, 3)],
 )
-def test_a_driver_that_hangs_is_named_with_the_call_within_the_limit(
+def test_hanging_driver_is_reported_with_the_call_within_the_limit(
     fault: str, call: str, gpu: int | None, answered: int
 ) -> None:
     asked = ((limit_s, ask(fault, limit_s=limit_s)) for limit_s in limits_s(0.2))
@@ -193,7 +193,7 @@ def test_time_without_a_processor_does_not_count_against_the_driver() -> None:
     assert (answer["text"], answer["elapsed_s"] >= 0.2) == ("no answer within 0.1 s", True)
 
 
-def test_it_imports_nothing_of_the_doctor() -> None:
+def test_child_imports_no_module_of_ddp_doctor() -> None:
     code = f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}); print([m for m in sys.modules if 'ddp' in m])"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -57,7 +57,7 @@ def test_standard_input_is_empty():
     assert run_command(["cat"], ENV, LIMIT_S).ok
 
 
-def test_what_cannot_be_started_is_missing_with_the_reason(tmp_path):
+def test_command_that_cannot_start_is_missing_with_the_reason(tmp_path):
     (tmp_path / "script").write_text("#!/bin/sh\n")
     (tmp_path / "junk").write_bytes(b"\x00\x01\x02")
     (tmp_path / "junk").chmod(0o755)
@@ -70,7 +70,7 @@ def test_what_cannot_be_started_is_missing_with_the_reason(tmp_path):
     assert run_command(["echo", "a\0b"], ENV, LIMIT_S).status == "missing"
 
 
-def test_a_folder_named_relative_in_path_is_not_searched(tmp_path, monkeypatch):
+def test_relative_directory_in_path_is_not_searched(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho planted\n")
     tool.chmod(0o755)
@@ -87,7 +87,7 @@ def test_bytes_that_are_not_utf8_are_replaced():
     assert run_command(["printf", r"a\377b"], ENV, LIMIT_S).stdout == "a\ufffdb"
 
 
-def test_no_time_left_starts_nothing():
+def test_expired_deadline_starts_no_process():
     assert run_command(["sh", "-c", "exit 0"], ENV, 0).status == "timed_out"
 
 
@@ -103,7 +103,7 @@ def test_a_hung_command_that_ignores_sigterm_is_killed_in_time_and_keeps_its_out
     wait_until(lambda: not alive(int(result.stdout)))
 
 
-def test_a_grandchild_of_a_hung_command_is_killed_too():
+def test_grandchild_of_a_hung_command_is_killed():
     hangs = ["sh", "-c", "sleep 1000 & echo $!; wait"]
     result = next(result for limit_s in limits_s(0.1) if (result := run_command(hangs, ENV, limit_s)).stdout)
     assert result.status == "timed_out"
@@ -116,7 +116,7 @@ def test_a_background_process_that_holds_the_pipe_neither_delays_nor_survives():
     wait_until(lambda: not alive(int(result.stderr)))
 
 
-def test_a_command_that_prints_for_ever_fills_no_memory():
+def test_command_that_prints_forever_uses_bounded_memory():
     result = run_command(["yes"], ENV, 0.2)
     assert result.status == "timed_out"
     assert len(result.stdout) <= OUTPUT_LIMIT_BYTES
@@ -138,7 +138,7 @@ def test_a_command_killed_by_a_signal_reports_it():
     assert run_command(["sh", "-c", "kill -SEGV $$"], ENV, LIMIT_S).returncode == -signal.SIGSEGV
 
 
-def test_a_command_that_somebody_stopped_goes_on():
+def test_stopped_command_is_continued():
     result = run_command(["sh", "-c", "kill -STOP $$; echo later"], ENV, LIMIT_S)
     assert (result.status, result.stdout) == ("ended", "later\n")
 
@@ -170,7 +170,7 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_an_interrupt_leaves_no_command_behind(tmp_path):
+def test_interrupt_leaves_no_command_behind(tmp_path):
     mark = tmp_path / "pid"
 
     def interrupt() -> None:
@@ -210,7 +210,7 @@ def test_no_descriptor_is_leaked():
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_process_that_does_not_go_away_is_abandoned_not_waited_for():
+def test_process_that_does_not_exit_is_abandoned():
     process = subprocess.Popen(["sleep", "1000"])
     try:
         assert commands._reap(process, 0.1) is None
@@ -219,7 +219,7 @@ def test_a_process_that_does_not_go_away_is_abandoned_not_waited_for():
         process.wait()
 
 
-def test_commands_work_where_the_doctor_was_started_with_sigchld_ignored():
+def test_commands_work_with_sigchld_ignored():
     code = """
         import signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -6,7 +6,7 @@ import pytest
 from ddp_doctor.sources.machine import READ_LIMIT_BYTES, Files
 
 
-def test_the_root_moves_reads_lists_and_links(tmp_path):
+def test_root_applies_to_reads_lists_and_links(tmp_path):
     (tmp_path / "sys/class/net").mkdir(parents=True)
     (tmp_path / "sys/class/net/eth1").symlink_to("../../devices/eth1")
     (tmp_path / "sys/class/net/eth0").write_text("up\n")
@@ -18,7 +18,7 @@ def test_the_root_moves_reads_lists_and_links(tmp_path):
     assert files.disk("/sys").device == tmp_path.stat().st_dev
 
 
-def test_what_does_not_exist_raises_oserror(tmp_path):
+def test_missing_file_raises_oserror(tmp_path):
     files = Files(str(tmp_path))
     for look in (files.read, files.listdir, files.readlink, files.disk):
         with pytest.raises(FileNotFoundError):

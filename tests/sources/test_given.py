@@ -27,7 +27,7 @@ def test_a_file_is_read_whole(tmp_path):
         ("a\0b", "null"),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence(path, why):
+def test_unreadable_input_is_one_sentence(path, why):
     with pytest.raises(CannotRead, match=why):
         read_given(path)
 
@@ -37,13 +37,13 @@ def test_an_endless_file_is_refused_and_not_read_on():
         read_given("/dev/zero", most_bytes=1024 * 1024)
 
 
-def test_a_pipe_without_a_writer_is_given_up(tmp_path):
+def test_pipe_without_a_writer_times_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CannotRead, match=r"pipe': no data for 0\.2 s"):
         read_given(str(tmp_path / "pipe"), silence_s=0.2)
 
 
-def test_a_pipe_whose_writer_falls_silent_is_given_up(tmp_path):
+def test_pipe_whose_writer_stops_writing_times_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(writer, b"GPU0")

@@ -18,7 +18,7 @@ def context(**options: Any) -> LiveContext:
     return LiveContext({"PATH": "/usr/bin:/bin"}, time.monotonic() + 60, **options)
 
 
-def test_it_is_what_probes_are_promised():
+def test_live_context_implements_the_protocol_of_probes():
     promised: Context = context()
     assert promised.cpus() == len(os.sched_getaffinity(0))
     assert promised.world.nproc_per_node == 1
@@ -40,7 +40,7 @@ def test_commands_get_the_job_environment_not_the_process_one(monkeypatch):
     assert "LEAKED" not in context().run(["env"]).stdout
 
 
-def test_limits_are_soft_limits_and_none_is_unlimited():
+def test_limits_are_soft_limits_and_none_means_unlimited():
     live = context()
     assert live.limit("NOFILE") == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     expected = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -55,7 +55,7 @@ def test_kept_texts_are_joined():
     assert live.raw == "one\ntwo"
 
 
-def test_the_root_moves_files_only(tmp_path):
+def test_root_applies_to_files_only(tmp_path):
     (tmp_path / "x").write_text("moved")
     live = context(root=str(tmp_path))
     assert live.read("/x") == "moved"
@@ -66,7 +66,7 @@ def test_the_root_moves_files_only(tmp_path):
     assert live.run(["test", "-e", str(tmp_path / "x")]).ok
 
 
-def test_a_helper_that_does_not_exist_fails_and_raises_nothing():
+def test_missing_helper_fails_without_an_exception():
     assert not context().child("no_such_helper").ok
 
 
@@ -81,7 +81,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("isolated", [0, 1])
-def test_a_helper_is_isolated_exactly_where_the_doctor_is(tmp_path, isolated):
+def test_helper_is_isolated_exactly_if_ddp_doctor_is(tmp_path, isolated):
     helper = tmp_path / "child_flags.py"
     helper.write_text("import json, sys; print(json.dumps([sys.flags.isolated, sys.argv[1:], sys.executable]))")
     flags = ["-I"] if isolated else []

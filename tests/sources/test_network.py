@@ -43,12 +43,12 @@ def test_localhost_resolves_to_loopback():
     assert "127.0.0.1" in network.resolve("localhost", 5.0)
 
 
-def test_a_name_that_is_none_is_an_error_of_the_resolver():
+def test_invalid_name_is_a_resolver_error():
     with pytest.raises(OSError, match=r"\S"):
         network.resolve("no such name.invalid", 10.0)
 
 
-def test_a_resolver_that_does_not_answer_is_left_alone(monkeypatch):
+def test_resolver_that_does_not_answer_is_abandoned(monkeypatch):
     answers, returned = threading.Event(), threading.Event()
 
     def asleep(*_: object, **__: object) -> list[object]:
@@ -101,22 +101,22 @@ def test_the_helper_reads_an_ipv6_address_with_its_scope(tmp_path):
     assert libnccl(tmp_path, body) == {"version_code": 23203, "address": "fe80::7%lo"}
 
 
-def test_the_helper_hands_on_what_nccl_says_went_wrong(tmp_path):
+def test_helper_returns_the_error_message_of_nccl(tmp_path):
     answer = libnccl(tmp_path, "return 5;")
     assert (answer["status"], answer["error"]) == (5, "Bootstrap : no socket interface found")
 
 
-def test_the_helper_understands_no_id_of_another_shape(tmp_path):
+def test_helper_refuses_an_id_of_another_format(tmp_path):
     assert "absent" in libnccl(tmp_path, "memset(id, 0xab, 128); return 0;")
 
 
-def test_where_no_copy_is_found_the_loader_is_left_to_look(monkeypatch):
+def test_loader_searches_if_no_copy_is_found(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert child_nccl_interface.find() == "libnccl.so.2"
 
 
-def test_the_helper_says_why_a_file_cannot_be_loaded(tmp_path):
+def test_helper_reports_why_a_file_cannot_be_loaded(tmp_path):
     (tmp_path / "libnccl.so.2").write_text("no library")
     env = {"LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run((sys.executable, HELPER), env=env, capture_output=True, text=True, check=True)

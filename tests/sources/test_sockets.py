@@ -91,7 +91,7 @@ def test_a_line_makes_round_trips_and_sends_small_and_large(line):
     assert line.round_trip(LIMIT_S) > 0
 
 
-def test_the_kernel_tells_of_a_line(line):
+def test_kernel_reports_values_of_a_line(line):
     line.round_trip(LIMIT_S)
 
     told = line.tcp()
@@ -101,14 +101,14 @@ def test_the_kernel_tells_of_a_line(line):
     assert 500 < told.mss_bytes < 70_000
 
 
-def test_a_closed_line_tells_nothing(line):
+def test_closed_line_has_no_values(line):
     line.close()
 
     assert line.tcp() is None
 
 
 @needs_ipv6
-def test_the_listener_is_reached_over_ipv6_too(listener):
+def test_listener_is_reachable_over_ipv6(listener):
     line = dial("::1", listener.port, TOKEN, LIMIT_S)
 
     assert line.round_trip(LIMIT_S) > 0
@@ -151,7 +151,7 @@ def test_a_closed_port_refuses():
     assert raised.value.errno == errno.ECONNREFUSED
 
 
-def test_a_full_queue_answers_nothing_and_times_out():
+def test_full_queue_times_out():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as stack:
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())
@@ -164,14 +164,14 @@ def test_a_full_queue_answers_nothing_and_times_out():
     assert raised.value.errno == errno.ETIMEDOUT
 
 
-def test_a_mute_program_on_the_port_is_told_from_a_firewall():
+def test_mute_program_on_the_port_is_distinguished_from_a_firewall():
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(OSError, match="no answer") as raised:
         dial("127.0.0.1", mute.getsockname()[1], TOKEN, 0.1)
 
     assert raised.value.errno == errno.ETIME
 
 
-def test_a_foreign_program_on_the_port_is_recognised():
+def test_foreign_program_on_the_port_is_recognized():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
@@ -188,7 +188,7 @@ def test_a_foreign_program_on_the_port_is_recognised():
     assert raised.value.errno == errno.EPROTO
 
 
-def test_a_host_name_is_no_address():
+def test_host_name_is_not_an_address():
     with pytest.raises(socket.gaierror):
         dial("localhost", 80, TOKEN, 1)
 
@@ -246,7 +246,7 @@ def test_large_transfers_take_turns_and_small_ones_do_not_wait(listener):
         one.close()
 
 
-def test_who_never_gets_a_turn_is_told_that_the_peer_is_busy(listener, line):
+def test_caller_that_never_gets_a_turn_is_told_that_the_peer_is_busy(listener, line):
     listener._turn.acquire()
 
     with pytest.raises(OSError, match="busy") as raised:
@@ -256,7 +256,7 @@ def test_who_never_gets_a_turn_is_told_that_the_peer_is_busy(listener, line):
     listener._turn.release()
 
 
-def test_who_leaves_in_the_middle_of_a_transfer_gives_the_turn_back(listener, line):
+def test_caller_that_leaves_during_a_transfer_releases_its_turn(listener, line):
     hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
     with raw(listener.port, hello, struct.pack("!cI", b"T", BIG), b"x" * 1000) as one:
         one.recv(10)
@@ -271,7 +271,7 @@ def test_a_question_is_answered(listener):
     assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, LIMIT_S) == {"you asked": 3}
 
 
-def test_an_agent_without_answers_says_so_by_an_empty_one():
+def test_agent_without_answers_returns_an_empty_one():
     listener = Listener()
     listener.admit(TOKEN)
 
@@ -279,7 +279,7 @@ def test_an_agent_without_answers_says_so_by_an_empty_one():
     listener.stop()
 
 
-def test_an_agent_that_fails_to_answer_hangs_up_and_lives_on():
+def test_agent_that_fails_to_answer_closes_the_line_and_continues():
     def fail(_):
         raise ZeroDivisionError
 
@@ -300,7 +300,7 @@ def test_a_question_or_an_answer_that_is_too_long_is_refused(listener):
 
 
 @pytest.mark.parametrize("answer", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null"])
-def test_an_answer_that_is_no_object_is_refused(answer):
+def test_answer_that_is_not_an_object_is_refused(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reply() -> None:
@@ -325,7 +325,7 @@ def test_an_answer_that_is_no_object_is_refused(answer):
 # --- strangers and hostile input ------------------------------------------------------------------
 
 
-def test_who_calls_before_the_token_is_known_waits_for_it():
+def test_caller_waits_until_the_token_is_known():
     listener = Listener()
     threading.Timer(0.1, listener.admit, (TOKEN,)).start()
 
@@ -392,7 +392,7 @@ def test_garbage_and_half_messages_leave_the_listener_answering(listener):
 
 
 @pytest.mark.parametrize("question", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null", b""])
-def test_a_question_that_is_no_object_is_dropped(listener, question):
+def test_question_that_is_not_an_object_is_dropped(listener, question):
     hello = struct.pack("!cI", b"H", len(TOKEN)) + TOKEN.encode()
     with raw(listener.port, hello, struct.pack("!cI", b"Q", len(question)) + question) as one:
         assert closed_by_peer(one)
@@ -415,7 +415,7 @@ def test_more_connections_than_bounded_are_closed_and_later_ones_taken():
     listener.stop()
 
 
-def test_stopping_waits_for_nobody_and_ends_all_threads(listener, line, monkeypatch):
+def test_stop_does_not_wait_and_ends_all_threads(listener, line, monkeypatch):
     monkeypatch.setattr(sockets, "HELLO_S", 10 * LIMIT_S)
     before = {thread for thread in threading.enumerate() if thread.name in {"listener", "line"}}
     with raw(listener.port, b"H"):

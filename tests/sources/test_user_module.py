@@ -55,7 +55,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("late:make", r"late.py:3 is not valid in Python .*: 'return' outside function"),
     ],
 )
-def test_what_no_rank_can_use_is_told_before_anything_starts(model: str, words: str):
+def test_model_that_no_rank_can_use_is_reported_before_the_start(model: str, words: str):
     assert re.search(words, problem(model) or "")
     with pytest.raises(UsageError, match=f"cannot use --model {re.escape(model)}: .*{words}"):
         running.run(RunRequest(Options(model=model, level=Level.QUICK), {}))
@@ -67,5 +67,5 @@ def test_what_no_rank_can_use_is_told_before_anything_starts(model: str, words: 
      "lazily:make", "branch:make", "pack:build", "pack:inner.make", "pack.inner:make", "open.nosuch:make",
      "bare.inner:make", "json:dumps", "math:sqrt"],
 )  # fmt: skip
-def test_what_only_an_import_can_tell_is_left_to_the_ranks(model: str):
+def test_faults_that_only_an_import_shows_are_left_to_the_ranks(model: str):
     assert problem(model) is None
