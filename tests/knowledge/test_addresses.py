@@ -31,7 +31,7 @@ def test_bridges_for_one_host_are_known_by_name(name):
 
 
 @pytest.mark.parametrize("name", ["eth0", "br0", "bond0", "br-data", "ib0", "cni0", "flannel.1", "docker", "dockerd0"])
-def test_interfaces_that_may_lead_elsewhere_are_not_taken_for_bridges_of_one_host(name):
+def test_interfaces_that_may_lead_elsewhere_are_not_local_bridges(name):
     assert not is_own_bridge(name)
 
 
@@ -41,7 +41,7 @@ def test_an_address_of_a_service_on_lo_is_not_loopback():
     assert not is_loopback("10.200.0.1")
 
 
-def test_a_network_is_that_of_the_interface_and_none_for_a_single_address():
+def test_network_is_that_of_the_interface_and_none_for_a_single_address():
     interfaces = (LO, nic("eth0", "10.0.0.1/24"), nic("ens4", "10.128.0.2/32"))
     assert str(network_of(interfaces, "10.0.0.1")) == "10.0.0.0/24"
     assert network_of(interfaces, "10.128.0.2") is None
@@ -53,13 +53,13 @@ def test_hosts_share_a_network_under_different_names():
     assert shared_interface(hosts) == {0: "eth0", 7: "enp1s0"}
 
 
-def test_link_local_single_and_loopback_addresses_are_no_network():
+def test_link_local_single_and_loopback_addresses_are_not_networks():
     interfaces = (LO, nic("eth0", "169.254.1.1/16", "fe80::1%eth0/64", "10.0.0.1/32"))
     assert shared_interface({0: interfaces, 1: interfaces}) == {}
     assert shared_interface({}) == {}
 
 
-def test_of_two_shared_networks_the_one_in_use_comes_before_the_faster_and_that_before_the_first():
+def test_shared_network_in_use_precedes_the_faster_one_and_the_first():
     hosts = {
         node: (
             nic("eth0", f"10.0.0.{node}/24", speed=1000),
@@ -72,12 +72,12 @@ def test_of_two_shared_networks_the_one_in_use_comes_before_the_faster_and_that_
     assert shared_interface(hosts, in_use=frozenset({"10.0.0.2"})) == {1: "eth0", 2: "eth0"}
 
 
-def test_a_cloud_machine_with_a_single_address_may_still_lead_elsewhere():
+def test_cloud_machine_with_a_single_address_may_reach_others():
     assert likely_interface((LO, nic("ens4", "10.128.0.2/32"))) == "ens4"
 
 
 @given(st.lists(st.ip_addresses(v=4), min_size=2, max_size=5, unique=True), st.integers(8, 30))
-def test_what_is_shared_holds_an_address_of_each_host(own, prefix):
+def test_shared_network_has_an_address_of_each_host(own, prefix):
     hosts = {node: (LO, nic("eth0", f"{one}/{prefix}")) for node, one in enumerate(own)}
     shared = shared_interface(hosts)
     networks = {network_of(hosts[node], str(one)) for node, one in enumerate(own)}

@@ -30,7 +30,7 @@ def evenly(sizes: list[int], forward_s: float, backward_s: float) -> Backward:
     return Backward(forward_s, backward_s, gradients)
 
 
-def test_a_curve_is_its_points_the_lines_between_them_and_its_bandwidth_beyond():
+def test_curve_interpolates_its_points_and_continues_with_its_bandwidth():
     assert CURVE.seconds(0) == 0.010
     assert CURVE.seconds(MIB // 2) == pytest.approx(0.015)
     assert CURVE.seconds(4 * MIB) == pytest.approx(0.050)
@@ -50,7 +50,7 @@ def test_a_curve_that_noise_bends_down_still_has_a_bandwidth():
     st.lists(st.integers(1, 4 * MIB).map(lambda size: 4 * size), min_size=1, max_size=30),
     st.sampled_from(CANDIDATES_MIB),
 )
-def test_buckets_are_those_of_torch_itself(sizes: list[int], cap: float):
+def test_buckets_equal_those_of_torch(sizes: list[int], cap: float):
     import torch
 
     distributed: Any = torch.distributed
@@ -76,7 +76,7 @@ def test_a_step_worked_out_by_hand():
     assert best(predicted) == 1.0
 
 
-def test_where_latency_is_all_large_buckets_are_best():
+def test_large_buckets_are_best_if_latency_dominates():
     slow = Curve(points=((0, 0.100), (4 * MIB, 0.101)))
 
     assert best(predictions(evenly([MIB] * 4, 0.01, 0.02), slow)) == 4.0
@@ -101,7 +101,7 @@ def simulated(seen: Backward, cap: float) -> float:
     st.lists(st.tuples(st.integers(1, 6 * MIB), st.floats(1e-5, 0.05)), min_size=1, max_size=25),
     st.sampled_from(CANDIDATES_MIB),
 )
-def test_the_formula_is_what_a_simulation_of_events_gives(parts: list[tuple[int, float]], cap: float):
+def test_formula_equals_a_simulation_of_events(parts: list[tuple[int, float]], cap: float):
     at, gradients = 0.0, []
     for size, after in parts:
         at += after

@@ -32,7 +32,7 @@ SERVER = Maker("Supermicro", "SYS-821GE-TNHR", None, ("ixgbe", "mlx5_core"))
         (Maker(), [], False, "unknown"),
     ],
 )
-def test_the_kind_follows_from_what_is_told(maker: Maker, layers: list[str], has_efa: bool, kind: Kind):
+def test_kind_follows_from_the_known_facts(maker: Maker, layers: list[str], has_efa: bool, kind: Kind):
     assert cluster_of(maker, layers, has_efa=has_efa).kind == kind
 
 
@@ -46,7 +46,7 @@ def test_the_kind_follows_from_what_is_told(maker: Maker, layers: list[str], has
     ),
     st.lists(st.sampled_from(["InfiniBand", "Ethernet", "IB", ""]), max_size=3),
 )
-def test_names_that_nobody_knows_are_no_cloud(maker: Maker, layers: list[str]):
+def test_unknown_names_are_not_a_cloud(maker: Maker, layers: list[str]):
     cluster = cluster_of(maker, layers, has_efa=False)
 
     assert cluster.kind in ("InfiniBand", "RoCE", "Ethernet", "unknown") or maker.vendor in ("Amazon EC2", "Google")

@@ -25,7 +25,7 @@ def over(network: str, machine: Machine, nodes: int = 2, nics: int = 8, gbit: in
     return replace(machine, nodes=nodes, network=network, nics_mbps=(gbit * 1000,) * nics)
 
 
-def test_published_curves_fall_into_the_band_that_the_others_give():
+def test_published_curves_are_within_the_band_of_the_others():
     published = curves()
     held = {curve.name: (within, judged) for curve, within, judged in left_out(published)}
 
@@ -41,7 +41,7 @@ MISSED = {"8 A100": (7, 8), "8 H800": (0, 1), "nodes of H100, EFA": (0, 1)}
 WITHOUT_A_BAND = {"2 nodes of A100, EFA, 2021", "4 nodes of A100, EFA, 2021"}
 
 
-def test_the_costs_are_those_that_are_fitted_to_all_curves():
+def test_costs_equal_a_fit_to_all_curves():
     found = fitted(curves())
 
     assert isclose(found.launch_us, COSTS.launch_us, rel_tol=0.01)
@@ -84,7 +84,7 @@ THRESHOLDS = (
 @pytest.mark.parametrize(
     ("machine", "asked", "lies"), [row[1:] for row in THRESHOLDS], ids=[row[0] for row in THRESHOLDS]
 )
-def test_a_published_threshold_lies(machine: Machine, asked: float, lies: str):
+def test_published_threshold_is_above_within_or_below_the_band(machine: Machine, asked: float, lies: str):
     found = band(machine, "all_reduce", 8 * GIB)
 
     if found is None or found.high is None:
@@ -114,11 +114,11 @@ def test_a_published_threshold_lies(machine: Machine, asked: float, lies: str):
         (over("AWS Libfabric", H100), "all_reduce", GIB),
     ],
 )
-def test_where_nothing_is_known_there_is_no_band(machine: Machine, collective: str, size: int):
+def test_unknown_machine_has_no_band(machine: Machine, collective: str, size: int):
     assert band(machine, collective, size) is None
 
 
-def test_an_older_table_serves_and_is_named():
+def test_older_table_is_used_and_named():
     found = band(replace(H200, nccl="2.30.7"), "all_reduce", GIB)
 
     assert found is not None
@@ -128,7 +128,7 @@ def test_an_older_table_serves_and_is_named():
     )
 
 
-def test_without_nvlink_sharp_another_algorithm_and_band_are_expected():
+def test_missing_nvlink_sharp_changes_the_algorithm_and_the_band():
     found, other = (band(replace(H200, nvls=nvls), "all_reduce", 16 * GIB) for nvls in (True, False))
 
     assert found is not None

@@ -8,7 +8,7 @@ from ddp_doctor.knowledge.gpu.gpu_speed import link_gb_per_s, published_bf16
 @pytest.mark.parametrize(
     ("generation", "width", "rate"), [(3, 16, 15.8), (4, 16, 31.5), (5, 16, 63.0), (4, 4, 7.9), (1, 16, 4.0)]
 )
-def test_a_link_carries_what_the_standard_says(generation: int, width: int, rate: float):
+def test_link_has_the_rate_of_the_standard(generation: int, width: int, rate: float):
     assert link_gb_per_s(generation, width) == pytest.approx(rate, abs=0.05)
 
 
@@ -17,7 +17,7 @@ def test_a_link_that_is_not_known_has_no_rate(generation: int | None, width: int
     assert link_gb_per_s(generation, width) is None
 
 
-def test_published_rates_are_of_the_very_model():
+def test_published_rates_are_for_the_exact_model():
     assert published_bf16("NVIDIA H100 80GB HBM3") == 730.0
     assert published_bf16("NVIDIA H100 PCIe") is None
     assert published_bf16("NVIDIA A100-SXM4-40GB") == 270.0

@@ -31,12 +31,12 @@ def test_the_mean_of_the_local_gradients_is_the_closed_form(ranks, parameter, el
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
-def test_all_weights_are_read_back(weights):
+def test_weights_are_decoded_exactly(weights):
     assert code.weights(gradient(weights)) == pytest.approx(weights, abs=1e-9)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=40), st.data())
-def test_a_reading_names_exactly_the_ranks_that_are_off(weights, data):
+def test_reading_identifies_exactly_the_wrong_ranks(weights, data):
     rank = data.draw(st.integers(0, len(weights) - 1))
     off = {other: weight for other, weight in enumerate(weights) if weight != 1}
     reading = read(weights, rank)
@@ -46,7 +46,7 @@ def test_a_reading_names_exactly_the_ranks_that_are_off(weights, data):
 
 
 @given(st.integers(2, 64), st.data())
-def test_a_gradient_of_one_rank_alone_is_told_from_a_missing_one(ranks, data):
+def test_gradient_of_only_one_rank_is_distinguished_from_a_missing_one(ranks, data):
     only = data.draw(st.integers(0, ranks - 1))
     alone = [float(ranks) if rank == only else 0.0 for rank in range(ranks)]
     assert read(alone, rank=only) == code.Reading(holds="own")
@@ -55,7 +55,7 @@ def test_a_gradient_of_one_rank_alone_is_told_from_a_missing_one(ranks, data):
 
 
 @pytest.mark.parametrize(("scale", "words"), [(4, "the sum of"), (0, "zero"), (0.25, "0.25 times")])
-def test_a_scaled_mean_is_told(scale, words):
+def test_scaled_mean_is_recognized(scale, words):
     reading = read([scale] * 4)
     assert reading == code.Reading(holds="scaled", scale=scale)
     assert words in code.words(reading, 4)
@@ -74,7 +74,7 @@ def test_a_missing_rank_is_far_outside_the_tolerance(ranks):
 
 
 @given(st.integers(1, 400_000))
-def test_all_local_gradients_are_exact_in_float32(ranks):
+def test_local_gradients_are_exact_in_float32(ranks):
     assert 3 * code.local(4, 7 * ranks, 0, ranks) < 2**24
 
 

@@ -32,7 +32,7 @@ def test_a_correct_mean_is_within_the_tolerance(ranks, times):
 
 
 @given(ranks=st.integers(3, 9), times=TIMES, data=st.data())
-def test_a_missing_rank_is_named(ranks, times, data):
+def test_missing_rank_is_reported(ranks, times, data):
     lost = data.draw(st.integers(0, ranks - 1))
     entered = tuple(0 if rank == lost else times for rank in range(ranks))
     off = code.compare(place(ranks), times, reduced(entered), identical=True)
@@ -47,14 +47,14 @@ def test_a_missing_or_infinite_gradient_is_off():
     assert code.compare(place(2), 1, torch.full((70,), torch.inf), identical=True).held.holds == "not_finite"
 
 
-def test_fewer_elements_than_ranks_name_nobody():
+def test_fewer_elements_than_ranks_identify_no_rank():
     import torch
 
     assert code.compare(place(9, elements=4), 1, torch.ones(4), identical=True).held.holds == "other"
 
 
 @pytest.mark.parametrize(("ranks", "times"), [(4, 1), (2, 7)])
-def test_a_gradient_that_was_not_averaged_is_the_rank_s_own(ranks, times):
+def test_gradient_that_was_not_averaged_is_the_ranks_own(ranks, times):
     import torch
 
     mine = times * code.local(1, torch.arange(70), 1, ranks).float()

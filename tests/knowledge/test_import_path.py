@@ -36,7 +36,7 @@ def test_a_module_or_package_of_that_name_hides_pythons_own(tree, hidden):
     ],
     ids=["own-package", "no-module", "no-init", "not-hidden-or-not-needed", "installed-torch", "pythons-library"],
 )
-def test_what_python_does_not_load_in_their_place_hides_nothing(tree):
+def test_files_that_python_does_not_load_instead_hide_no_module(tree):
     assert hidden_modules(tree, tree.get) == {}
 
 

@@ -44,20 +44,20 @@ TAKEN: dict[str, list[str | None]] = {
 @pytest.mark.parametrize(
     ("value", "address"), [(value, address) for address, values in TAKEN.items() for value in values]
 )
-def test_nccl_takes_of_six_interfaces_what_libnccl_took(value, address):
+def test_nccl_chooses_of_six_interfaces_as_libnccl_did(value, address):
     choice = nccl(ALL, value)
     assert (choice.address, choice.error) == (address, None)
     assert choice.setting == ("NCCL_SOCKET_IFNAME" if value and len(value) > 1 else None)
 
 
 @pytest.mark.parametrize("value", ["=eth", "nope", "=^eth0", "==eth0", "^lo,eth,docker,ib,bond"])
-def test_nccl_finds_none_where_libnccl_found_none(value):
+def test_nccl_finds_no_interface_where_libnccl_found_none(value):
     choice = nccl(ALL, value)
     assert choice.address is None
     assert choice.error == f"no running interface with an address matches {value!r}"
 
 
-def test_nccl_goes_down_its_order_as_interfaces_disappear():
+def test_nccl_follows_its_order_as_interfaces_disappear():
     without_ib = (LO, ETH0, ETH1, DOCKER0)
     assert nccl(without_ib).interface == "eth0"
     down = ETH0.model_copy(update={"running": False})
@@ -72,28 +72,28 @@ def test_nccl_goes_down_its_order_as_interfaces_disappear():
     ("family", "address"),
     [("AF_INET6", "fd00:10::1"), ("AF_INET", "10.79.0.1"), ("AF_FOO", "10.79.0.1"), ("af_inet6", "10.79.0.1")],
 )
-def test_nccl_takes_the_family_that_it_is_told_and_knows(family, address):
+def test_nccl_uses_a_known_address_family_from_its_setting(family, address):
     assert nccl(ALL, family=family).address == address
 
 
-def test_nccl_names_the_family_where_no_interface_has_it():
+def test_nccl_names_the_address_family_if_no_interface_has_it():
     choice = nccl((LO, nic("eth0", "10.0.0.1/24")), family="AF_INET6")
     assert choice.error == "no running interface has an address of NCCL_SOCKET_FAMILY=AF_INET6"
     assert choice.setting == "NCCL_SOCKET_FAMILY"
 
 
-def test_nccl_takes_any_ipv4_before_any_ipv6():
+def test_nccl_prefers_any_ipv4_address_to_any_ipv6():
     assert nccl((nic("eth0", "fd00::1/64"), nic("eth1", "10.0.0.1/24"))).interface == "eth1"
 
 
-def test_nccl_is_not_foretold_where_a_comm_id_names_a_network():
+def test_nccl_is_not_predicted_if_a_comm_id_names_a_network():
     choice = nccl_choice(ALL, {"NCCL_COMM_ID": "10.78.0.9:4242", "NCCL_SOCKET_IFNAME": "eth0"})
     assert (choice.address, choice.error) == (None, None)
     assert "NCCL_COMM_ID" in choice.why
 
 
 @given(st.text("^=,:ethlo019", max_size=12), st.sampled_from(["eth0", "eth1", "lo", "ib0"]))
-def test_a_list_turned_round_matches_what_the_list_does_not(names, interface):
+def test_negated_list_matches_the_opposite_of_the_list(names, interface):
     if names.startswith("^") or not names.strip("=,:0123456789"):
         return
     assert nccl_hca.takes("^" + names, interface) is not nccl_hca.takes(names, interface)
@@ -115,7 +115,7 @@ def test_a_list_turned_round_matches_what_the_list_does_not(names, interface):
         ((), "lo", "127.0.0.1"),
     ],
 )
-def test_gloo_takes_the_first_address_of_its_own_name_that_it_has(own, interface, address):
+def test_gloo_uses_the_first_local_address_of_its_host_name(own, interface, address):
     choice = gloo_choice(ALL, {}, own)
     assert (choice.interface, choice.address, choice.error) == (interface, address, None)
 
@@ -137,25 +137,25 @@ def test_gloo_takes_the_first_address_of_its_own_name_that_it_has(own, interface
         ("eth0,,eth1", "eth0", "10.77.0.1", "no interface is named ''"),
     ],
 )
-def test_gloo_takes_the_interfaces_that_it_is_told_and_no_others(own, value, interface, address, error):
+def test_gloo_uses_only_the_interfaces_of_its_setting(own, value, interface, address, error):
     interfaces = (*ALL, nic("v6", "fd00:12::1/64"), nic("bare"))
     choice = gloo_choice(interfaces, {"GLOO_SOCKET_IFNAME": value}, own)
     assert (choice.interface, choice.address, choice.error) == (interface, address, error)
     assert choice.setting == "GLOO_SOCKET_IFNAME"
 
 
-def test_gloo_gives_out_an_interface_without_a_link_all_the_same():
+def test_gloo_offers_an_interface_without_a_link():
     down = nic("eth9", "10.90.0.1/24", running=False)
     assert gloo_choice((LO, down), {"GLOO_SOCKET_IFNAME": "eth9"}, ()).address == "10.90.0.1"
     assert gloo_choice((LO, down), {}, ("10.90.0.1",)).interface == "eth9"
 
 
-def test_gloo_is_not_foretold_where_the_resolver_did_not_answer():
+def test_gloo_is_not_predicted_if_the_resolver_did_not_answer():
     choice = gloo_choice(ALL, {}, None)
     assert (choice.address, choice.error) == (None, None)
     assert gloo_choice(ALL, {"GLOO_SOCKET_IFNAME": "eth0"}, None).address == "10.77.0.1"
 
 
-def test_a_fallback_says_where_the_name_leads():
+def test_fallback_shows_the_address_of_the_name():
     assert gloo_choice(ALL, {}, ("10.99.0.1",)).why == "its own name resolves to 10.99.0.1, not its own"
     assert gloo_choice(ALL, {}, ()).why == "its own name does not resolve"

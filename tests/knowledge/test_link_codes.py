@@ -40,7 +40,7 @@ def test_unknown_code_is_an_error():
         (8, "GenuineIntel", "sys", "PXB"),
     ],
 )
-def test_how_far_nccl_goes(gpus: int, vendor: str | None, level: str | None, limit: str):
+def test_p2p_limit_of_nccl(gpus: int, vendor: str | None, level: str | None, limit: str):
     assert codes.p2p_limit(gpus, vendor, level)[0] == limit
 
 

@@ -37,7 +37,7 @@ def of_four(odd: Manifest, rank: int = 2) -> Difference:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_equal_manifests_differ_in_nothing(ranks: int):
+def test_equal_manifests_have_no_differences(ranks: int):
     assert compare(dict.fromkeys(range(ranks), USUAL)) == ()
 
 
@@ -63,7 +63,7 @@ def test_equal_manifests_differ_in_nothing(ranks: int):
         (having(FIRST, BIAS, changed(LAST, ignored=True)), "ignored", "last.weight", "True", "False"),
     ],
 )
-def test_the_odd_rank_of_four_is_named_with_what_differs(odd: Manifest, kind: str, name: str, here: str, there: str):
+def test_odd_rank_of_four_is_reported_with_the_difference(odd: Manifest, kind: str, name: str, here: str, there: str):
     found = of_four(odd)
 
     assert (found.what, found.kind, found.names, found.count) == ("parameter", kind, (name,), 1)
@@ -71,7 +71,7 @@ def test_the_odd_rank_of_four_is_named_with_what_differs(odd: Manifest, kind: st
     assert (found.here, found.there) == (here, there)
 
 
-def test_rank_0_is_the_odd_one_where_all_others_agree():
+def test_rank_0_is_the_odd_one_if_all_others_agree():
     found = of_four(having(FIRST, BIAS), rank=0)
 
     assert (found.ranks, found.peer, found.sure) == ((0,), 1, True)
@@ -84,7 +84,7 @@ def test_an_extra_head_is_one_difference_with_all_its_names():
     assert (found.kind, found.count, found.names[0], len(found.names)) == ("extra", 20, "head.0", 8)
 
 
-def test_of_two_ranks_nobody_can_say_which_is_wrong():
+def test_odd_one_of_two_ranks_is_unknown():
     found = only(compare({0: USUAL, 1: having(FIRST, BIAS)}))
 
     assert (found.ranks, found.peer, found.sure) == ((1,), 0, False)
@@ -97,7 +97,7 @@ def test_two_against_two_is_unsure():
     assert (found.ranks, found.peer, found.sure) == ((1, 3), 0, False)
 
 
-def test_two_ranks_that_are_wrong_in_two_ways_are_both_named():
+def test_two_ranks_with_different_faults_are_both_reported():
     frozen = having(changed(FIRST, requires_grad=False), BIAS, LAST)
     short = having(FIRST, BIAS)
     found = compare({0: USUAL, 1: frozen, 2: short, 3: USUAL})
@@ -108,13 +108,13 @@ def test_two_ranks_that_are_wrong_in_two_ways_are_both_named():
     }
 
 
-def test_a_missing_buffer_is_told_as_a_buffer():
+def test_missing_buffer_is_reported_as_a_buffer():
     found = of_four(Manifest(parameters=USUAL.parameters))
 
     assert (found.what, found.kind, found.names) == ("buffer", "missing", ("norm.running_mean",))
 
 
-def test_a_missing_name_is_no_other_order():
+def test_missing_name_is_not_a_different_order():
     assert of_four(having(BIAS, LAST)).kind == "missing"
 
 
@@ -129,7 +129,7 @@ _manifests = st.builds(Manifest, parameters=_lists, buffers=_lists)
 
 
 @given(st.lists(_manifests, min_size=1, max_size=5))
-def test_any_manifests_are_compared_and_only_equal_ones_give_nothing(manifests: list[Manifest]):
+def test_only_equal_manifests_have_no_differences(manifests: list[Manifest]):
     by_rank = dict(enumerate(manifests))
     found = compare(by_rank)
 
@@ -140,7 +140,7 @@ def test_any_manifests_are_compared_and_only_equal_ones_give_nothing(manifests: 
 
 
 @given(st.lists(_manifests, min_size=1, max_size=5))
-def test_the_facts_of_the_ranks_keep_what_the_comparison_needs(manifests: list[Manifest]):
+def test_facts_of_the_ranks_keep_the_data_for_the_comparison(manifests: list[Manifest]):
     by_rank = {rank + 3: manifest for rank, manifest in enumerate(manifests)}
     back = restored({rank: kept(rank, by_rank) for rank in by_rank})
 
@@ -149,7 +149,7 @@ def test_the_facts_of_the_ranks_keep_what_the_comparison_needs(manifests: list[M
 
 
 @given(_manifests)
-def test_a_manifest_survives_its_text(manifest: Manifest):
+def test_manifest_survives_serialization(manifest: Manifest):
     assert Manifest.model_validate_json(manifest.text()) == manifest
 
 
@@ -198,13 +198,13 @@ def many_kinds() -> Manifest:
         ("norm.running_var", {"ignored": True}),
     ],
 )
-def test_a_module_is_read_as_it_is(many_kinds: Manifest, name: str, fields: dict[str, Any]):
+def test_module_is_read_correctly(many_kinds: Manifest, name: str, fields: dict[str, Any]):
     by_name = {one.name: one for one in (*many_kinds.parameters, *many_kinds.buffers)}
 
     assert {field: getattr(by_name[name], field) for field in fields} == fields
 
 
-def test_the_order_is_that_of_the_module(many_kinds: Manifest):
+def test_order_is_that_of_the_module(many_kinds: Manifest):
     assert [one.name for one in many_kinds.parameters][:3] == ["thin", "flat", "words.weight"]
     assert "nothing" not in {one.name for one in many_kinds.buffers}
 
@@ -243,7 +243,7 @@ def told() -> Callable[[list[Manifest], int], tuple[dict[int, Manifest], list[st
     return ask
 
 
-def test_equal_manifests_travel_as_digests(told: Any):
+def test_equal_manifests_are_exchanged_as_digests(told: Any):
     by_rank, sent = told([USUAL] * 3, 1)
 
     assert by_rank == {5: USUAL, 6: USUAL, 7: USUAL}
@@ -251,7 +251,7 @@ def test_equal_manifests_travel_as_digests(told: Any):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_a_manifest_travels_once_where_ranks_differ(told: Any, place: int):
+def test_manifest_is_sent_once_if_ranks_differ(told: Any, place: int):
     odd = having(FIRST)
     by_rank, sent = told([USUAL, USUAL, odd, odd], place)
 

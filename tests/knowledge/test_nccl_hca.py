@@ -29,7 +29,7 @@ PORTS = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("mlx5_bon
         ("=mlx5_1:", [("mlx5_1", 1), ("mlx5_1", 2)]),
     ],
 )
-def test_a_value_takes_what_nccl_takes(value: str, taken: list[tuple[str, int]]):
+def test_value_selects_the_same_ports_as_in_nccl(value: str, taken: list[tuple[str, int]]):
     assert [port for port in PORTS if nccl_hca.takes(value, *port)] == taken
 
 
@@ -37,7 +37,7 @@ def test_a_value_takes_what_nccl_takes(value: str, taken: list[tuple[str, int]])
     ("value", "named"),
     [("mlx5", []), ("mlx5_1", ["mlx5_1"]), ("=mlx5_1:1,mlx5_0", ["mlx5_0", "mlx5_1"]), ("^mlx5_1", []), ("", [])],
 )
-def test_a_prefix_names_no_device(value: str, named: list[str]):
+def test_prefix_does_not_name_a_device_in_full(value: str, named: list[str]):
     names = dict.fromkeys(name for name, _ in PORTS)
 
     assert [name for name in names if nccl_hca.names_in_full(value, name)] == named
@@ -53,12 +53,12 @@ def test_a_written_value_means_these_ports_and_no_others():
 
 
 @pytest.mark.parametrize("name", ["", "$(reboot)", "mlx5_0,mlx5_1", "=x", "a b", "x" * 65])
-def test_a_name_that_means_something_else_is_not_written(name: str):
+def test_name_with_another_meaning_is_not_written(name: str):
     assert nccl_hca.exactly([(name, 1)]) is None
 
 
 @given(st.text(max_size=300))
-def test_no_value_is_too_odd(value: str):
+def test_any_value_is_evaluated(value: str):
     assert all(nccl_hca.takes(value, *port) in (True, False) for port in PORTS)
     assert len(nccl_hca.entries(value)) <= nccl_hca.MOST_DEVICES
 

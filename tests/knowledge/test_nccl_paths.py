@@ -32,7 +32,7 @@ def chosen(node: dict[str, Any], code: str, status: str | None = "OK", **more: A
         ({**AMD_PAIR, "gpus": 4}, "PHB", "SHM"),
     ],
 )
-def test_by_default_p2p_ends_at_the_host_bridge_but_for_amds_pairs(node: dict[str, Any], code: str, expected: str):
+def test_p2p_ends_at_the_host_bridge_by_default_except_for_amd_pairs(node: dict[str, Any], code: str, expected: str):
     assert chosen(node, code) == (expected, True)
 
 
@@ -59,7 +59,7 @@ def test_before_2_12_intels_host_bridge_is_uncertain():
         ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, "NV18", "NET"),
     ],
 )
-def test_settings_decide(settings: dict[str, str], code: str, expected: str):
+def test_settings_precede_the_defaults(settings: dict[str, str], code: str, expected: str):
     assert chosen(INTEL, code, **settings) == (expected, True)
 
 
@@ -89,11 +89,11 @@ def test_network_that_may_be_faster_than_the_link_between_the_sockets_is_not_sur
         ((2, 32, 3), ("NET", True)),
     ],
 )
-def test_one_release_stays_in_memory_where_others_take_the_faster_network(version, takes):
+def test_one_release_stays_in_memory_while_others_use_the_faster_network(version, takes):
     assert chosen(INTEL, "SYS", near_network=True, version=version) == takes
 
 
-def test_two_nvlinks_by_way_of_a_third_gpu_are_p2p():
+def test_nvlinks_through_a_third_gpu_are_p2p():
     links = {"GPU0": {"GPU1": "SYS", "GPU2": "NV1"}, "GPU1": {"GPU0": "SYS", "GPU2": "NV2"}}
     links["GPU2"] = {"GPU0": "NV1", "GPU1": "NV2"}
     assert bridged(tuple(links), links, "GPU0", "GPU1")

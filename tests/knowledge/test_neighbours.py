@@ -4,7 +4,7 @@ from ddp_doctor.knowledge.network.path_quality import ALL_PAIRS, neighbors
 
 
 @pytest.mark.parametrize("nnodes", [2, 3, 4, 7, 8, 63, 64])
-def test_up_to_64_nodes_everybody_dials_everybody_once(nnodes):
+def test_every_node_dials_every_other_once_up_to_64_nodes(nnodes):
     for node in range(nnodes):
         assert sorted(neighbors(node, nnodes)) == [other for other in range(nnodes) if other != node]
 
@@ -18,7 +18,7 @@ def test_in_each_round_of_a_tournament_partners_dial_each_other(nnodes):
 
 
 @pytest.mark.parametrize("nnodes", [65, 100, 128, 129, 1000, 4096])
-def test_in_a_large_run_each_node_dials_a_few_and_is_dialled_by_as_many(nnodes):
+def test_each_node_of_a_large_run_dials_and_is_dialed_by_a_few(nnodes):
     rows = {node: neighbors(node, nnodes) for node in range(nnodes)}
     dialled = [0] * nnodes
     for node, row in rows.items():
@@ -31,6 +31,6 @@ def test_in_a_large_run_each_node_dials_a_few_and_is_dialled_by_as_many(nnodes):
     assert set(dialled) == {len(rows[0])}
 
 
-def test_a_single_node_has_nobody_to_dial():
+def test_single_node_has_no_node_to_dial():
     assert neighbors(0, 1) == []
     assert ALL_PAIRS == 64

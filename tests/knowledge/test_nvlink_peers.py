@@ -27,12 +27,12 @@ def test_one_gpu_behind_a_switch_is_short():
     assert shortfalls(GPUS, full(GPUS, 18, GPU3=17)) == [Shortfall(("GPU3",), 17, 18)]
 
 
-def test_two_gpus_behind_a_switch_are_short_by_their_own_measure():
+def test_two_gpus_behind_a_switch_have_separate_shortfalls():
     found = shortfalls(GPUS, full(GPUS, 18, GPU3=17, GPU5=12))
     assert found == [Shortfall(("GPU3",), 17, 18), Shortfall(("GPU5",), 12, 18)]
 
 
-def test_one_gpu_without_any_link_is_told():
+def test_one_gpu_without_any_link_is_reported():
     pairs = full(GPUS, 18) | {pair: 0 for pair in combinations(GPUS, 2) if "GPU7" in pair}
     assert shortfalls(GPUS, pairs) == [Shortfall(("GPU7",), 0, 18)]
 
@@ -52,17 +52,17 @@ def test_one_bridge_of_four_is_short():
         pytest.param(bridges(4, 4, 2, 2), id="bridges of two kinds"),
     ],
 )
-def test_wirings_in_order_are_silent(pairs: dict[tuple[str, str], int]):
+def test_correct_wirings_have_no_shortfall(pairs: dict[tuple[str, str], int]):
     assert shortfalls(GPUS, pairs) == []
 
 
-def test_small_groups_cannot_tell():
+def test_small_groups_are_inconclusive():
     assert shortfalls(GPUS[:3], full(GPUS[:3], 2, GPU0=1)) == []
     assert shortfalls(GPUS[:4], bridges(4, 3)) == []
     assert shortfalls(GPUS[:1], {}) == []
 
 
-def test_mesh_of_single_and_double_links_is_silent_whole_and_in_part():
+def test_mesh_of_single_and_double_links_has_no_shortfall_in_any_part():
     matrix = parse_matrix((SAMPLES / "driver-450-nvlink-mesh.txt").read_text())
     pairs = {(one, two): nvlinks(code) for one, two, code in matrix.gpu_pairs()}
     for size in range(2, 9):
@@ -70,7 +70,7 @@ def test_mesh_of_single_and_double_links_is_silent_whole_and_in_part():
             assert shortfalls(gpus, {pair: pairs[pair] for pair in combinations(gpus, 2)}) == []
 
 
-def test_rows_that_disagree_say_nothing():
+def test_rows_that_disagree_are_inconclusive():
     pairs = full(GPUS, 18, GPU3=17)
     del pairs["GPU0", "GPU1"]
     assert shortfalls(GPUS, pairs) == []

@@ -38,7 +38,7 @@ def _apply(op: str, one: Any, other: Any) -> Any:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 64])
 @pytest.mark.parametrize("factor", [0, 2])
-def test_a_missing_or_doubled_share_names_its_rank_in_what_the_type_makes_of_it(ranks, factor):
+def test_missing_or_doubled_share_identifies_its_rank_in_every_type(ranks, factor):
     import torch
 
     for rank in {0, 1, ranks // 2, ranks - 1}:
@@ -56,7 +56,7 @@ def test_a_missing_or_doubled_share_names_its_rank_in_what_the_type_makes_of_it(
 
 
 @given(st.integers(min_value=2, max_value=24), st.floats(allow_nan=True, allow_infinity=True))
-def test_blame_takes_any_value_and_names_ranks_of_one_power(ranks, got):
+def test_any_value_is_evaluated_and_the_blamed_ranks_share_a_power(ranks, got):
     blamed = payload.blame("sum", got, ranks, "float32")
     assert len({payload.share("sum", rank, ranks, "float32") for rank in blamed}) <= 1
 
@@ -65,12 +65,12 @@ def test_blame_takes_any_value_and_names_ranks_of_one_power(ranks, got):
     ("blamed", "rank"),
     [([(2,)], 2), ([(0, 7), (0,)], 0), ([(2,), (1,)], None), ([(2,), ()], None), ([(0, 7)], None), ([], None)],
 )
-def test_a_rank_is_named_where_all_wrong_sums_allow_for_it_alone(blamed, rank):
+def test_rank_is_reported_if_all_wrong_sums_allow_only_it(blamed, rank):
     assert payload.agreed(blamed) == rank
 
 
 @given(st.integers(min_value=1, max_value=40))
-def test_every_pair_meets_once_and_nobody_twice_in_a_round(ranks):
+def test_every_pair_meets_once_and_no_rank_twice_in_a_round(ranks):
     schedule = rounds(ranks)
     met = [pair for pairs in schedule for pair in pairs]
     assert sorted(met) == [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]

@@ -57,7 +57,7 @@ VLAN = (*PLAIN, *table((4, "::ffff:10.8.0.6", 1), (5, "::ffff:10.8.0.6", 2)))
         ((), NEW, {}, 0),
     ],
 )
-def test_the_entry_that_nccl_takes(
+def test_nccl_chooses_the_expected_entry(
     gids: tuple[Gid, ...], nccl: tuple[int, ...], env: dict[str, str], index: int | None
 ):
     assert nccl_choice(gids, nccl, env).index == index
@@ -73,7 +73,7 @@ def test_ipv6_entries_are_found_when_asked_for():
     assert choice.gid.is_routable
 
 
-def test_one_index_for_all_tables_where_there_is_one():
+def test_one_index_for_all_tables_if_possible():
     assert common_index([PLAIN, VLAN]) == 3
     assert common_index([PLAIN, POD]) is None
     assert common_index([]) is None
@@ -90,7 +90,7 @@ def test_one_index_for_all_tables_where_there_is_one():
         ("no address", None),
     ],
 )
-def test_an_address_is_shortened_and_an_empty_entry_is_none(text: str, address: str | None):
+def test_address_is_shortened_and_an_empty_entry_is_none(text: str, address: str | None):
     assert compressed(text) == address
 
 
@@ -112,9 +112,7 @@ GIDS = st.builds(
         st.one_of(st.text(max_size=20), st.sampled_from(["3", "AF_INET6", "10.0.0.0/8", "::/0"])),
     ),
 )
-def test_a_choice_is_an_entry_of_the_table_or_what_was_told(
-    gids: list[Gid], nccl: tuple[int, ...], env: dict[str, str]
-):
+def test_choice_is_an_entry_of_the_table_or_the_setting(gids: list[Gid], nccl: tuple[int, ...], env: dict[str, str]):
     choice = nccl_choice(gids, nccl, env)
 
     assert choice.gid is None or (choice.gid in gids and choice.gid.index == choice.index)

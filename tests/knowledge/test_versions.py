@@ -30,7 +30,7 @@ def test_release_numbers(text, version):
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=4).map(tuple))
-def test_a_version_survives_being_written(version):
+def test_version_survives_serialization(version):
     assert release(dotted(version)) == version
 
 
@@ -52,7 +52,7 @@ def test_a_newer_torch_never_bundles_an_older_nccl():
     assert first_torch_with((99,)) is None
 
 
-def test_every_known_fault_has_a_range_a_source_and_a_way_out():
+def test_every_known_fault_has_a_range_a_source_and_a_workaround():
     for issue in NCCL_ISSUES:
         assert issue.since < issue.before
         assert issue.source

@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=[one.name for one in MACHINES])
-def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> None:
+def test_healthy_machine_has_few_findings(machine: Healthy) -> None:
     recording = record(machine.build(), machine.command)
     report = judged(recording)
 
@@ -82,7 +82,7 @@ def test_a_machine_in_memory_is_read_like_one_on_a_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.lab
-def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> None:
+def test_evaluation_time_grows_linearly_with_the_nodes() -> None:
     one = record([servers.dgx_h100(as_root=True)])
 
     def judged_s(nodes: int) -> float:

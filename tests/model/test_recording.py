@@ -36,7 +36,7 @@ def test_a_fact_is_validated_once_however_many_rules_ask_for_it():
     assert recording.facts(Color)[0].fact is recording.facts(Color)[0].fact
 
 
-def test_a_copy_with_other_readings_forgets_what_was_read_before():
+def test_copy_with_other_readings_does_not_reuse_cached_facts():
     red = Recording(readings=(_reading("red"),))
     assert red.first(Color) == Color(name="red")
 
@@ -46,7 +46,7 @@ def test_a_copy_with_other_readings_forgets_what_was_read_before():
     assert [len(one.of_check("paint")) for one in (red, blue)] == [1, 0]
 
 
-def test_what_was_looked_up_changes_neither_equality_nor_what_is_written():
+def test_cached_values_affect_neither_equality_nor_the_json():
     one, other = (Recording(world=World(nodes=(Node(),)), readings=(_reading("red"),)) for _ in range(2))
 
     one.facts(Color)
@@ -57,7 +57,7 @@ def test_what_was_looked_up_changes_neither_equality_nor_what_is_written():
     assert one.model_dump_json() == other.model_dump_json()
 
 
-def test_what_a_copy_works_out_meanwhile_does_not_get_mixed_up():
+def test_values_computed_by_a_copy_stay_separate():
     whole = Recording(run_id="whole", readings=(_reading("red"),))
     part = whole.model_copy(update={"readings": ()})
 
@@ -68,7 +68,7 @@ def test_what_a_copy_works_out_meanwhile_does_not_get_mixed_up():
 
 
 @pytest.mark.parametrize("kind", [None, ["color/1"], 7])
-def test_a_fact_without_a_proper_kind_is_kept_and_read_by_nobody(kind):
+def test_fact_without_a_valid_kind_is_kept_but_not_read(kind):
     strange = Reading(check="paint", status=Status.COLLECTED, fact={"kind": kind, "name": "red"})
     recording = Recording(readings=(strange, _reading("blue")))
 
@@ -99,7 +99,7 @@ def test_a_node_that_never_reported_has_the_usual_number_of_ranks_and_its_expect
     assert world.node_of(9) == 2  # outside the world: by the usual number
 
 
-def test_a_world_copied_with_other_nodes_forgets_the_old_ones():
+def test_world_copied_with_other_nodes_does_not_reuse_the_old_ones():
     world = uneven_world([2, 2])
     assert (world.hostname(1), world.ranks_of(1)) == ("node1", range(2, 4))
 
