@@ -21,13 +21,13 @@ def notes(given: SettingsToApply) -> dict[str, str]:
     return {one.code: one.not_applied for one in given.variables if one.not_applied}
 
 
-def test_of_an_error_with_two_remedies_the_first_is_applied_and_the_second_a_candidate():
+def test_first_of_two_remedies_is_applied_and_the_second_is_a_candidate():
     given = given_by(error(remedy(P2P_OFF), remedy(SHM_OFF)))
     assert applied(given) == [("DD601", "NCCL_P2P_DISABLE")]
     assert [one.not_applied for one in given.variables] == ["", "an alternative, not tried"]
 
 
-def test_a_proved_remedy_is_applied_in_place_of_the_one_in_front_of_it():
+def test_proved_remedy_is_applied_instead_of_an_earlier_one():
     given = given_by(error(remedy(P2P_OFF), remedy(SHM_OFF, proof=PROVED), remedy(ETH1, proof=PROVED)))
     assert applied(given) == [("DD601", "NCCL_SHM_DISABLE")]
     assert given.variables[2].not_applied == "an alternative"
@@ -38,31 +38,31 @@ def test_another_value_of_the_same_finding_is_an_alternative_and_no_conflict():
     assert [one.not_applied for one in given.variables] == ["", "an alternative, not tried"]
 
 
-def test_a_disproved_remedy_is_nowhere():
+def test_disproved_remedy_is_not_used():
     assert given_by(error(remedy(P2P_OFF, proof=DISPROVED))).variables == ()
     assert applied(given_by(error(remedy(P2P_OFF, proof=DISPROVED), remedy(SHM_OFF)))) == [
         ("DD601", "NCCL_SHM_DISABLE")
     ]
 
 
-def test_an_error_whose_first_remedy_is_words_alone_applies_the_settings_of_the_next():
+def test_settings_of_the_second_remedy_are_applied_if_the_first_is_only_text():
     assert applied(given_by(error(Remedy(summary="repair it"), remedy(P2P_OFF)))) == [("DD601", "NCCL_P2P_DISABLE")]
 
 
-def test_what_a_warning_proved_goes_before_what_an_error_only_suggests():
+def test_proved_remedy_of_a_warning_precedes_an_unproved_one_of_an_error():
     given = given_by(error(P2P_ON), warning(remedy(P2P_OFF, proof=PROVED)))
     assert applied(given) == [("DD402", "NCCL_P2P_DISABLE")]
     assert notes(given) == {"DD601": "conflict, not applied: DD402 wants another value"}
 
 
-def test_a_remedy_in_conflict_is_applied_not_even_in_part():
+def test_conflicting_remedy_is_not_applied_even_in_part():
     given = given_by(error(P2P_OFF), error(remedy(ETH1, P2P_ON), code="DD602"))
     assert applied(given) == [("DD601", "NCCL_P2P_DISABLE")]
     assert [one.name for one in given.variables if one.code == "DD602"] == ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE"]
 
 
 @pytest.mark.parametrize("conflicting_first", [True, False])
-def test_a_remedy_that_does_not_go_with_an_applied_setting_is_a_conflict(conflicting_first):
+def test_remedy_incompatible_with_an_applied_setting_is_a_conflict(conflicting_first):
     level = remedy(Setting(name="NCCL_P2P_LEVEL", value="PXB"), conflicts=["NCCL_P2P_DISABLE"])
     both = [error(level), error(P2P_OFF, code="DD602")]
     given = given_by(*(both if conflicting_first else reversed(both)))
@@ -70,18 +70,18 @@ def test_a_remedy_that_does_not_go_with_an_applied_setting_is_a_conflict(conflic
     assert [note.partition(":")[0] for note in notes(given).values()] == ["conflict, not applied"]
 
 
-def test_a_remedy_that_does_not_go_with_a_variable_is_glad_where_that_is_unset():
+def test_remedy_incompatible_with_a_variable_is_applied_if_that_is_unset():
     level = remedy(Setting(name="NCCL_P2P_LEVEL", value="PXB"), conflicts=["NCCL_P2P_DISABLE"])
     unset = Setting(name="NCCL_P2P_DISABLE", action="unset")
     assert len(applied(given_by(error(level), error(unset, code="DD602")))) == 2
 
 
-def test_two_findings_that_want_the_same_give_one_line():
+def test_two_findings_with_the_same_setting_give_one_line():
     given = given_by(warning(P2P_OFF, code="DD402"), error(P2P_OFF), error(P2P_OFF, code="DD602"))
     assert [(one.code, one.not_applied) for one in given.variables] == [("DD601", "")]
 
 
-def test_a_remedy_shared_by_two_findings_is_judged_for_each():
+def test_remedy_shared_by_two_findings_is_evaluated_for_each():
     shared = remedy(P2P_OFF, container=["--ipc=host"])
     given = given_by(warning(shared), error(shared))
     assert [(one.code, one.not_applied) for one in given.variables] == [("DD601", "")]
@@ -95,7 +95,7 @@ def test_two_sizes_of_shared_memory_are_a_conflict_and_two_capabilities_are_not(
     assert [one.not_applied for one in caps.options] == ["", ""]
 
 
-def test_an_option_that_is_no_option_is_left_out():
+def test_invalid_container_option_is_omitted():
     assert given_by(error(remedy(container=["--shm-size=2g; rm -rf /", "-v=/:/host", "x"]))).options == ()
 
 
@@ -118,14 +118,14 @@ def test_one_value_on_each_of_all_nodes_is_one_for_all():
     assert given.variables[0].branches == (Branch("eth1"),)
 
 
-def test_one_value_on_some_nodes_leaves_the_others_alone():
+def test_value_for_some_nodes_does_not_affect_others():
     given = given_by(error(on("b", "eth1")), on=world("a", "b"))
     assert given.variables[0].branches == (Branch("eth1", ("b",)),)
     assert given.on("a").variables == ()
     assert given.on("b").variables[0].branches == (Branch("eth1"),)
 
 
-def test_a_node_s_own_value_goes_before_that_of_all():
+def test_value_of_a_node_precedes_the_value_of_all_nodes():
     given = given_by(error(on(None, "eth0"), on("b", None)), on=world("a", "b"))
     assert given.on("a").variables[0].branches == (Branch("eth0"),)
     assert given.on("b").variables[0].branches == (Branch(None),)
@@ -146,18 +146,18 @@ def test_a_node_that_is_known_by_its_rank_gets_its_host_name():
         ((on(None, "eth0"), on(None, "eth1")), ("a",), "the fix sets this variable to two different values"),
     ],
 )
-def test_where_it_is_not_clear_which_host_gets_which_value_nothing_is_applied(settings, hosts, why):
+def test_nothing_is_applied_if_the_hosts_of_a_value_are_unclear(settings, hosts, why):
     given = given_by(error(*settings), on=world(*hosts))
     assert given.variables[0].branches == ()
     assert given.variables[0].because.endswith(why)
 
 
-def test_a_remedy_with_a_part_that_cannot_be_pasted_is_not_applied_at_all():
+def test_remedy_with_a_part_that_cannot_be_pasted_is_not_applied():
     given = given_by(error(ETH1, Setting(name="NCCL_IB_HCA", value="a\nb")))
     assert [one.not_applied for one in given.variables] == ["not applied: it cannot be pasted as a whole"] * 2
 
 
-def test_a_variable_of_the_launcher_is_not_said_to_be_proved_by_trials_that_do_without_it():
+def test_launcher_variable_is_not_called_proved_by_trials_without_it():
     both = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"), Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"))
     name, address = given_by(error(remedy(*both, proof=PROVED))).variables
 

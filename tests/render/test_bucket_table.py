@@ -39,7 +39,7 @@ def test_the_buckets_are_shown_with_their_sizes_and_the_parameters_at_their_ends
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, 1), (6, 6), (7, 7), (32, 32), (90, 32)])
-def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
+def test_few_lines_summarize_many_buckets_without_omitting_any(count, told):
     _, *rows = tables.lines(tables.bucket_table(made(count, told)))
     said = sum(int(row.split()[1]) if "more" in row else 1 for row in rows)
 
@@ -48,5 +48,5 @@ def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
     assert rows[0].split() == ["0", "25", "MiB", "2", f"layers.{count}.bias", "to", f"layers.{count}.weight"]
 
 
-def test_without_a_model_there_is_no_table():
+def test_table_is_empty_without_a_model():
     assert tables.lines(tables.bucket_table(())) == ()

@@ -29,11 +29,11 @@ def test_a_candidate_of_a_warning_that_was_not_tried_is_a_comment():
     assert text.endswith("# nothing is set; take the # off to try a candidate\n")
 
 
-def test_nothing_recommended_is_said_and_does_nothing():
+def test_file_without_recommendations_has_a_note_and_no_effect():
     assert rendered() == "# Settings recommended by ddp-doctor 1, run x\n# nothing to set\n"
 
 
-def test_a_proved_setting_of_a_warning_is_live_with_its_proof_and_the_way_back():
+def test_proved_setting_of_a_warning_is_active_with_proof_and_undo():
     found = warning(P2P_OFF, proof=PROVED)
     undo = found.remedies[0].model_copy(update={"undo": "unset NCCL_P2P_DISABLE"})
 
@@ -43,7 +43,7 @@ def test_a_proved_setting_of_a_warning_is_live_with_its_proof_and_the_way_back()
     assert "# 'DD402; mend it; proved: 1 GB/s -> 5 GB/s; undo: unset NCCL_P2P_DISABLE'\n" in text
 
 
-def test_a_setting_of_an_error_is_live_though_a_candidate_before_it_was_not():
+def test_setting_of_an_error_is_active_after_an_inactive_candidate():
     text = rendered(warning(Setting(name="NCCL_P2P_DISABLE", value="0")), error(P2P_OFF))
 
     assert live(text) == ["export NCCL_P2P_DISABLE=1"]
@@ -68,7 +68,7 @@ def test_two_errors_that_want_different_values_show_the_conflict():
     assert "# export NCCL_P2P_DISABLE=0   # conflict, not applied: DD601 wants another value\n" in text
 
 
-def test_what_was_tried_without_a_clear_result_is_a_candidate_that_says_so():
+def test_tried_setting_without_a_clear_result_is_a_marked_candidate():
     unclear = Proof(before="1 GB/s", after="1.05 GB/s", reason="the trials lie too close together to tell")
     text = rendered(warning(P2P_OFF, proof=unclear))
 
@@ -99,7 +99,7 @@ def own(host: str, value: str) -> Setting:
         (("node0", "node1"), "login", None),
     ],
 )
-def test_a_host_gets_the_value_that_is_its_own(tmp_path, shell, recorded, calls_itself, gets):
+def test_host_gets_its_own_value(tmp_path, shell, recorded, calls_itself, gets):
     first, second = recorded
     text = rendered(error(own(first, "eth0"), own(second, "=eth1")), on=world(*recorded))
 
@@ -116,7 +116,7 @@ def test_four_thousand_hosts_with_two_values_are_one_statement(tmp_path):
         assert environment(shell, text, tmp_path, host="node4095")["NCCL_SOCKET_IFNAME"] == "eth5"
 
 
-def test_a_candidate_with_values_by_host_is_all_comment_and_works_with_the_marks_taken_off(tmp_path: Path):
+def test_candidate_with_values_per_host_is_a_comment_that_works_uncommented(tmp_path: Path):
     text = rendered(warning(own("node0", "eth0"), own("node1", "eth1")), on=world("node0", "node1"))
     assert live(text) == []
 

@@ -19,7 +19,7 @@ def shown(capsys: pytest.CaptureFixture[str], form: OutputFormat) -> tuple[str, 
     return capsys.readouterr().out, words.getvalue()
 
 
-def test_concise_is_one_line_a_finding_and_the_verdict(capsys):
+def test_concise_format_is_one_line_per_finding_and_the_verdict(capsys):
     out, words = shown(capsys, OutputFormat.CONCISE)
 
     assert out == ""
@@ -36,7 +36,7 @@ def test_a_title_cannot_be_a_command_of_github(capsys):
     assert "DD601" not in words
 
 
-def test_jsonl_is_one_object_a_finding_with_its_run(capsys):
+def test_jsonl_format_is_one_object_per_finding_with_its_run(capsys):
     (line,) = shown(capsys, OutputFormat.JSONL)[0].splitlines()
     finding = json.loads(line)
 

@@ -21,7 +21,7 @@ def own(host: str, value: str) -> Setting:
     return Setting(name="NCCL_SOCKET_IFNAME", value=value, node=host)
 
 
-def test_values_of_single_nodes_say_whose_they_are():
+def test_values_of_single_nodes_name_their_node():
     unknown = Setting(name="NCCL_SOCKET_IFNAME", value="eth2", node_rank=7)
     assert pasted(own("node0", "eth0"), own("node1", "eth1"), own("node2", "eth0"), unknown) == [
         "export NCCL_SOCKET_IFNAME=eth0   # on node0 and node2",
@@ -35,14 +35,14 @@ def test_thousands_of_nodes_that_share_a_value_are_one_line():
     assert line == "export NCCL_SOCKET_IFNAME=eth1   # on node0, node1, node2, node3 and 4092 more"
 
 
-def test_thousands_of_nodes_with_values_of_their_own_are_a_few_lines_and_a_word_on_the_rest():
+def test_different_values_of_thousands_of_nodes_are_summarized():
     settings = [own(f"node{number}", f"eth{number}") for number in range(4096)]
     shown = [line.text for line in findings.lines(error(*settings))]
     assert len(pasted(*settings)) == 8
     assert "and 4088 more values; --settings env:FILE writes all of them" in shown
 
 
-def test_what_cannot_be_pasted_is_no_line_to_paste():
+def test_value_that_cannot_be_pasted_is_not_a_line_to_paste():
     evil = Setting(name="NCCL_IB_HCA", value="x\ntouch canary")
     worse = Setting(name="X;touch canary;", value="1")
     assert pasted(evil, worse) == []
@@ -55,7 +55,7 @@ def proof_line(*settings: Setting, **proof: str) -> str:
     return [line.text for line in findings.lines(error(whole))][-2]
 
 
-def test_what_was_tried_is_told_without_what_the_trials_did_without():
+def test_proof_line_omits_settings_that_the_trials_did_not_use():
     both = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"), Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"))
 
     said = proof_line(*both, status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
@@ -63,7 +63,7 @@ def test_what_was_tried_is_told_without_what_the_trials_did_without():
     assert said == "Proved: GLOO_SOCKET_IFNAME=eth1: no end in 1.0 s -> passes (2 of 2)"
 
 
-def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_is():
+def test_reason_for_no_trial_is_shown_unless_there_is_nothing_to_measure():
     gone = Setting(name="NCCL_TIMEOUT", action="unset")
 
     def told(proof: Proof) -> list[str]:

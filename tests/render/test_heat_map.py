@@ -46,14 +46,14 @@ def test_a_rank_that_receives_slowly_is_a_column_of_marks():
     ]
 
 
-def test_what_was_not_measured_is_an_empty_cell_and_told():
+def test_unmeasured_pair_is_an_empty_cell_with_a_note():
     left = Measurement(name="p2p_not_measured", value=1, unit="pairs")
     shown = grid(measured(3, lambda one, other: 0.0 if {one, other} == {0, 1} else 12.0, 1, left))
     assert shown[2] == " 0          12"
     assert shown[-1] == " Not measured because time ran out: 1 pair."
 
 
-def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():
+def test_many_ranks_are_single_letters_and_usual_rows_are_omitted():
     shown = grid(measured(20, lambda one, other: 1.0 if one == 7 or (one, other) == (3, 12) else 12.0), 80)
     assert shown[1:4] == ["    01234567890123456789", " 3  ... ........#.......", " 7  ####### ############"]
     assert all(len(line) <= 80 for line in shown)
@@ -66,13 +66,13 @@ def test_a_healthy_grid_of_many_ranks_is_one_sentence():
     ]
 
 
-def test_more_ranks_than_a_person_reads_are_shown_by_their_nodes_worst_pair():
+def test_very_many_ranks_are_shown_by_the_worst_pair_of_their_nodes():
     (heat,) = heat_map.heat_maps(measured(40, lambda one, other: 2.0 if (one, other) == (9, 30) else 12.0, 5))
     assert list(heat.labels.values()) == ["node0", "node1", "node2", "node3", "node4"]
     assert (heat.values[1, 3], heat.values[3, 1]) == (2e9, 12e9)
 
 
-def test_a_narrow_terminal_gets_the_columns_below_each_other():
+def test_narrow_terminal_shows_the_columns_in_blocks():
     shown = grid(measured(8, lambda *_: 12.0), 30)
     assert all(len(line) <= 30 for line in shown)
     assert sum(line.startswith(" 7") for line in shown) > 1
@@ -84,12 +84,12 @@ def test_an_older_recording_shows_its_exchanges_both_ways():
     assert heat.values == {(0, 1): 12e9, (1, 0): 12e9}
 
 
-def test_each_pair_is_held_against_pairs_of_its_kind():
+def test_each_pair_is_compared_with_pairs_of_its_kind():
     shown = grid(measured(4, lambda a, b: 40.0 if a // 2 != b // 2 else 50.0 if a + b == 1 else 300.0, hosts=2))
     assert shown[2:4] == [" 0        50!!    40    40", " 1  50!!          40    40"]
 
 
-def test_processes_of_one_node_over_gloo_bear_no_marks():
+def test_processes_of_one_node_over_gloo_are_not_marked():
     assert grid(measured(4, lambda a, _: 0.2 if a == 3 else 2.0, backend="gloo"))[-3:] == [
         " 3  0.2  0.2  0.2",
         " Slowest: rank 3 to rank 0: 200 MB/s.",
@@ -97,13 +97,13 @@ def test_processes_of_one_node_over_gloo_bear_no_marks():
     ]
 
 
-def test_of_many_nodes_those_that_are_shown_are_held_against_all():
+def test_shown_nodes_of_many_are_compared_with_all():
     some_slow = measured(40, lambda *ends: 6.0 if min(ends) < 10 else 20.0, 40)
     assert "# less than a third of the typical rate, 20 GB/s" in " ".join(grid(some_slow))
     assert not any(line.endswith(":") or "Shown" in line for line in grid(measured(70, lambda *_: 20.0, 70)))
 
 
-def test_pairs_alone_and_at_once_are_told_in_a_sentence():
+def test_separate_and_concurrent_rates_of_pairs_are_one_sentence():
     rates = [
         Measurement(name=f"p2p_{name}", value=rate, unit="B/s", labels={"rank": 0, "peer": 1})
         for name, rate in (("alone", 24e9), ("together", 12e9))
@@ -114,7 +114,7 @@ def test_pairs_alone_and_at_once_are_told_in_a_sentence():
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 16, 17, 32])
-def test_the_picture_tells_every_cell_and_is_read_aloud(ranks: int):
+def test_picture_has_every_cell_with_a_text_alternative(ranks: int):
     chance = random.Random(ranks)
     of = measured(ranks, lambda one, _: chance.uniform(0.5, 1.0) if one == 1 else chance.uniform(11.0, 12.0))
     (heat,) = heat_map.heat_maps(of)

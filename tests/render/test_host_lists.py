@@ -42,11 +42,11 @@ def _lists(recording: Recording) -> tuple[list[str], list[str]]:
         ("roll_call/endpoint-port-mute", ["node0"], []),
     ],
 )
-def test_a_host_is_bad_where_an_error_names_it_and_good_where_it_passed_to_the_end(situation, bad, good):
+def test_host_is_bad_if_an_error_names_it_and_good_if_it_passed_completely(situation, bad, good):
     assert _lists(load(situation)) == (bad, good)
 
 
-def test_hosts_that_passed_in_a_group_by_themselves_are_good_though_no_ranks_ran_on_all():
+def test_hosts_that_passed_in_a_separate_group_are_good():
     recording = load("connectivity/black-hole")
     fact = IsolationFact(tests=(GroupTest(round=0, nodes=(0, 1), outcome="passed"),))
     reading = collected("isolation", fact)
@@ -64,11 +64,11 @@ def test_hosts_that_passed_in_a_group_by_themselves_are_good_though_no_ranks_ran
         {"trials": (TrialRecord(trial="t0", outcome="stuck", checks=("allreduce",), ranks=(0, 1)),)},
     ],
 )
-def test_nobody_is_good_in_a_run_that_found_a_bad_node_and_did_not_come_to_its_end(change):
+def test_no_host_is_good_in_an_incomplete_run_with_a_bad_node(change):
     assert _lists(load("p2p/node-sends-slowly").model_copy(update=change)) == (["node1"], [])
 
 
-def test_nobody_is_good_after_an_isolation_that_ran_out_of_time():
+def test_no_host_is_good_after_an_isolation_that_ran_out_of_time():
     recording = load("isolation/fails-alone")
     (reading,) = recording.of_check("isolation")
     assert reading.fact is not None
@@ -78,7 +78,7 @@ def test_nobody_is_good_after_an_isolation_that_ran_out_of_time():
     assert _lists(stopped) == (["node5"], [])
 
 
-def test_nobody_is_good_in_a_run_that_is_unsure_though_one_node_alone_handed_nothing_in():
+def test_no_host_is_good_in_an_unsure_run():
     recording = load("connectivity/healthy")
     ran = Reading(check="process_group", status=Status.COLLECTED, node=0, rank=0)
     failed = Reading(check="interfaces", status=Status.FAILED, node=1, reason="no answer")
@@ -86,7 +86,7 @@ def test_nobody_is_good_in_a_run_that_is_unsure_though_one_node_alone_handed_not
     assert _lists(recording.model_copy(update={"readings": (*recording.readings, ran, failed)})) == ([], [])
 
 
-def test_a_node_is_called_as_slurm_calls_it_where_its_own_name_is_another():
+def test_node_is_named_as_in_slurm_if_its_own_name_differs():
     recording = load("p2p/node-sends-slowly")
     assert recording.world is not None
     world = recording.world.model_copy(update={"expected_hosts": ("n0", "n1", "n2", "n3")})
@@ -94,7 +94,7 @@ def test_a_node_is_called_as_slurm_calls_it_where_its_own_name_is_another():
     assert _lists(recording.model_copy(update={"world": world})) == (["n1"], ["n0", "n2", "n3"])
 
 
-def test_of_a_fleet_the_newest_run_of_each_host_decides(tmp_path):
+def test_newest_run_of_each_host_decides_in_a_fleet(tmp_path):
     sick, healthy = "gpus/one-lost", "host/two-ranks-on-two-cpus"
     for day, (host, situation) in enumerate((("old", sick), ("old", healthy), ("bad", sick), ("well", healthy)), 1):
         text = load(situation).model_dump_json().replace('"node0"', f'"{host}"')
@@ -110,7 +110,7 @@ def test_of_a_fleet_the_newest_run_of_each_host_decides(tmp_path):
     assert read_host_file((tmp_path / "good").read_text()) == ("old", "well")
 
 
-def test_a_list_of_nobody_is_an_empty_file(tmp_path):
+def test_empty_list_of_hosts_is_an_empty_file(tmp_path):
     outcome = judged("connectivity/healthy")
     Outputs({"bad_nodes": str(tmp_path / "bad")}).write(Results(outcome.report, outcome.recording))
 

@@ -64,7 +64,7 @@ def of(situation: str) -> Page:
     return Page(page.render(outcome.report, load(situation)))
 
 
-def test_the_one_who_hangs_the_job_is_named_with_what_it_did_and_where_the_others_wait():
+def test_hanging_rank_is_shown_with_its_activity_and_the_waiting_ranks():
     read = of("hang/nccl2-rank-absent-by-the-recorder").text
     assert re.search(r"✗ Unhealthy\s+Rank 2 .* never entered all_reduce #3", read)
     assert "Cause: rank 2 on node0" in read
@@ -73,25 +73,25 @@ def test_the_one_who_hangs_the_job_is_named_with_what_it_did_and_where_the_other
     assert re.search(r"allreduce\s*All-reduce is right.*failed", read)  # what was not tested
 
 
-def test_the_bar_of_a_rank_that_raised_ends_there_and_not_where_the_others_wait():
+def test_bar_of_a_rank_that_raised_ends_at_its_exception():
     read = of("hang/rank-is-killed").text
     assert "Ended at 0.16 s: SIGKILL" in read
     assert re.search(r"rank 0.*Raised RuntimeError at train.py:29 at 0.16 s.*\n.*Was in all_reduce .* for 0.01 s", read)
     assert re.search(r"rank 3.*In all_reduce 1 .* since 0.15 s, for 0.72 s", read)
 
 
-def test_a_rank_of_which_nothing_came_has_a_row_that_says_why():
+def test_rank_without_results_has_a_row_with_the_reason():
     assert re.search(r"rank 2node2Contact with its node was lost", of("roll_call/node-killed-whole").text)
 
 
-def test_what_a_click_marks_can_be_pasted_as_it_is():
+def test_text_selected_by_a_click_can_be_pasted_unchanged():
     written = page.render(judged("env_vars/of-a-job-script").report, load("env_vars/of-a-job-script"))
     pasted = re.findall("<pre[^>]*><code>(.*?)</code>", written, re.DOTALL)
     assert "export NCCL_SHM_DISABLE=1" in pasted
     assert not [text for text in pasted if text.startswith("Undo")]
 
 
-def test_measurements_are_shown_beside_what_was_expected_and_a_slow_pair_is_marked_without_colour():
+def test_measurements_have_expected_values_and_slow_pairs_are_marked_without_color():
     assert (
         "The dashed line is the expected rate of large messages: 371 GB/s"
         in of("topology/transports-nvlink-at-a-tenth").text
@@ -101,7 +101,7 @@ def test_measurements_are_shown_beside_what_was_expected_and_a_slow_pair_is_mark
     assert ("svg", "img") in [(tag, attributes.get("role")) for tag, attributes in page.tags]
 
 
-def test_a_healthy_run_has_the_rate_that_its_gpus_should_reach_and_says_what_was_tested():
+def test_healthy_run_shows_the_expected_rate_and_the_tested_checks():
     read = of("topology/transports-nvlink-at-its-rate").text
     assert "371 GB/s, NCCL's own constants for the slowest pair of GPUs" in read
     assert "No findings." in read
@@ -116,7 +116,7 @@ def test_a_healthy_run_has_the_rate_that_its_gpus_should_reach_and_says_what_was
         "env_vars/of-a-job-script",
     ],
 )
-def test_a_page_can_be_read_without_eyes_and_loads_nothing(situation: str):
+def test_page_is_accessible_and_loads_nothing(situation: str):
     read = of(situation)
     ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -146,7 +146,7 @@ def named_page(name: str) -> str:
     return page.render(shown, Recording(world=world(name)))
 
 
-def test_names_from_anywhere_are_text():
+def test_foreign_names_are_text():
     evil, harmless = Page(named_page(EVIL)), Page(named_page("Node1"))
     assert [(tag, [*names]) for tag, names in evil.tags] == [(tag, [*names]) for tag, names in harmless.tags]
     assert evil.text.count("<script>alert(1)</script>") == harmless.text.count("Node1") >= 7
@@ -156,7 +156,7 @@ def test_names_from_anywhere_are_text():
         Page(page.render(hostile, Recording()))
 
 
-def test_what_looks_like_a_credential_is_left_out():
+def test_text_like_a_credential_is_removed():
     told = report(error().model_copy(update={"detail": "hf_abcdefghijklmnopqrstuvwxyz is refused"}))
     read = Page(page.render(told, Recording())).text
     assert "hf_abc" not in read
@@ -201,7 +201,7 @@ def test_512_ranks_that_did_the_same_are_one_row_and_their_hosts_one_picture():
     assert read.count("and 62 more like it") == 1
 
 
-def test_a_job_that_has_failed_and_one_that_runs_show_what_their_ranks_did():
+def test_failed_and_running_jobs_show_the_activity_of_their_ranks():
     failed = Page(page.render(app.judge(FAILED).report, FAILED)).text
     assert re.search(r"!! rank 5\s*node1", failed)
     running = recordings.replay(Path("tests/features/jobs/attach/hung-loader.json"))

@@ -33,7 +33,7 @@ def cases(
     }
 
 
-def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_result():
+def test_each_check_is_a_case_that_fails_or_explains_its_missing_result():
     checks = (
         *(("p2p", CheckStatus.FOUND), ("gpus", CheckStatus.PASSED)),
         *(("nccl", CheckStatus.TIMED_OUT), ("rdma", CheckStatus.SKIPPED)),
@@ -49,7 +49,7 @@ def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_
     }
 
 
-def test_a_warning_fails_its_case_where_warnings_make_the_verdict_sick():
+def test_warning_fails_its_case_if_warnings_make_the_verdict_unhealthy():
     checks = (("gpus", CheckStatus.TIMED_OUT),)
 
     shown = cases(of("gpus", warning()), checks=checks, verdict=Verdict.UNHEALTHY, fail_on=FailOn.WARNING)
@@ -57,7 +57,7 @@ def test_a_warning_fails_its_case_where_warnings_make_the_verdict_sick():
     assert shown == {"gpus": [("failure", "DD402 A fault")]}
 
 
-def test_a_verdict_that_no_check_tells_of_has_a_case_of_its_own():
+def test_verdict_without_a_check_has_its_own_case():
     passed = (("gpus", CheckStatus.PASSED),)
 
     assert cases(checks=passed) == {"gpus": []}
@@ -65,7 +65,7 @@ def test_a_verdict_that_no_check_tells_of_has_a_case_of_its_own():
     assert cases(error(), checks=passed, verdict=Verdict.UNHEALTHY)["verdict"] == [("failure", "DD601 A fault")]
 
 
-def test_names_that_xml_cannot_hold_are_shown_without_what_it_refuses():
+def test_characters_that_xml_does_not_allow_are_removed():
     foreign = error().model_copy(update={"title": 'GPU <3> & \x1b]\x00\ud800\uffff\n"it\'s"'})
 
     assert cases(foreign, verdict=Verdict.UNHEALTHY)["verdict"] == [("failure", 'DD601 GPU <3> & ?]???\n"it\'s"')]

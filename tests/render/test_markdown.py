@@ -38,7 +38,7 @@ def block(title: str, *, command: str = "nvidia-smi", reason: str = "") -> str:
     return markdown.render(shown, Recording())
 
 
-def test_names_with_marks_of_markdown_and_html_are_shown_and_do_nothing():
+def test_names_with_markdown_and_html_are_shown_as_text():
     text = block(EVIL, reason=EVIL)
     assert html_of(text) <= FOLDS
     parsed = tokens(text)
@@ -54,12 +54,12 @@ def test_names_with_marks_of_markdown_and_html_are_shown_and_do_nothing():
 @pytest.mark.parametrize(
     "start", ["# x", "1. x", "12) x", "- x", "+ x", "> x", "=== x", "* * *", "    x", "```", "~~~"]
 )
-def test_text_at_the_start_of_a_line_begins_no_block(start: str):
+def test_text_at_the_start_of_a_line_does_not_begin_a_block(start: str):
     plain = {token.type for token in tokens(block("x"))}
     assert {token.type for token in tokens(block(start))} <= plain
 
 
-def test_nobody_is_told_of_a_name_with_an_at_and_no_issue_is_linked():
+def test_names_with_an_at_sign_notify_no_user_and_no_issue_is_linked():
     for word in ("@everyone", "root@node|1", "`@x`", "#12", "group/project!3"):
         parsed = tokens(block(f"GPU of {word} lost"))
         assert [token.content for token in parsed if token.type == "code_inline"] != []
@@ -73,7 +73,7 @@ def test_a_line_to_paste_cannot_end_its_own_code():
 
 
 @pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrstuvwxyz", "etcd://user:secret@host:1", "Bearer abcdefghijk"])
-def test_what_looks_like_a_credential_is_left_out(secret: str):
+def test_text_like_a_credential_is_removed(secret: str):
     text = block(f"torch said {secret}", command=f"export X={secret}", reason=secret)
     assert secret not in text
     assert "(kept back)" in text
@@ -89,7 +89,7 @@ def test_every_recording_has_a_block_with_its_findings_and_versions():
             assert f"**{finding.severity.value.upper()} {finding.code}** " in text
 
 
-def test_versions_that_differ_are_told_with_their_nodes():
+def test_different_versions_are_listed_with_their_nodes():
     outcome = judged("software/driver-too-old")
     text = markdown.render(outcome.report, outcome.recording)
     assert re.search(r"^\| driver \| \S+ on node0; \S+ on node1 \|$", text, re.MULTILINE), text

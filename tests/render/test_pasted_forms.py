@@ -85,14 +85,14 @@ def given_out(hostile: list[Report]) -> list[SettingsToApply]:
     return [settings_to_apply(one) for one in hostile]
 
 
-def test_the_hostile_reports_apply_something_too(given_out):
+def test_hostile_reports_also_apply_settings(given_out):
     applied = [one for given in given_out for one in given.variables if not one.not_applied]
     assert sum(bool(one.branches) for one in applied) > 40
     assert sum(bool(one.per_host) for one in applied) > 10
     assert sum(not one.not_applied for given in given_out for one in given.options) > 5
 
 
-def test_what_is_handed_over_stands_in_the_report_as_it_is(hostile, given_out):
+def test_settings_to_apply_are_unchanged_in_the_report(hostile, given_out):
     for report, given in zip(hostile, given_out, strict=True):
         asked = [one for found in report.findings for remedy in found.remedies for one in remedy.settings]
         pairs = {(one.name, None if one.action == "unset" else one.value or "") for one in asked}
@@ -101,7 +101,7 @@ def test_what_is_handed_over_stands_in_the_report_as_it_is(hostile, given_out):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_sourcing_sets_just_the_values_and_runs_nothing_else(tmp_path, shell, given_out):
+def test_sourcing_sets_only_the_values_and_runs_nothing(tmp_path, shell, given_out):
     before = {"NCCL_SOCKET_IFNAME": "before", "NCCL_IB_HCA": "before"}
     after = environments(shell, [env_file(one) for one in given_out], tmp_path, before=before)
 
@@ -111,7 +111,7 @@ def test_sourcing_sets_just_the_values_and_runs_nothing_else(tmp_path, shell, gi
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_tasks_of_a_batch_script_have_just_the_values_of_their_host(tmp_path, shell, given_out):
+def test_tasks_of_a_batch_script_get_only_the_values_of_their_host(tmp_path, shell, given_out):
     texts = [sbatch_lines(one) for one in given_out]
     after = environments(shell, texts, tmp_path, then=_AS_A_TASK)
 
@@ -119,7 +119,7 @@ def test_tasks_of_a_batch_script_have_just_the_values_of_their_host(tmp_path, sh
         assert found == {name: value for name, value in wanted(given, HERE).items() if value is not None}
 
 
-def test_docker_gets_just_the_values_and_known_options(given_out):
+def test_docker_gets_only_the_values_and_known_options(given_out):
     for given in given_out:
         words = docker_words(docker_args(given))
         options = [one.option for one in given.options if not one.not_applied]
@@ -127,7 +127,7 @@ def test_docker_gets_just_the_values_and_known_options(given_out):
         assert words == [*options, *(word for pair in pairs for word in ("-e", pair))]
 
 
-def test_a_pod_gets_just_the_values(given_out):
+def test_pod_gets_only_the_values(given_out):
     for given in given_out:
         text = k8s_env(given)
         assert pod_env(text) == values(given)
@@ -135,7 +135,7 @@ def test_a_pod_gets_just_the_values(given_out):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
+def test_torchrun_starts_with_only_the_values(tmp_path, shell, given_out):
     tool(tmp_path, "torchrun", 'for word; do export "${word%%=*}=${word#*=}"; done; exec env -0')
     before = {"NCCL_SOCKET_IFNAME": "before"}
     texts = [torchrun_args(one).replace("--master-", "MASTER_") for one in given_out]
@@ -149,7 +149,7 @@ def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
 
 @pytest.mark.skipif("zsh" not in SHELLS, reason="zsh is not installed")
 @pytest.mark.parametrize("form", [env_file, sbatch_lines, docker_args, torchrun_args])
-def test_comments_that_are_pasted_into_an_interactive_zsh_run_nothing(tmp_path, form, given_out):
+def test_comments_pasted_into_an_interactive_zsh_run_nothing(tmp_path, form, given_out):
     """Such a shell takes ``#`` for a command, and what follows for its words."""
     lines = dict.fromkeys(line for one in given_out for line in form(one).splitlines() if line[:1] == "#")
     done = subprocess.run(
@@ -188,7 +188,7 @@ def test_every_form_of_a_hostile_report_is_text_that_can_be_written(given_out, f
         (torchrun_args, "torchrun"),
     ],
 )
-def test_nothing_recommended_is_said_and_stays_harmless(form, last):
+def test_form_without_recommendations_has_a_note_and_is_harmless(form, last):
     lines = form(given_by()).split("\n")
     assert lines[-2:] == [last, ""]
     assert "# nothing to set" in lines
@@ -202,7 +202,7 @@ def test_a_candidate_is_shown_in_every_form_as_a_comment(form):
     assert shown[0].endswith("   # a candidate, not tried")
 
 
-def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
+def test_variable_of_an_image_to_unset_is_never_set_to_empty():
     docker, pod = (docker_args(given_by(error(GONE, IFNAME))), k8s_env(given_by(error(GONE, IFNAME))))
 
     assert docker_words(docker) == ["-e", "NCCL_SOCKET_IFNAME==eth1"]
@@ -211,12 +211,12 @@ def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
     assert "# NCCL_P2P_LEVEL has to go: from ENV of the image " in pod
 
 
-def test_torchrun_starts_without_a_variable_that_has_to_go_and_with_the_others():
+def test_torchrun_starts_without_a_variable_to_unset():
     text = torchrun_args(given_by(error(IFNAME, GONE)))
     assert text.splitlines()[-1] == "env -u NCCL_P2P_LEVEL NCCL_SOCKET_IFNAME='=eth1' torchrun"
 
 
-def test_what_torchrun_overwrites_for_its_ranks_becomes_its_option():
+def test_variable_that_torchrun_overwrites_becomes_its_option():
     text = torchrun_args(given_by(error(Setting(name="MASTER_ADDR", value="10.0.0.1"))))
     assert text.splitlines()[-1] == "torchrun --master-addr=10.0.0.1"
     assert "--rdzv-endpoint" in text
@@ -239,7 +239,7 @@ def test_values_by_host_are_comments_for_all_and_applied_for_one(form, shown, ow
     assert form(given.on("node1")).splitlines()[-1] == own
 
 
-def test_thousands_of_hosts_with_values_of_their_own_stay_a_few_comments():
+def test_different_values_of_thousands_of_hosts_are_a_few_comments():
     hosts = [f"node{number}" for number in range(4096)]
     each = [Setting(name="GLOO_SOCKET_IFNAME", value=f"if-{host}", node=host) for host in hosts]
     given = given_by(error(*each), on=world(*hosts))
@@ -258,7 +258,7 @@ def test_too_many_hosts_for_one_variable_of_a_batch_script_are_sent_to_the_env_f
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_batch_script_exports_what_is_for_all_and_carries_what_is_not(tmp_path: Path, shell):
+def test_batch_script_exports_common_values_and_passes_values_per_host(tmp_path: Path, shell):
     given = given_by(error(Setting(name="NCCL_IB_HCA", value="=mlx5_0")), error(*BY_HOST, code="DD602"), on=TWO)
     text = sbatch_lines(given)
     batch = environment(shell, text, tmp_path, host="node0")
@@ -284,7 +284,7 @@ def test_options_of_a_container_are_arguments_of_docker_and_comments_on_a_pod():
     assert 'securityContext: {capabilities: {add: ["SYS_NICE"]}}' in pod
 
 
-def test_a_dollar_reaches_a_pod_as_it_is():
+def test_dollar_sign_reaches_a_pod_unchanged():
     given = given_by(error(Setting(name="NCCL_IB_HCA", value="$(HOME)$$x$")))
     assert '"$$(HOME)$$$$x$$"' in k8s_env(given)
     assert pod_env(k8s_env(given)) == {"NCCL_IB_HCA": "$(HOME)$$x$"}

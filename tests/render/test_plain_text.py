@@ -28,12 +28,12 @@ def test_plain_text_has_no_control_character_but_tabs_and_newlines(text: str) ->
     assert not {"\n", "\t"} & set(one_line(text))
 
 
-def test_what_hides_text_or_turns_it_around_is_shown_as_a_question_mark() -> None:
+def test_characters_that_hide_or_reverse_text_become_question_marks() -> None:
     assert plain("mlx5\u200b_0 \u202eexe.5xlm\u2066\ufeff") == "mlx5?_0 ?exe.5xlm??"
 
 
 @pytest.mark.parametrize("text", ["GPU0\tGPU1\nGPU1", "zwölf µs → 1", "", "[bold]host[/bold] :smile:"])
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert plain(text) == text
 
 
@@ -83,7 +83,7 @@ def test_progress_is_one_plain_line_on_a_terminal_with_its_number_and_the_time()
     assert CLIPBOARD not in out.getvalue()
 
 
-def test_elsewhere_there_is_no_progress_but_a_line_every_few_minutes_of_a_run_that_takes_long(monkeypatch) -> None:
+def test_only_long_runs_print_a_progress_line_outside_of_a_terminal(monkeypatch) -> None:
     out, now = io.StringIO(), 1000.0
     monkeypatch.setattr("ddp_doctor.render.progress.monotonic", lambda: now)
     with progress(screen.console(out), ("p2p", "repeats"), quiet=False) as tell:

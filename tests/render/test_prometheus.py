@@ -56,7 +56,7 @@ def test_a_slow_pair_of_ranks_is_an_unhealthy_node_with_codes_bandwidths_and_the
     assert of("build_info", given) == {(given.tool.version,): 1}
 
 
-def test_a_check_that_was_skipped_took_no_time_that_could_be_shown():
+def test_skipped_check_has_no_duration():
     statuses = (CheckStatus.PASSED, CheckStatus.SKIPPED, CheckStatus.TIMED_OUT)
     checks = tuple(CheckResult(id=each.value, title="", status=each, duration_s=2) for each in statuses)
 
@@ -65,7 +65,7 @@ def test_a_check_that_was_skipped_took_no_time_that_could_be_shown():
     assert shown == {("passed",): 2, ("timed_out",): 2}
 
 
-def test_nodes_have_their_own_verdicts_and_findings_and_the_worst_of_one_name_counts():
+def test_nodes_have_their_own_verdicts_and_the_worst_counts_per_name():
     lost, warm = error(), warning()
     nodes = (
         NodeVerdict(node_rank=0, hostname="node0", verdict=Verdict.HEALTHY),
@@ -83,7 +83,7 @@ def test_nodes_have_their_own_verdicts_and_findings_and_the_worst_of_one_name_co
     assert of("node_findings", given) == {('"a\nb\\', "DD601", "error"): 1, ("DD402", "node0", "warning"): 1}
 
 
-def test_of_many_pairs_the_slowest_stands_for_all_and_what_is_no_number_is_left_out():
+def test_slowest_of_many_pairs_represents_all_and_invalid_numbers_are_skipped():
     rates = [("rank", rank, rate) for rank, rate in ((0, 3e9), (1, 1e9), (2, float("nan")), (3, 2e9))]
     measured = [
         Measurement(name="p2p_bandwidth", value=rate, unit="B/s", labels={label: rank, "bytes": 64, "node": 1})
@@ -97,7 +97,7 @@ def test_of_many_pairs_the_slowest_stands_for_all_and_what_is_no_number_is_left_
 
 
 @pytest.mark.parametrize("started_at", ["", "yesterday", "9999-12-31T23:59:59Z"])
-def test_a_run_whose_time_is_not_known_has_no_time(started_at: str):
+def test_run_with_an_unknown_time_has_no_time_series(started_at: str):
     given = report().model_copy(update={"started_at": started_at, "duration_s": 1e300})
 
     assert of("last_run_timestamp_seconds", given) == {}
@@ -120,7 +120,7 @@ def test_the_file_can_be_read_by_all_whatever_the_umask_and_replaces_the_old_one
     assert list(tmp_path.iterdir()) == [written]
 
 
-def test_a_name_that_the_collector_passes_over_is_refused_and_a_stream_is_not(tmp_path: Path):
+def test_file_name_that_the_collector_ignores_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match=r"expected a name ending in \.prom"):
         Outputs({"prometheus": str(tmp_path / "doctor.txt")}).refuse_unwritable()
     for target in ("-", "/dev/null", str(tmp_path / "doctor.prom")):

@@ -27,5 +27,5 @@ from ddp_doctor.render.text import amount
         (float("inf"), "s", "inf s"),
     ],
 )
-def test_a_value_stands_in_the_unit_of_its_size(value, unit, words):
+def test_value_is_shown_in_a_unit_of_its_size(value, unit, words):
     assert amount(value, unit) == words

@@ -25,5 +25,5 @@ def test_ranks_that_share_processors_have_no_columns_of_scaling():
     assert heading.split() == ["computing", "step", "waiting", "communication", "overlap"]
 
 
-def test_without_steps_there_is_no_table():
+def test_table_is_empty_without_steps():
     assert tables.lines(tables.step_table(())) == ()

@@ -33,7 +33,7 @@ def _shown(recording: Recording | None = None, detail: Detail = Detail.SCREEN, *
     return stream.getvalue().splitlines()
 
 
-def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
+def test_check_skipped_on_one_node_shows_the_reason_next_to_its_mark():
     gpus = CheckResult(id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1)
 
     assert " ok gpus GPUs (0.10 s); skipped on node2: no GPU" in _shown(detail=Detail.ALL, checks=(gpus,))
@@ -72,7 +72,7 @@ def test_checks_not_tested_for_one_reason_share_a_line():
     ]
 
 
-def test_what_there_was_no_reason_to_test_takes_a_line_and_what_was_not_selected_none():
+def test_absent_hardware_has_a_line_and_unselected_checks_have_none():
     absent = Reading(check="rdma", status=Status.ABSENT, reason="no RDMA device on this machine")
     checks = (
         CheckResult(id="host", title="host", status=CheckStatus.PASSED),
@@ -133,7 +133,7 @@ def test_sizes_without_a_rate_have_no_row_unless_no_size_has_one():
     assert sizes(4e3, 2.5e6) == ["4e-06", "0.0025"]
 
 
-def test_a_check_with_a_warning_alone_is_not_red():
+def test_check_with_only_a_warning_is_not_red():
     checks = tuple(CheckResult(id=name, title=name, status=CheckStatus.FOUND) for name in ("host", "gpus"))
     findings = (
         _finding(Evidence(check="gpus", text="lost"), code="DD304"),
@@ -150,7 +150,7 @@ def test_a_check_with_a_warning_alone_is_not_red():
     ]
 
 
-def test_few_words_are_the_findings_and_the_verdict():
+def test_brief_output_is_the_findings_and_the_verdict():
     host = CheckResult(id="host", title="host", status=CheckStatus.PASSED)
     assert _shown(detail=Detail.VERDICT, checks=(host,)) == ["Healthy. (1.0 s)"]
     few = _shown(detail=Detail.VERDICT, checks=(host,), findings=(_finding(),))
@@ -180,7 +180,7 @@ def test_no_line_is_wider_than_the_terminal_but_long_words(situation: str, width
         assert len(line) <= width or is_one_word, line
 
 
-def test_a_long_reason_is_cut_where_it_can_be_seen():
+def test_long_reason_is_visibly_truncated():
     shown = _shown(checks=(_untested("gpus", "some words " * 50),))[0]
 
     assert shown.endswith("some words ...")
@@ -192,7 +192,7 @@ def _finding(*evidence: Evidence, **fields: Any) -> Finding:
     return Finding(confidence=Confidence.PROVED, evidence=evidence, **given | fields)
 
 
-def test_evidence_stands_in_units_of_its_size():
+def test_evidence_is_shown_in_units_of_its_size():
     trip = Evidence(
         check="connectivity", text="round trip", value=0.050292, unit="s", expected=2.6e-05, expected_from="peers"
     )
@@ -244,7 +244,7 @@ def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
 
 
-def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it():
+def test_terminal_wraps_prose_between_words_and_commands_as_shell_lines():
     command = "sudo nft insert rule inet filter input ip saddr { 10.77.0.1, 10.77.0.2 } accept   # on node2"
     opened = Remedy(summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,))
     finding = _finding(
@@ -283,7 +283,7 @@ def test_thousands_of_lines_of_evidence_are_cut_and_counted():
     assert len(shown) < 40
 
 
-def test_a_busy_host_is_told_beside_a_time_that_was_judged_and_else_with_v():
+def test_busy_host_is_shown_with_an_affected_time_or_with_v():
     busy = Finding(
         code="DD227",
         name="slow-clock-or-busy-host",
@@ -308,7 +308,7 @@ def test_a_busy_host_is_told_beside_a_time_that_was_judged_and_else_with_v():
     assert told(clock)
 
 
-def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
+def test_follower_shows_the_errors_the_verdict_and_the_location_of_the_rest():
     findings = tuple(
         Finding(code=code, name="a-b", severity=severity, title=title, confidence=Confidence.PROVED)
         for code, severity, title in (
@@ -333,7 +333,7 @@ def _rate(name: str, rank: int, value: float, **labels: int) -> Measurement:
     return Measurement(name=name, value=value, unit="", labels={"rank": rank, "node": 0, **labels})
 
 
-def test_the_gpus_at_work_stand_in_a_table_with_what_was_not_measured():
+def test_busy_gpus_are_a_table_with_unmeasured_values():
     measured = (
         _rate("matmul_rate", 0, 702.4e12, gpu=4),
         _rate("hbm_copy_bandwidth", 0, 2541e9, gpu=4),
@@ -351,7 +351,7 @@ def test_the_gpus_at_work_stand_in_a_table_with_what_was_not_measured():
     ]
 
 
-def test_of_many_gpus_the_slowest_are_shown():
+def test_slowest_of_many_gpus_are_shown():
     measured = tuple(_rate("matmul_rate", rank, (700 - rank % 32) * 1e12) for rank in range(1024))
 
     lines = _shown(measurements=measured)

@@ -30,21 +30,21 @@ def read(name: str):
     return parse_matrix((SAMPLES / name).read_text())
 
 
-def test_classic_machine_as_the_terminal_shows_it():
+def test_classic_machine_is_shown_on_a_terminal():
     assert matrix_text(read("classic-two-socket.txt")) == CLASSIC
 
 
-def test_columns_that_the_driver_does_not_print_are_left_out():
+def test_columns_that_the_driver_does_not_print_are_omitted():
     assert matrix_rows(read("driver-375-soc.txt"))[0][-1] == "CPUs"
 
 
-def test_many_pairs_are_counted_and_oddities_shown():
+def test_many_pairs_are_counted_and_unusual_ones_shown():
     assert "NV18  18 bonded NVLinks: 21 pairs of GPUs" in matrix_text(read("nvswitch-one-link-down.txt"))
     assert "NV1   1 bonded NVLink: GPU0-GPU1, " in matrix_text(read("driver-450-nvlink-mesh.txt"))
     assert "Unclear: GPU0-GPU2 reads NV12" in matrix_text(read("mig-rows-disagree.txt"))
 
 
-def test_json_has_the_documented_keys_and_nothing_of_the_facts_own():
+def test_json_has_only_the_documented_keys():
     fact = TopologyFact(**dict(read("classic-two-socket.txt")), cpu_vendor="GenuineIntel")
     view = topology_json([fact])
     assert set(view) == {"topology"}
@@ -57,7 +57,7 @@ def test_json_has_the_documented_keys_and_nothing_of_the_facts_own():
     assert view["topology"]["warnings"] == []
 
 
-def test_several_hosts_are_all_listed_and_none_is_null():
+def test_several_hosts_are_all_listed_without_null():
     hosts = parse_matrices((SAMPLES / "two-hosts.txt").read_text())
     view = topology_json(hosts)
     assert view["topology"] == view["topologies"][0]
@@ -75,7 +75,7 @@ def shown(*, force_terminal: bool) -> str:
     return stream.getvalue()
 
 
-def test_a_terminal_gets_each_code_in_the_colour_of_its_distance(monkeypatch: pytest.MonkeyPatch):
+def test_terminal_shows_each_code_in_the_color_of_its_distance(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     colored = shown(force_terminal=True)
@@ -85,10 +85,10 @@ def test_a_terminal_gets_each_code_in_the_colour_of_its_distance(monkeypatch: py
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == CLASSIC + "\n"
 
 
-def test_a_pipe_gets_no_colour(monkeypatch: pytest.MonkeyPatch):
+def test_pipe_gets_no_color(monkeypatch: pytest.MonkeyPatch):
     assert shown(force_terminal=False) == CLASSIC + "\n"
 
 
-def test_no_color_takes_it_off_a_terminal(monkeypatch: pytest.MonkeyPatch):
+def test_no_color_variable_disables_color_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[3\d", shown(force_terminal=True))

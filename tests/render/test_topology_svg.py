@@ -61,7 +61,7 @@ def test_every_gpu_and_nic_is_on_the_picture(name: str):
         assert {*matrix.gpus, *matrix.nics} <= set(shown)
 
 
-def test_a_fabric_of_all_to_all_is_one_bar_and_not_28_lines():
+def test_fully_connected_fabric_is_one_bar_instead_of_28_lines():
     svg = drawn("nvswitch-eight-gpus-raw.txt")
 
     assert "NVSwitch: all 8 GPUs reach each other over NV18" in texts(svg)
@@ -72,7 +72,7 @@ def test_a_fabric_of_all_to_all_is_one_bar_and_not_28_lines():
     assert classes(svg).count("nvlink") == 8 + 1  # one per GPU, one in the legend
 
 
-def test_few_gpus_wired_each_to_each_are_not_said_to_have_a_switch():
+def test_fully_connected_gpus_without_a_switch_have_no_switch():
     matrix = read("grace-gpu-numa-ids.txt")
     links = {
         one: {two: "NV6" if two in matrix.gpus else code for two, code in row.items()} if one in matrix.gpus else row
@@ -94,19 +94,19 @@ def test_switches_are_frames_and_frames_within_frames():
     assert len(frames) == 4 + 2 + 2  # two of them are samples in the legend
 
 
-def test_numa_nodes_are_titled_and_what_is_not_told_is_said():
+def test_numa_nodes_are_titled_and_unknown_values_are_noted():
     assert {"NUMA node 0", "NUMA node 1"} <= set(texts(drawn("classic-two-socket.txt")))
     assert "unknown NUMA node" in texts(drawn("wsl2-blank-affinities.txt"))
     assert any("unknown host bridges" in text for text in texts(drawn("nvswitch-eight-gpus-raw.txt")))
 
 
-def test_gpus_of_a_container_with_one_list_of_cpus_are_kept_apart_by_their_paths():
+def test_gpus_of_a_container_with_one_cpu_list_are_separated_by_their_paths():
     text = (SAMPLES / "driver-375-soc.txt").read_text()
     alike = re.sub(r"\t\d[\d,-]+$", "\t1-1", text, flags=re.MULTILINE)
     assert len(machine_of(parse_matrix(alike)).boxes) == 2
 
 
-def test_a_finding_is_red_and_stands_below_in_words():
+def test_finding_is_red_and_described_below():
     svg = drawn("classic-two-socket.txt")
 
     assert "SYS · DD402" in texts(svg)
@@ -118,7 +118,7 @@ def test_a_gpu_short_of_links_is_red_with_its_number():
     assert "NV17" in texts(drawn("nvswitch-one-link-down.txt"))
 
 
-def test_without_a_finding_nothing_is_red():
+def test_picture_without_a_finding_has_no_red():
     svg = ET.fromstring(topology_svg([Picture("a", read("classic-two-socket.txt"))]))
     assert not any(name.startswith("bad") for name in classes(svg))
 
@@ -138,7 +138,7 @@ def test_several_hosts_are_one_picture_each_below_each_other():
 HOSTILE = "</title><script>alert(1)</script>&amp;\x00\x1b]0;x\x07\ud800\ufffe\"'"
 
 
-def test_hostile_names_are_text_and_nothing_else():
+def test_hostile_names_are_only_text():
     matrix = read("classic-two-socket.txt")
     nics = dict.fromkeys(matrix.nics, HOSTILE)
     hostile = matrix.model_copy(update={"nics": nics, "cpu_affinity": dict.fromkeys(matrix.gpus, HOSTILE)})
@@ -149,7 +149,7 @@ def test_hostile_names_are_text_and_nothing_else():
     assert "<script" not in text
 
 
-def test_the_picture_needs_nothing_from_elsewhere():
+def test_picture_is_self_contained():
     text = topology_svg([Picture("a", read("classic-two-socket.txt"))]).replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|url\(|href|@import", text)
 
@@ -201,12 +201,12 @@ def check_places(matrix: TopologyMatrix) -> None:
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_devices_stand_apart_and_in_their_boxes(name: str):
+def test_devices_do_not_overlap_and_are_inside_their_boxes(name: str):
     check_places(parse_matrices((SAMPLES / name).read_text())[0])
 
 
 @given(matrices())
-def test_devices_of_any_matrix_stand_apart_and_the_picture_is_well_formed(matrix: TopologyMatrix):
+def test_devices_of_any_matrix_do_not_overlap_and_the_picture_is_well_formed(matrix: TopologyMatrix):
     check_places(matrix)
     ET.fromstring(topology_svg([Picture("host", matrix)]))
 

@@ -15,14 +15,14 @@ def rows(recording: Recording) -> list[list[str]]:
     ]
 
 
-def test_a_way_that_is_not_the_predicted_one_comes_first_and_says_so():
+def test_path_that_differs_from_the_prediction_comes_first_and_is_marked():
     assert rows(load("topology/transports-pcie-neighbours-over-shared-memory")) == [
         ["PIX", "GPU0-GPU1, GPU2-GPU3", "P2P", "SHM", "24 GB/s", "differs"],
         ["SYS", "GPU0-GPU3, GPU1-GPU2", "SHM", "SHM", "22 GB/s"],
     ]
 
 
-def test_between_nodes_the_nics_stand_with_what_they_reach():
+def test_nics_between_nodes_are_listed_with_their_rate():
     assert rows(load("topology/transports-nic-behind-the-host-bridge")) == [
         ["NV18", "GPU0-GPU1 on 2 nodes", "P2P", "P2P", "371 GB/s"],
         ["between nodes, mlx5_0 and mlx5_1", "host memory", "IB, host memory", "48 GB/s"],
@@ -30,7 +30,7 @@ def test_between_nodes_the_nics_stand_with_what_they_reach():
     assert "between nodes" in used_table(load("topology/transports-sockets-beside-infiniband"))
 
 
-def test_a_ring_over_the_nic_of_another_gpu_is_no_difference():
+def test_ring_over_the_nic_of_another_gpu_is_not_a_difference():
     recording = load("topology/transports-infiniband-with-gpudirect")
     (trial,) = recording.trials
     evidence = tuple(
@@ -48,7 +48,7 @@ def test_a_ring_over_the_nic_of_another_gpu_is_no_difference():
 
 
 @pytest.mark.parametrize("name", ["rdma/eight-rails-healthy", "gpus/one-nearly-full", "p2p/one-slow-pair"])
-def test_where_nccl_logged_nothing_there_is_no_table(name: str):
+def test_table_is_empty_without_a_log_of_nccl(name: str):
     assert used_table(load(name)) == ""
 
 
@@ -59,7 +59,7 @@ def test_a_run_with_gloo_has_no_table():
     assert used_table(recording.model_copy(update={"world": gloo})) == ""
 
 
-def test_what_else_the_log_says_is_one_line_below():
+def test_other_contents_of_the_log_are_one_line_below():
     recording = load("topology/transports-infiniband-with-gpudirect")
     (trial,) = recording.trials
     evidence = tuple(
@@ -104,7 +104,7 @@ def of_many_nodes(count: int) -> Recording:
     return Recording.model_validate({**data, "world": world, "readings": readings, "trials": trials})
 
 
-def test_many_nodes_stay_a_few_lines_and_a_moment():
+def test_table_of_many_nodes_is_short_and_fast():
     recording = of_many_nodes(200)
     started = time.process_time()
     lines = used_table(recording).splitlines()

@@ -115,7 +115,7 @@ def test_a_python_that_a_prolog_cannot_call_is_refused(python: str) -> None:
         templates.text("slurm-prolog", python)
 
 
-def test_an_ordinary_path_stands_unquoted_in_the_call() -> None:
+def test_ordinary_path_is_unquoted_in_the_call() -> None:
     text = templates.text("slurm-prolog", "/opt/doctor/bin/python3")
     assert " /opt/doctor/bin/python3 -I -m ddp_doctor prolog " in text
 
@@ -130,7 +130,7 @@ def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_shellcheck_has_nothing_to_say(name: str) -> None:
+def test_shellcheck_has_no_findings(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     script = templates.text(name, "/opt/doctor/bin/python3")
@@ -139,7 +139,7 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 0), (3, 0), (130, 0), (126, 0)])
-def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: int) -> None:
+def test_only_an_unhealthy_node_fails_the_prolog(prolog: Script, code: int, expected: int) -> None:
     prolog.stub_report(REPORT % "unhealthy", code)
     done = prolog.run(SLURM_JOB_ID="4711", SLURMD_NODENAME="node0")
     assert (done.returncode, done.stdout) == (expected, "")
@@ -149,7 +149,7 @@ def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: 
     assert ("job 4711 on node0" in logged) == (code != 0)
 
 
-def test_a_degraded_node_is_not_drained_and_the_log_gets_one_line(either: Script) -> None:
+def test_degraded_node_is_not_drained_and_the_log_gets_one_line(either: Script) -> None:
     prepared = either.folder / "prepared.json"
     prepared.write_text('{\n "verdict": "degraded"\n}')
     either.stub(f'cp {prepared} "$6"; echo WARNING; echo "Degraded: GPU 3 is too hot. (0.3 s)"')
@@ -159,7 +159,7 @@ def test_a_degraded_node_is_not_drained_and_the_log_gets_one_line(either: Script
     assert line.endswith(" job 4711 on node0: Degraded: GPU 3 is too hot. (0.3 s)")
 
 
-def test_the_gpus_that_a_node_must_have_are_told_to_the_doctor(either: Script) -> None:
+def test_required_gpus_of_a_node_are_passed_to_ddp_doctor(either: Script) -> None:
     either.stub("exit 0")
     either.run()
     either.run(("REQUIRE_GPUS=\n", "REQUIRE_GPUS=8\n"))
@@ -169,7 +169,7 @@ def test_the_gpus_that_a_node_must_have_are_told_to_the_doctor(either: Script) -
     assert "\nREQUIRE_GPUS=8\n" in templates.text(either.template, require_gpus=8)
 
 
-def test_a_python_that_others_than_root_may_change_is_named(tmp_path: Path) -> None:
+def test_python_that_other_users_can_change_is_named(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir(mode=0o755)
@@ -183,7 +183,7 @@ def test_a_python_that_others_than_root_may_change_is_named(tmp_path: Path) -> N
         assert templates.others_may_change(python=str(ours / "python")) is not None
 
 
-def test_a_script_for_root_is_printed_with_a_warning_where_others_may_change_what_it_runs(
+def test_script_for_root_has_a_warning_if_others_can_change_its_python(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(templates, "others_may_change", lambda _file: "/home/alice/venv")
@@ -193,13 +193,13 @@ def test_a_script_for_root_is_printed_with_a_warning_where_others_may_change_wha
     assert capsys.readouterr().err == ""
 
 
-def test_the_listing_says_in_a_line_what_each_script_does() -> None:
+def test_listing_describes_each_script_in_a_line() -> None:
     lines = commands.template(None).splitlines()
     assert [line.split()[0] for line in lines] == list(templates.TEMPLATES)
     assert all(20 < len(line) <= 80 for line in lines)
 
 
-def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either: Script) -> None:
+def test_hanging_ddp_doctor_is_ended_within_the_limit_and_the_job_starts(either: Script) -> None:
     either.stub("echo $$ > " + str(either.folder / "pid") + "\nexec /bin/sleep 1000")
     for limit_s in limits_s(0.2):
         assert either.run(limit_s=limit_s).returncode == 0
@@ -218,13 +218,13 @@ def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(either: Sc
     fifo.write_text("")
 
 
-def test_a_missing_python_lets_the_job_start_and_says_so(either: Script) -> None:
+def test_missing_python_lets_the_job_start_with_a_log_line(either: Script) -> None:
     done = either.run()
     assert done.returncode == 0
     assert "could not be started (exit 127)" in either.log.read_text()
 
 
-def test_a_missing_timeout_lets_the_job_start_and_says_so(either: Script) -> None:
+def test_missing_timeout_command_lets_the_job_start_with_a_log_line(either: Script) -> None:
     either.stub("exit 1")
     assert either.run(("/usr/bin/timeout", "/nowhere/timeout")).returncode == 0
     assert "nothing was looked at" in either.log.read_text()
@@ -234,7 +234,7 @@ def test_a_missing_timeout_lets_the_job_start_and_says_so(either: Script) -> Non
 REASON = "ddp-doctor DD304: GPU 3 (0000:61:00.0) on node0: lost"
 
 
-def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Script) -> None:
+def test_unhealthy_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Script) -> None:
     scontrol = Scontrol(prolog.folder)
     prolog.stub_report(REPORT % "unhealthy", 1)
     done = prolog.run(("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), SLURMD_NODENAME="node0")
@@ -253,7 +253,7 @@ def test_a_node_that_is_drained_already_keeps_its_reason(healthcheck: Script, st
     assert "drained already" in healthcheck.log.read_text()
 
 
-def test_the_health_check_drains_a_sick_node_and_exits_0(healthcheck: Script) -> None:
+def test_health_check_drains_an_unhealthy_node_and_exits_0(healthcheck: Script) -> None:
     scontrol = Scontrol(healthcheck.folder)
     healthcheck.stub_report(REPORT % "unhealthy", 1)
     done = healthcheck.run(("/usr/bin/scontrol", str(scontrol.python)), SLURMD_NODENAME="node0")
@@ -262,7 +262,7 @@ def test_the_health_check_drains_a_sick_node_and_exits_0(healthcheck: Script) ->
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 130])
-def test_the_health_check_drains_nothing_that_is_not_sick(healthcheck: Script, code: int) -> None:
+def test_health_check_drains_only_unhealthy_nodes(healthcheck: Script, code: int) -> None:
     scontrol = Scontrol(healthcheck.folder)
     healthcheck.stub_report(REPORT % "unsure", code)
     done = healthcheck.run(("/usr/bin/scontrol", str(scontrol.python)), SLURMD_NODENAME="node0")
@@ -286,7 +286,7 @@ def test_the_health_check_ends_before_slurm_kills_it() -> None:
     assert int(limit[1]) + 5 + 1 + 2 * 10 < 60
 
 
-def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Script) -> None:
+def test_unhealthy_node_without_a_finding_is_drained_with_the_summary(prolog: Script) -> None:
     prolog.stub_report('{"verdict": "unhealthy", "summary": "Unhealthy: 1 error\\u001b]52;", "findings": []}', 1)
     assert prolog.run().returncode == 1
     assert "unhealthy: ddp-doctor unhealthy: Unhealthy: 1 error?]52;" in prolog.log.read_text()
@@ -297,7 +297,7 @@ def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Scrip
     ["", "{", "[]", '{"findings": []}', REPORT % "unsure"],
     ids=["empty", "broken", "foreign", "no verdict", "unsure"],
 )
-def test_exit_1_without_a_report_that_says_sick_lets_the_job_start(prolog: Script, report: str) -> None:
+def test_exit_1_without_an_unhealthy_report_lets_the_job_start(prolog: Script, report: str) -> None:
     prolog.stub_report(report, 1)
     assert prolog.run().returncode == 0
     assert "without a report that says unhealthy" in prolog.log.read_text()
@@ -325,7 +325,7 @@ def test_by_default_the_scheduler_is_not_called() -> None:
 @pytest.mark.parametrize(
     "name", ["with space/python", "it's/py'thon", 'a"b/$(touch broken)/python', "x;touch broken;/py"]
 )
-def test_a_strange_python_path_does_not_break_out_of_its_quotes(tmp_path: Path, name: str) -> None:
+def test_hostile_python_path_stays_quoted(tmp_path: Path, name: str) -> None:
     prolog = Script(tmp_path, name)
     prolog.stub("exit 0")
     assert prolog.run().returncode == 0
@@ -382,7 +382,7 @@ def gate(tmp_path: Path) -> Gate:
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-def test_the_gate_stops_the_script_that_sources_it_only_on_sick(gate: Gate, shell: str) -> None:
+def test_gate_stops_the_sourcing_script_only_if_unhealthy(gate: Gate, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     gate.doctor("healthy", 0)
@@ -404,7 +404,7 @@ def test_the_gate_stops_the_script_that_sources_it_only_on_sick(gate: Gate, shel
         ("unhealthy", 130, "the nodes could not be tested (exit 130), see above; the job goes on"),
     ],
 )
-def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, code: int, note: str) -> None:
+def test_inconclusive_gate_lets_the_job_continue(gate: Gate, verdict: str, code: int, note: str) -> None:
     gate.doctor(verdict, code)
     done = gate.job()
     assert (done.returncode, done.stdout) == (0, " ok gpus\ntrained\n")
@@ -419,20 +419,20 @@ def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, co
         ("exec /bin/sleep 1000", "no answer within 0.2 s"),
     ],
 )
-def test_a_gate_without_a_working_doctor_lets_the_job_go_on(gate: Gate, stub: str, note: str) -> None:
+def test_gate_without_a_working_ddp_doctor_lets_the_job_continue(gate: Gate, stub: str, note: str) -> None:
     gate.stub(stub)
     done = gate.job(limit_s=0.2 if "sleep" in stub else LIMIT_S)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.startswith(f"ddp-doctor gate: {note}; the job goes on")
 
 
-def test_the_gate_hands_the_jobs_environment_to_the_doctor(gate: Gate) -> None:
+def test_gate_passes_the_environment_of_the_job_to_ddp_doctor(gate: Gate) -> None:
     gate.stub("/usr/bin/env")
     done = gate.job(start="export NCCL_DEBUG=INFO", PYTHONPATH="/home/user")
     assert {"NCCL_DEBUG=INFO", "PYTHONPATH=/home/user"} <= set(done.stdout.splitlines())
 
 
-def test_the_gate_outside_of_a_job_tests_nothing_and_says_so(gate: Gate) -> None:
+def test_gate_outside_of_a_job_tests_nothing_and_reports_it(gate: Gate) -> None:
     gate.doctor("unhealthy", 1)
     done = gate.job(SLURM_JOB_ID="")
     assert (done.returncode, done.stdout) == (0, "trained\n")
@@ -440,7 +440,7 @@ def test_the_gate_outside_of_a_job_tests_nothing_and_says_so(gate: Gate) -> None
     assert not gate.calls.exists()
 
 
-def test_a_gate_without_a_temporary_folder_tests_nothing_and_says_so(gate: Gate) -> None:
+def test_gate_without_a_temporary_directory_tests_nothing_and_reports_it(gate: Gate) -> None:
     done = gate.job(TMPDIR="/nowhere")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "no temporary folder; nothing was tested" in done.stderr

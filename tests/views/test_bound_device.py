@@ -19,5 +19,5 @@ def test_both_devices_are_read(message: str):
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!",
     ],
 )
-def test_other_messages_say_nothing_of_it(message: str):
+def test_other_messages_do_not_identify_a_device(message: str):
     assert used_elsewhere(message) is None

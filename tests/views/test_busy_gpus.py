@@ -48,7 +48,7 @@ def test_a_gpu_with_foreign_data_is_busy_and_its_memory_known() -> None:
         ({"memory_used_bytes": None, "memory_total_bytes": None}, False),
     ],
 )
-def test_a_gpu_is_busy_where_others_compute_or_keep_data(values: dict[str, Any], busy: bool) -> None:
+def test_gpu_is_busy_if_others_compute_or_keep_data(values: dict[str, Any], busy: bool) -> None:
     assert bool(busy_gpus(fact_of(gpu(**values)))) is busy
 
 
@@ -56,12 +56,12 @@ def test_a_busy_gpu_of_another_job_does_not_count() -> None:
     assert busy_gpus(fact_of(gpu(0), gpu(1, processes=(TRAINING,)), used=(0,))) == ()
 
 
-def test_a_busy_gpu_whose_memory_nvml_does_not_tell_has_unknown_memory() -> None:
+def test_busy_gpu_without_a_memory_value_has_unknown_memory() -> None:
     (busy,) = busy_gpus(fact_of(gpu(processes=(TRAINING,), memory_used_bytes=None)))
     assert busy.used_bytes is None
 
 
-def test_memory_that_an_old_driver_counts_as_its_own_is_not_that_of_others() -> None:
+def test_memory_that_an_old_driver_reserves_is_not_that_of_others() -> None:
     taken = gpu(memory_used_bytes=20 * GIB, memory_used_counts_reserved=True)
     (busy,) = busy_gpus(fact_of(taken))
     assert busy.used_bytes == 20 * GIB - 5 * GIB // 4

@@ -59,7 +59,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("run_code", "cause", "line"), LINES, ids=[line[:60] for *_, line in LINES])
-def test_a_line_of_each_rule_is_known_by_its_words(run_code: str, cause: str, line: str):
+def test_message_of_each_rule_is_recognized(run_code: str, cause: str, line: str):
     (found,) = complaints(f"{PREFIX}NCCL INFO Bootstrap: Using eth0\n{PREFIX}{line}\n")
 
     assert found[:2] == (run_code, cause)
@@ -67,12 +67,12 @@ def test_a_line_of_each_rule_is_known_by_its_words(run_code: str, cause: str, li
     assert found[2] in line
 
 
-def test_each_code_in_a_sign_is_that_of_a_rule():
+def test_each_code_of_a_sign_belongs_to_a_rule():
     assert {sign.run_code for sign, _ in SIGNS.values() if sign.run_code} <= {rule.code for rule in all_rules()}
 
 
 @pytest.mark.parametrize("line", HARMLESS, ids=[line[:60] for line in HARMLESS])
-def test_other_words_of_nccl_are_none(line: str):
+def test_other_messages_of_nccl_are_not_complaints(line: str):
     assert complaints(PREFIX + line) == []
 
 
@@ -84,13 +84,13 @@ def test_other_words_of_nccl_are_none(line: str):
         "Error: failed to create shared memory file /dev/shm/nccl-A, error Operation not permitted (1)",
     ],
 )
-def test_a_missing_permission_is_told_from_missing_room(line: str):
+def test_missing_permission_is_distinguished_from_missing_space(line: str):
     ((_, cause, _),) = complaints(line)
 
     assert cause == "shm-permission"
 
 
-def test_a_segment_that_may_not_be_made_is_no_want_of_room():
+def test_forbidden_segment_is_not_a_lack_of_space():
     recording = load("nccl/shared-memory-not-writable")
     follows = f"{PREFIX}include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)"
     ranks = recording.trials[0].evidence
@@ -104,7 +104,7 @@ def test_a_segment_that_may_not_be_made_is_no_want_of_room():
 
 
 @given(st.text(max_size=400), st.sampled_from([line for *_, line in LINES]))
-def test_any_text_is_read_and_what_is_kept_is_short(text: str, line: str):
+def test_any_text_is_read_and_the_kept_text_is_short(text: str, line: str):
     for *_, words in complaints(f"{text}{line}{text}"):
         assert len(words) <= 300
         assert "\n" not in words
@@ -113,7 +113,7 @@ def test_any_text_is_read_and_what_is_kept_is_short(text: str, line: str):
 MEMORY = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12"
 
 
-def test_a_long_line_takes_no_more_time_than_its_length():
+def test_long_line_takes_linear_time():
     line = "5" * 200_000 + " Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
     began = time.process_time()
 

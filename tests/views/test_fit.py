@@ -26,7 +26,7 @@ def codes(report: FitReport) -> list[str]:
     return [finding.code for finding in report.findings]
 
 
-def test_ddp_is_taken_where_it_fits_and_the_reason_is_what_fsdp_would_send():
+def test_ddp_is_recommended_if_it_fits_because_fsdp_sends_more():
     report = judged(memory=200 * GIB)
 
     assert (report.exit_code, codes(report)) == (0, [])
@@ -45,14 +45,14 @@ def test_ddp_is_taken_where_it_fits_and_the_reason_is_what_fsdp_would_send():
         (10, "ZeRO-3 with CPU offload and activation checkpointing needs"),
     ],
 )
-def test_the_first_that_fits_is_taken_and_checkpointing_or_offload_only_where_nothing_else_does(gib: int, advised: str):
+def test_first_strategy_that_fits_is_recommended_and_offload_only_last(gib: int, advised: str):
     report = judged(memory=gib * GIB)
 
     assert report.advice.startswith(advised)
     assert report.exit_code == 0
 
 
-def test_of_unequal_gpus_the_smallest_counts_and_is_named():
+def test_smallest_of_unequal_gpus_counts_and_is_named():
     report = judged(gpus=[80 * GIB] * 7 + [40 * GIB])
 
     assert (report.memory_bytes, report.memory_of) == (
@@ -63,7 +63,7 @@ def test_of_unequal_gpus_the_smallest_counts_and_is_named():
     assert judged(gpus=[80 * GIB], memory=GIB).memory_of == "--memory"
 
 
-def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
+def test_verdict_without_a_memory_size_is_unsure_with_the_table():
     report = judged()
 
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
@@ -71,7 +71,7 @@ def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
     assert {each.fits for each in report.estimates} == {None}
 
 
-def test_what_fits_without_its_activations_is_not_sure_to_fit():
+def test_model_that_fits_without_its_activations_is_not_certain_to_fit():
     fits = judged(
         memory=80 * GIB, batch=None, left_out=("activations and temporaries: net:make does not return make_batch",)
     )
@@ -82,7 +82,7 @@ def test_what_fits_without_its_activations_is_not_sure_to_fit():
     assert "my::op has no fake kernel" in untraced.summary
 
 
-def test_what_fits_without_the_state_of_its_optimizer_is_not_sure_to_fit():
+def test_model_that_fits_without_optimizer_state_is_not_certain_to_fit():
     report = judged(
         memory=80 * GIB, left_out=("the state of the optimizer, for which AdamW's is taken: TypeError: closure",)
     )
@@ -97,14 +97,14 @@ def test_a_batch_without_samples_is_one():
     assert (report.exit_code, codes(report)) == (0, [])
 
 
-def test_where_nothing_fits_even_without_activations_nothing_does():
+def test_model_that_does_not_fit_without_activations_does_not_fit():
     report = judged(memory=GIB // 2, left_out=("activations and temporaries: net:make does not return make_batch",))
 
     assert (report.exit_code, codes(report)) == (1, ["DD870"])
     assert "head" in report.findings[0].detail
 
 
-def test_the_strategy_that_was_asked_for_decides():
+def test_requested_strategy_decides_the_verdict():
     no, yes, only_with_checkpointing = (judged(memory=80 * GIB, strategy=name) for name in ("ddp", "zero3", "zero2"))
 
     assert (no.exit_code, codes(no)) == (1, ["DD871"])
@@ -113,7 +113,7 @@ def test_the_strategy_that_was_asked_for_decides():
     assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing needs 49.5 GiB of 80 GiB"
 
 
-def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():
+def test_impossible_strategy_is_not_reported_as_a_fit():
     why = "hsdp: all ranks are on one node, where it is zero3"
     report = judged(memory=80 * GIB, strategy="hsdp", left_out=(why,))
 
@@ -121,13 +121,13 @@ def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():
     assert f"--strategy hsdp was not estimated ({why})" in report.summary
 
 
-def test_who_ignores_that_nothing_fits_is_not_told_that_something_does():
+def test_ignored_misfit_is_not_reported_as_a_fit():
     ignoring = recording(memory=GIB).ignoring(("DD870",))
 
     assert app.judge(ignoring).report.summary == "No strategy fits. Ignored: DD870."
 
 
-def test_a_batch_grows_by_what_one_more_sample_takes():
+def test_batch_grows_by_the_memory_of_one_more_sample():
     by_name = {(each.strategy, each.checkpointing): each.batch for each in judged(memory=80 * GIB).estimates}
 
     assert by_name["zero3", False] == 4 + int((80 / 1.15 - 51) // 9)
@@ -152,7 +152,7 @@ def measured(peak: float, *, out_of_memory: bool = False) -> FitMeasuredFact:
     )
 
 
-def test_what_was_measured_stands_beside_the_estimate_and_counts_where_it_is_more():
+def test_measured_memory_is_shown_and_counts_if_it_is_higher():
     near, far, out = (
         judged(memory=80 * GIB, measured=facts)
         for facts in ([measured(50), measured(55)], [measured(72)], [measured(0, out_of_memory=True)])
@@ -165,7 +165,7 @@ def test_what_was_measured_stands_beside_the_estimate_and_counts_where_it_is_mor
     assert out.advice == far.advice
 
 
-def test_sizes_have_the_unit_that_is_read_at_a_glance():
+def test_sizes_have_a_readable_unit():
     assert [size(number) for number in (0, 5 << 20, 1536 << 20, 1234 * GIB)] == [
         "0 MiB",
         "5 MiB",

@@ -70,19 +70,19 @@ def recording(*facts: Fact, backend: str = "nccl", command: str = "run") -> Reco
         pytest.param(software(None), None, None, id="source unreadable"),
     ],
 )
-def test_before_ranks_ran_what_torch_offers_and_its_switch_tell(installed, value, expected):
+def test_backends_of_torch_and_its_switch_decide_before_ranks_run(installed, value, expected):
     env = EnvVars(variables={"TORCH_DIST_USE_NCCL2": value} if value is not None else {})
 
     assert nccl_backends(recording(installed, env)).get(0) == expected
 
 
-def test_what_a_rank_recorded_counts_first():
+def test_recorded_class_of_a_rank_counts_first():
     seen = recording(software(True, OFFERED), group("nccl", "nccl-legacy"))
 
     assert nccl_backends(seen) == {0: "nccl-legacy"}
 
 
-def test_ranks_of_gloo_and_the_interpreter_of_a_prolog_tell_nothing():
+def test_gloo_ranks_and_the_interpreter_of_a_prolog_give_no_class():
     assert nccl_backends(recording(group("gloo", "gloo"), backend="gloo")) == {}
     assert nccl_backends(recording(software(True, OFFERED), command="prolog")) == {}
 
@@ -98,7 +98,7 @@ def test_ranks_of_gloo_and_the_interpreter_of_a_prolog_tell_nothing():
         ("gloo", "gloo", "over gloo."),
     ],
 )
-def test_the_report_names_the_class_beside_the_backend(backend, impl, head):
+def test_report_names_the_class_next_to_the_backend(backend, impl, head):
     report = judge(recording(group(backend, impl, 0), group(backend, impl, 1), backend=backend)).report
 
     assert report.world is not None

@@ -42,7 +42,7 @@ def test_two_ranks_in_one_all_reduce_over_p2p_stall():
     assert not stall.isolated
 
 
-def test_pair_isolated_by_the_p2p_check_is_named_alone():
+def test_only_the_pair_isolated_by_the_p2p_check_is_reported():
     ring = [waiting(rank, output_tail=channel(rank, (rank + 1) % 8)) for rank in range(8)]
     pair = [waiting(2, (3,), "p2p"), waiting(3, (2,), "p2p"), waiting(4, (2,), "p2p")]
     alone = stuck(*pair, judged_check="p2p", ranks=tuple(range(8)))
@@ -51,7 +51,7 @@ def test_pair_isolated_by_the_p2p_check_is_named_alone():
     assert stall.gpus == ("GPU2", "GPU3")
 
 
-def test_bus_ids_do_where_there_are_only_two_gpus():
+def test_bus_ids_are_sufficient_with_two_gpus():
     ranks = [waiting(rank, output_tail=channel(rank, 1 - rank, bracket=False)) for rank in (0, 1)]
     assert len(find_stalls({0: PAIR}, [stuck(*ranks)])) == 1
     assert find_stalls({0: EIGHT}, [stuck(*ranks)]) == []
@@ -77,7 +77,7 @@ def test_bus_ids_do_where_there_are_only_two_gpus():
         pytest.param(waiting(1, flight=(FlightEntry(seq=1, op="broadcast"),)), id="in another call"),
     ],
 )
-def test_another_cause_is_no_stall_of_p2p(other: RankEvidence):
+def test_other_cause_is_not_a_p2p_stall(other: RankEvidence):
     first = waiting(0, flight=(FlightEntry(seq=1, op="all_reduce"),))
     assert find_stalls({0: PAIR}, [stuck(first, other)]) == []
 
@@ -85,7 +85,7 @@ def test_another_cause_is_no_stall_of_p2p(other: RankEvidence):
 @pytest.mark.parametrize(
     "changed", [{"backend": "gloo"}, {"outcome": "broken"}, {"judged_check": "buffers"}, {"outcome": "finished"}]
 )
-def test_another_trial_is_no_stall_of_p2p(changed: dict[str, str]):
+def test_other_trial_is_not_a_p2p_stall(changed: dict[str, str]):
     assert find_stalls({0: PAIR}, [stuck(waiting(0), waiting(1), **changed)]) == []
 
 
@@ -120,6 +120,6 @@ def test_ranks_that_have_not_met_do_not_stall_over_p2p():
     assert find_stalls({0: PAIR}, [stuck(met(0), met(1, name), judged_check="process_group")]) == []
 
 
-def test_rank_of_the_log_that_the_trial_does_not_have_is_passed_over():
+def test_rank_of_the_log_outside_of_the_trial_is_ignored():
     ranks = [waiting(rank, output_tail=channel(6, 7)) for rank in (0, 1)]
     assert find_stalls({0: EIGHT}, [stuck(*ranks)]) == []

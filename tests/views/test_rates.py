@@ -32,11 +32,11 @@ def noisy(count: int, spread: float = 0.1, seed: int = 1) -> list[float]:
         (1, 1, 0.2065, 1.0),
     ],
 )
-def test_the_interval_of_a_rate_is_that_of_wilson(failed: int, tests: int, low: float, high: float):
+def test_interval_of_a_rate_is_that_of_wilson(failed: int, tests: int, low: float, high: float):
     assert list(wilson(failed, tests)) == pytest.approx([low, high], abs=1e-4)
 
 
-def test_the_interval_holds_the_rate_about_as_often_as_it_says():
+def test_interval_contains_the_rate_as_often_as_stated():
     chance, rate, held = random.Random(3), 0.1, 0
     for _ in range(2000):
         low, high = wilson(sum(chance.random() < rate for _ in range(40)), 40)
@@ -46,7 +46,7 @@ def test_the_interval_holds_the_rate_about_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_even_repeats_are_not_slower_at_last(seed: int):
+def test_constant_repeats_do_not_become_slower(seed: int):
     for count in (15, 40, 300):
         tests = repeats(noisy(count, 0.15, seed))
 
@@ -63,14 +63,14 @@ def test_repeats_that_lose_a_quarter_of_their_rate_become_slower(falls: str):
     assert found[1] < 0.85 * found[0]
 
 
-def test_of_fewer_than_fifteen_repeats_nothing_is_judged_and_repeats_that_become_faster_are_fine():
+def test_fewer_than_fifteen_or_faster_repeats_are_not_slowed():
     falling = [1e9 - 5e7 * number for number in range(14)]
 
     assert slowed(repeats(falling), 0.15) is None
     assert slowed(repeats([*reversed(falling), 1.1e9]), 0.15) is None
 
 
-def test_rates_and_moments_in_words():
+def test_rates_and_times_are_described():
     tests = [*repeats(noisy(16)), GroupTest(round=16, nodes=(0,), outcome="hung")]
     told_nothing = GroupTest(round=17, nodes=(0,), outcome="unknown")
 

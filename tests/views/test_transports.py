@@ -37,36 +37,36 @@ def with_fact(recording: Recording, check: str, **changes: Any) -> Recording:
     return recording.model_copy(update={"readings": readings})
 
 
-def test_unused_nvlink_of_ranks_that_nccl_takes_for_two_hosts_is_put_down_to_that():
+def test_unused_nvlink_is_explained_if_nccl_sees_two_hosts():
     recording = with_log(load("nvlink-over-shared-memory"), lambda log: log.replace("nNodes 1", "nNodes 2"))
     (finding,) = judge(recording)
     assert "sees the ranks as 2 hosts, but the run has 1" in finding.detail
     assert finding.confidence.value == "likely"
 
 
-def test_p2p_gives_no_finding_when_the_driver_was_not_asked():
+def test_p2p_has_no_finding_if_the_driver_was_not_asked():
     assert judge(with_fact(load("pcie-neighbours-over-shared-memory"), "topology", p2p={})) == []
 
 
-def test_log_of_another_communicator_gives_no_finding():
+def test_log_of_another_communicator_has_no_finding():
     log = "comm 0x55b6aa64a000 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5 - Init START\n"
     assert judge(with_log(load("nvlink-over-shared-memory"), lambda said: log + said)) == []
 
 
-def test_log_whose_ranks_have_no_known_gpu_gives_no_finding():
+def test_log_whose_ranks_have_no_known_gpu_has_no_finding():
     recording = load("nvlink-over-shared-memory")
     for number in range(8):
         recording = with_log(recording, lambda log, at=number: log.replace(f"[{at}]", f"[{at}b000]"))
     assert judge(recording) == []
 
 
-def test_forbidden_p2p_that_is_not_slower_by_nccls_constants_is_information():
+def test_forbidden_p2p_that_is_not_slower_for_nccl_is_info():
     recording = with_fact(load("two-sockets-as-by-default"), "env_vars", variables={"NCCL_P2P_DISABLE": "1"})
     (finding,) = judge(recording.model_copy(update={"trials": ()}))
     assert (finding.code, finding.severity.value) == ("DD434", "info")
 
 
-def test_table_says_what_is_used_how_fast_and_why():
+def test_table_shows_transport_rate_and_reason():
     (place,) = places(load("two-sockets-as-by-default"))
     lines = transport_table(place).splitlines()[2:]
     assert lines == [
@@ -91,13 +91,13 @@ def codes_of(recording: Recording) -> list[str]:
     return [finding.code for finding in judge(recording)]
 
 
-def test_sockets_beside_rdma_are_explained_by_the_reason_in_the_log():
+def test_sockets_next_to_rdma_are_explained_by_the_reason_in_the_log():
     reason = "Failed to open libibverbs.so[.1]"
     silent = with_log(load("sockets-beside-infiniband"), lambda log: log.replace("NET/IB : No device found.", reason))
     assert "could not open libibverbs" in judge(silent)[0].detail
 
 
-def test_sockets_are_no_difference_where_something_known_explains_them():
+def test_explained_sockets_are_not_a_difference():
     recording = load("sockets-beside-infiniband")
     assert codes_of(with_fact(recording, "rdma", verbs_library=None)) == []
     assert codes_of(with_fact(recording, "rdma", settings={"NCCL_IB_HCA": "mlx5_9"})) == []
@@ -107,7 +107,7 @@ def test_sockets_are_no_difference_where_something_known_explains_them():
     assert codes_of(recording.model_copy(update={"readings": readings})) == []
 
 
-def test_roce_that_is_forbidden_is_information_and_on_one_node_nothing():
+def test_disabled_roce_is_info_and_no_finding_on_one_node():
     recording = load("infiniband-disabled")
     data = recording.model_dump(mode="json")
     for reading in data["readings"]:
@@ -119,14 +119,14 @@ def test_roce_that_is_forbidden_is_information_and_on_one_node_nothing():
     assert "DD436" not in codes_of(alone)
 
 
-def test_level_that_forbids_gpudirect_is_to_be_unset():
+def test_level_that_forbids_gpudirect_should_be_unset():
     recording = with_fact(load("infiniband-without-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"})
     (finding,) = judge(recording)
     assert "NCCL_NET_GDR_LEVEL=LOC disables it" in finding.detail
     assert finding.remedies[0].settings[0].action == "unset"
 
 
-def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
+def test_staging_is_expected_for_consumer_gpus_far_nics_and_old_kernels():
     recording = load("infiniband-without-gpudirect")
     data = recording.model_dump(mode="json")
     for reading in data["readings"]:
@@ -153,7 +153,7 @@ def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
         ((51, 51), ("node0", "node0"), "as far as they were read, are the same."),
     ],
 )
-def test_what_keeps_two_containers_apart_is_told(devices: tuple[int, int], names: tuple[str, str], why: str):
+def test_separation_of_two_containers_is_explained(devices: tuple[int, int], names: tuple[str, str], why: str):
     data = load("two-containers-of-one-machine").model_dump(mode="json")
     for reading in data["readings"]:
         if reading["check"] == "interfaces":
@@ -171,7 +171,7 @@ def test_what_keeps_two_containers_apart_is_told(devices: tuple[int, int], names
     assert why in finding.detail
 
 
-def test_rates_come_from_the_topology_alone_where_the_gpus_were_not_read():
+def test_rates_come_from_the_topology_if_the_gpus_were_not_read():
     data = load("nvswitch-all-p2p").model_dump(mode="json")
     data["readings"] = [one for one in data["readings"] if one["check"] == "topology"]
     link = {"index": 0, "active": True, "gb_per_s": 26.562}
@@ -198,7 +198,7 @@ def test_rates_come_from_the_topology_alone_where_the_gpus_were_not_read():
         pytest.param("process_group", {"gpu_uuid": "GPU-00000000-0000-4000-8000-00000000000a"}, id="shared"),
     ],
 )
-def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(check: str, change: dict[str, Any]):
+def test_slow_all_reduce_has_no_finding_if_another_cause_may_explain_it(check: str, change: dict[str, Any]):
     data = load("nvlink-at-a-tenth").model_dump(mode="json")
     for reading in data["readings"]:
         if reading["check"] == check:
@@ -222,7 +222,7 @@ def with_kernel(recording: Recording, **fact: Any) -> Recording:
     return Recording.model_validate(data)
 
 
-def test_nic_below_the_switch_reaches_gpu_memory_where_the_kernel_can():
+def test_nic_below_the_switch_reaches_gpu_memory_if_the_kernel_can():
     recording = load("infiniband-with-gpudirect")
     assert network_lines(with_kernel(recording, peermem="nvidia_peermem")) == [
         " PIX   GPU0, GPU1  GPUDirect RDMA  48 GB/s  nvidia_peermem is loaded"
@@ -252,7 +252,7 @@ def with_port_rates(recording: Recording, **gbit_per_s: float) -> Recording:
     return with_fact(recording, "rdma", hcas=changed)
 
 
-def test_nccl_takes_the_nic_with_more_bandwidth_and_of_equal_ones_the_nearest():
+def test_nccl_chooses_the_fastest_nic_and_the_nearest_of_equal_ones():
     recording = load("infiniband-with-gpudirect")
     slow_and_near = with_port_rates(recording, mlx5_0=100.0, mlx5_1=400.0)
     found = list(to_network(slow_and_near, places(slow_and_near)[0]))
@@ -269,7 +269,7 @@ def test_nccl_takes_the_nic_with_more_bandwidth_and_of_equal_ones_the_nearest():
     assert [way.nics for way in to_network(slower, places(slower)[0])] == [("mlx5_0",), ("mlx5_1",)]
 
 
-def test_nccl_goes_by_way_of_another_gpu_only_with_gpudirect_rdma():
+def test_nccl_uses_another_gpu_on_the_way_only_with_gpudirect_rdma():
     one_port = with_fact(load("infiniband-with-gpudirect"), "rdma", settings={"NCCL_IB_HCA": "=mlx5_0"})
     able = with_kernel(one_port, peermem="nvidia_peermem")
     assert [way.code for way in to_network(able, places(able)[0])] == ["PIX", "PXN"]
@@ -278,7 +278,7 @@ def test_nccl_goes_by_way_of_another_gpu_only_with_gpudirect_rdma():
     assert found == [("PIX", "PHB"), ("SYS", "SYS")]
 
 
-def test_the_network_is_used_within_a_node_where_it_is_faster_than_the_link_between_sockets():
+def test_network_within_a_node_is_used_if_faster_than_the_socket_link():
     machine = servers.nic_beside_each_gpu()
     (pair,) = places(record([machine]))[0].expected()
     assert (pair.code, pair.choice.kind, pair.choice.sure) == ("SYS", "NET", True)
@@ -317,11 +317,11 @@ ALONE = {"nnodes": 1, "nproc_per_node": 2, "world_size": 2, "backend": "nccl"}
         ),
     ],
 )
-def test_no_level_is_proposed_where_it_is_not_needed_or_not_known_to_help(changed: Recording):
+def test_level_is_not_proposed_if_not_needed_or_not_known_to_help(changed: Recording):
     assert "DD441" not in [one.code for one in judge(changed)]
 
 
-def test_of_gh200_the_level_is_proposed_before_nccl_did_it_by_itself():
+def test_level_for_gh200_is_proposed_before_nccl_had_it_as_default():
     recording = load(BEHIND)
     fact = next(one.fact for one in recording.readings if one.check == "gpus") or {}
     gpus = [{**gpu, "name": "NVIDIA GH200 480GB"} for gpu in fact["gpus"]]

@@ -7,7 +7,7 @@ RED = Evidence(text="it is red")
 ALPHA = Culprit(kind="node", node="alpha")
 
 
-def test_a_finding_names_those_it_is_about_in_its_title():
+def test_finding_names_its_subjects_in_the_title():
     draft = proved(Who((ALPHA,), "alpha"), "Red on {who}", RED, severity=Severity.INFO)
 
     assert (draft.title, draft.culprits, draft.severity) == ("Red on alpha", (ALPHA,), Severity.INFO)
@@ -19,14 +19,14 @@ def test_the_name_of_the_function_is_the_confidence():
     assert made == [Confidence.PROVED, Confidence.LIKELY, Confidence.POSSIBLE]
 
 
-def test_one_observation_or_several_and_culprits_of_any_kind_will_do():
+def test_one_or_several_observations_and_any_culprits_are_accepted():
     several = likely(iter([ALPHA]), "Red", iter([RED, RED]))
 
     assert (several.culprits, several.evidence) == ((ALPHA,), (RED, RED))
     assert likely(NOBODY, "Red", RED).evidence == (RED,)
 
 
-def test_remedies_keep_the_order_in_which_they_are_to_be_tried():
+def test_remedies_keep_the_order_of_their_trials():
     first, then = by_administrator("Paint it"), by_administrator("Leave it")
 
     assert proved(NOBODY, "Red", RED, first, then).remedies == (first, then)

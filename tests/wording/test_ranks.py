@@ -35,15 +35,15 @@ def _on(counts: list[int], backend: str = "gloo") -> Recording:
         ([2] * 64, range(0, 128, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 56 more (n0, n1, n2, n3 and 60 more)"),
     ],
 )
-def test_ranks_read_as_a_person_would_say_them(counts, ranks, words):
+def test_ranks_are_written_as_a_person_would_say_them(counts, ranks, words):
     assert ranks_at(_on(counts), ranks) == words
 
 
-def test_ranks_of_no_known_world_are_bare_numbers():
+def test_ranks_without_a_world_are_only_numbers():
     assert ranks_at(Recording(), [2, 0]) == "rank 0 and rank 2"
 
 
-def test_a_rank_is_placed_where_the_nodes_have_different_numbers_of_ranks():
+def test_rank_is_placed_on_nodes_with_different_numbers_of_ranks():
     recording = _on([1, 4, 2], backend="nccl")
 
     assert [rank_at(recording, rank) for rank in (0, 3, 5)] == [
@@ -57,7 +57,7 @@ class _Seen(Fact):
     KIND = "seen/1"
 
 
-def test_a_culprit_stands_on_the_node_that_read_it_else_where_its_rank_belongs():
+def test_culprit_is_on_the_node_that_read_it_or_that_its_rank_belongs_to():
     reading = collected("seen", _Seen(), 1, rank=0)
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(node_rank=1, hostname="gpu7"),))
     whole = Recording(world=world, readings=(reading,))
@@ -109,7 +109,7 @@ def test_a_rank_has_the_gpu_that_nvml_knows_by_its_uuid_and_not_its_cuda_device(
         pytest.param([*_GPUS, _of("process_group", 3, 1, **group_fact(None))], id="old torch"),
     ],
 )
-def test_a_rank_whose_gpu_is_not_known_has_a_cuda_device_in_words_and_no_gpu(readings):
+def test_rank_with_an_unknown_gpu_has_a_cuda_device_and_no_gpu(readings):
     job = _job(*readings)
     assert rank_culprit(job, 3).gpu is None
     assert rank_at(job, 3) == "rank 3 (b, CUDA device 1)"
