@@ -21,7 +21,7 @@ def written(folder: Path, content: object) -> str:
     return str(path)
 
 
-def test_the_arguments_of_ddp_are_tried_each_once_and_the_rest_is_left_to_the_reader(tmp_path):
+def test_each_argument_of_ddp_is_tried_once_and_other_advice_is_not(tmp_path):
     again = {**TINY, "value": 50.0, "at_most": 0.2}
     path = written(tmp_path, {**REPORT, "advice": [NO_SYNC, TINY, again, SEARCH]})
 
@@ -49,13 +49,13 @@ def test_the_arguments_of_ddp_are_tried_each_once_and_the_rest_is_left_to_the_re
         ({**REPORT, "advice": 1}, "advice has the invalid value '1'"),
     ],
 )
-def test_what_holds_nothing_to_try_is_refused(tmp_path, content, says):
+def test_report_without_anything_to_try_is_refused(tmp_path, content, says):
     with pytest.raises(UsageError) as refused:
         load_advice(written(tmp_path, content), "net:make")
 
     assert says in str(refused.value)
 
 
-def test_without_a_model_there_is_nothing_to_try_it_with(tmp_path):
+def test_advice_without_a_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="requires a model; add --model MODULE:FACTORY"):
         load_advice(written(tmp_path, {**REPORT, "advice": [TINY]}), "")

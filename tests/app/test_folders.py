@@ -9,7 +9,7 @@ from ddp_doctor.app.folders import meeting_folder
 from ddp_doctor.sources.own_folders import private_folder, state_folder
 
 
-def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+def test_missing_directory_is_created_for_this_user_only(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "ddp-doctor"
 
     assert private_folder(folder) == folder
@@ -17,7 +17,7 @@ def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
     assert private_folder(folder) == folder
 
 
-def test_a_home_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+def test_missing_home_is_not_created(tmp_path: Path) -> None:
     missing = tmp_path / "nonexistent"
 
     assert state_folder({"HOME": str(missing)}) is None
@@ -36,7 +36,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     assert private_folder(tmp_path / "open") is None
 
 
-def test_a_symbolic_link_is_refused_and_nothing_is_made_behind_it(tmp_path: Path) -> None:
+def test_symbolic_link_is_refused_and_its_target_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     (tmp_path / "dangling").symlink_to(tmp_path / "new")

@@ -51,7 +51,7 @@ def made(job: JobCollectives, rank: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("form", [as_json, as_pickle])
-def test_a_folder_of_all_ranks_tells_groups_order_and_who_is_to_blame(tmp_path, form):
+def test_directory_of_all_ranks_has_groups_order_and_the_blamed_rank(tmp_path, form):
     for rank, each in DUMPS["sub-group"].items():
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(form(copy.deepcopy(each)))
 
@@ -64,32 +64,32 @@ def test_a_folder_of_all_ranks_tells_groups_order_and_who_is_to_blame(tmp_path, 
     assert [call.is_open for call in job.ranks[1]] == [False] * 3
 
 
-def test_where_a_recorder_lost_its_beginning_all_ranks_begin_where_it_does(tmp_path):
+def test_all_ranks_begin_where_a_recorder_lost_its_beginning(tmp_path):
     whole = dump(*(entry(seq) for seq in range(1, 9)))
     job = loaded(tmp_path, whole, dump(*(entry(seq) for seq in range(5, 9)), first=4))
 
     assert made(job, 0) == made(job, 1) == [("all_reduce", seq) for seq in range(5, 9)]
 
 
-def test_what_ended_after_another_rank_was_recorded_is_left_out(tmp_path):
+def test_calls_that_ended_after_another_ranks_last_record_are_skipped(tmp_path):
     job = loaded(tmp_path, dump(*(entry(seq) for seq in range(1, 9))), dump(*(entry(seq) for seq in range(1, 4))))
 
     assert made(job, 0) == made(job, 1) == [("all_reduce", seq) for seq in range(1, 4)]
 
 
-def test_ranks_that_call_different_things_are_marked_at_that_number(tmp_path):
+def test_ranks_with_different_calls_are_marked_at_that_number(tmp_path):
     job = loaded(tmp_path, dump(entry(1), entry(2)), dump(entry(1), entry(2, sizes=[[5]])))
 
     assert [[call.differs for call in job.ranks[rank]] for rank in (0, 1)] == [[False, True]] * 2
 
 
-def test_of_an_uneven_all_to_all_the_largest_share_counts_and_nobody_differs(tmp_path):
+def test_largest_share_of_an_uneven_all_to_all_counts_without_difference(tmp_path):
     job = loaded(tmp_path, dump(entry(1, "all_to_all", sizes=[[6]])), dump(entry(1, "all_to_all", sizes=[[2]])))
 
     assert [(call.elements, call.differs) for call in (*job.ranks[0], *job.ranks[1])] == [(6, False)] * 2
 
 
-def test_what_was_coalesced_has_one_number_and_transfers_are_named_as_left_out(tmp_path):
+def test_coalesced_calls_share_a_number_and_transfers_are_listed_as_skipped(tmp_path):
     calls = (entry(1), entry(1, sizes=[[8]]), entry(0, "send 0->1", is_p2p=True), entry(1, "coalesced"))
     job = loaded(tmp_path, dump(*calls), dump(*calls))
 
@@ -97,14 +97,14 @@ def test_what_was_coalesced_has_one_number_and_transfers_are_named_as_left_out(t
     assert job.left_out == {"send 0->1": 2}
 
 
-def test_the_root_of_a_gather_is_the_rank_that_takes(tmp_path):
+def test_root_of_a_gather_is_the_receiving_rank(tmp_path):
     takes, gives = entry(1, "gather"), entry(1, "gather", output_sizes=[])
     job = loaded(tmp_path, dump(gives), dump(takes))
 
     assert [call.root for call in (*job.ranks[0], *job.ranks[1])] == [1, 1]
 
 
-def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_path):
+def test_dump_of_one_rank_applies_to_all_ranks_of_its_groups(tmp_path):
     groups = {"0": "[0, 1, 2]", "1": "[0, 2]"}
     job = loaded(tmp_path, dump(entry(1), entry(1, "broadcast", "1"), entry(2, retired=False), groups=groups))
 
@@ -114,7 +114,7 @@ def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_
     assert not any(call.is_open for call in job.ranks[2])
 
 
-def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no_dump_tells(tmp_path):
+def test_group_without_known_members_in_which_all_ranks_wait_is_skipped(tmp_path):
     """gloo's dumps tell no members: here rank 1 may be in group 1, and has never called it."""
     of_gloo = {"": "[]"}
     calls = [entry(1, process_group=["0", "default_pg"])], [entry(1, group="1", retired=False)]
@@ -129,7 +129,7 @@ def test_hostile_sizes_are_bounded(tmp_path):
     assert [call.elements for call in job.ranks[0]] == [1 << 40, 0]
 
 
-def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
+def test_recording_of_trace_has_the_calls_of_its_ranks(tmp_path):
     call = TraceCall(kind="all_reduce", begin_us=2.0, end_us=3.0, size_bytes=4096, dtype="float", ranks=2, group="0")
     late = call.model_copy(update={"kind": "broadcast", "begin_us": 1.0})
     facts = [TraceFact(file=f"rank{rank}.json", rank=rank, world_size=2, calls=(call, late)) for rank in (0, 1)]
@@ -144,14 +144,14 @@ def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
     assert {call.elements for call in job.ranks[0]} == {1024}
 
 
-def test_calls_of_several_kinds_that_were_coalesced_differ_on_no_rank(tmp_path):
+def test_coalesced_calls_of_several_kinds_do_not_differ(tmp_path):
     calls = (entry(1), entry(1, "broadcast", sizes=[[8]]), entry(1, "coalesced"))
     job = loaded(tmp_path, dump(*calls), dump(*calls))
 
     assert [(call.op, call.differs) for call in job.ranks[1]] == [("all_reduce", False), ("broadcast", False)]
 
 
-def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tmp_path):
+def test_default_group_is_skipped_if_the_last_rank_may_have_no_dump(tmp_path):
     """gloo's dumps of a job with several groups do not list its ranks: these may be waiting for a rank 2."""
     calls = [entry(1, group="1"), entry(1, process_group=["0", "default_pg"], retired=False)]
     job = loaded(tmp_path, *[dump(*calls, groups={"": "[]"})] * 2)
@@ -159,12 +159,12 @@ def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tm
     assert job.left_out == {"the default group, in which all ranks wait that ever called it": 1}
 
 
-def test_one_dump_that_does_not_tell_the_size_of_its_job_is_refused(tmp_path):
+def test_one_dump_without_the_size_of_its_job_is_refused(tmp_path):
     with pytest.raises(UsageError, match="does not show how many ranks the job had; give the dumps of all ranks"):
         loaded(tmp_path, dump(entry(1, process_group=["0", "default_pg"]), groups={"": "[]"}))
 
 
-def test_calls_of_a_rank_that_is_not_in_the_group_are_left_out(tmp_path):
+def test_calls_of_a_rank_outside_of_the_group_are_skipped(tmp_path):
     groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
     calls = entry(1), entry(1, "broadcast", "1")
     job = loaded(tmp_path, *[dump(*calls, groups=groups)] * 3)
@@ -173,7 +173,7 @@ def test_calls_of_a_rank_that_is_not_in_the_group_are_left_out(tmp_path):
     assert job.left_out == {"broadcast of rank 2, which is not in group 1": 1}
 
 
-def test_a_group_of_ranks_that_the_job_does_not_have_is_left_out(tmp_path):
+def test_group_of_ranks_outside_of_the_job_is_skipped(tmp_path):
     groups = {"0": "[0, 1]", "1": "[7, 8]"}
     job = loaded(tmp_path, *[dump(entry(1), entry(1, group="1"), groups=groups)] * 2)
 
@@ -181,7 +181,7 @@ def test_a_group_of_ranks_that_the_job_does_not_have_is_left_out(tmp_path):
     assert sum(job.left_out.values()) == 2
 
 
-def test_a_rank_whose_recorder_kept_nothing_leaves_out_what_the_others_ended(tmp_path):
+def test_rank_with_an_empty_recorder_skips_calls_that_others_ended(tmp_path):
     groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
     whole = dump(*(entry(seq) for seq in range(1, 4)), entry(1, group="1"), groups=groups)
     job = loaded(tmp_path, whole, whole, dump(groups=groups))
@@ -191,7 +191,7 @@ def test_a_rank_whose_recorder_kept_nothing_leaves_out_what_the_others_ended(tmp
 
 
 @pytest.mark.fuzz
-def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_leaves_out(tmp_path):
+def test_dump_that_claims_very_many_ranks_is_read_in_seconds(tmp_path):
     calls = [entry(seq) for seq in range(1, 2001)]
     job = loaded(tmp_path, dump(*calls, groups={"0": list(range(100_000)), "1": "[0, 999999]"}))
 
@@ -199,7 +199,7 @@ def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_
     assert job.left_out == {"calls before the last 2 of each rank": 1998}
 
 
-def test_of_very_many_groups_those_in_which_ranks_wait_are_made_and_the_rest_is_left_out(tmp_path):
+def test_groups_with_waiting_ranks_are_kept_if_there_are_very_many(tmp_path):
     names = [str(number) for number in range(300)]
     calls = [entry(1, group=name, retired=name != "299") for name in names]
     job = loaded(tmp_path, *[dump(*calls, groups=dict.fromkeys(names, "[0, 1]"))] * 2)
@@ -209,7 +209,7 @@ def test_of_very_many_groups_those_in_which_ranks_wait_are_made_and_the_rest_is_
     assert job.left_out == {"calls of all groups but 256": 88}
 
 
-def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp_path):
+def test_traces_that_begin_at_different_calls_are_refused(tmp_path):
     """All calls of a trace have ended, so the ranks met."""
     calls = [
         TraceCall(kind=kind, begin_us=at, end_us=at + 1, size_bytes=4096, dtype="float", ranks=2, group="0")
@@ -236,7 +236,7 @@ def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp
     ],
     ids=["text", "empty", "report", "cut-off", "no-entries", "transfers-alone"],
 )
-def test_what_holds_no_collectives_is_refused(tmp_path, content, says):
+def test_input_without_collectives_is_refused(tmp_path, content, says):
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(content)
 
@@ -261,7 +261,7 @@ def test_ranks_of_two_jobs_are_refused(tmp_path):
         load_job_collectives(str(tmp_path))
 
 
-def test_dumps_whose_names_tell_no_ranks_are_refused(tmp_path):
+def test_dumps_without_ranks_in_their_names_are_refused(tmp_path):
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_bytes(as_json(dump(entry(1))))
 
@@ -269,14 +269,14 @@ def test_dumps_whose_names_tell_no_ranks_are_refused(tmp_path):
         load_job_collectives(str(tmp_path))
 
 
-def test_calls_that_were_coalesced_and_half_overwritten_differ_on_no_rank(tmp_path):
+def test_half_overwritten_coalesced_calls_do_not_differ(tmp_path):
     whole = dump(entry(1), entry(2), entry(2), entry(3))
     job = loaded(tmp_path, whole, dump(entry(2), entry(3), first=2))
 
     assert made(job, 0) == made(job, 1) == [("all_reduce", 3)]
 
 
-def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
+def test_reproducer_keeps_open_calls_and_does_not_run_text_as_code(tmp_path):
     call = JobCall(group=0, seq=1, op="all_reduce", elements=4)
     calls = tuple(call.model_copy(update={"seq": seq, "is_open": seq == 2}) for seq in range(1, 21))
     job = JobCollectives.model_validate(
@@ -298,7 +298,7 @@ def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
     assert "(0, 1, 'all_reduce'" not in text
 
 
-def test_dumps_survive_the_way_through_a_recording(tmp_path):
+def test_dumps_survive_a_round_trip_through_a_recording(tmp_path):
     job = loaded(tmp_path, dump(entry(1)), dump(entry(1)))
 
     assert Options.model_validate(json.loads(Options(replay=job).model_dump_json())).replay == job

@@ -8,7 +8,7 @@ from ddp_doctor.model.recording import Recording
 RECORDING = Recording(run_id="20260102T030405Z-0a1b2c", tool_version="1")
 
 
-def test_the_head_has_the_plain_name_and_the_others_stand_beside_it(tmp_path: Path):
+def test_head_has_the_plain_name_and_other_nodes_add_their_host(tmp_path: Path):
     saved = [save_recording(RECORDING, tmp_path / "state", host) for host in (None, "node1", "node/../2", None)]
 
     names = [Path(path or "").name for path in saved]
@@ -16,7 +16,7 @@ def test_the_head_has_the_plain_name_and_the_others_stand_beside_it(tmp_path: Pa
     assert len(list((tmp_path / "state" / "runs").iterdir())) == 1
 
 
-def test_a_node_with_a_home_of_its_own_has_the_plain_name(tmp_path: Path):
+def test_node_with_its_own_home_has_the_plain_name(tmp_path: Path):
     assert (save_recording(RECORDING, tmp_path / "state", "node1") or "").endswith("/recording.json")
 
 
@@ -29,7 +29,7 @@ def test_kept_note_names_number_size_and_switch(tmp_path: Path):
     )
 
 
-def test_keep_variable_of_zero_keeps_no_recording(tmp_path: Path):
+def test_keep_variable_of_zero_stores_no_recording(tmp_path: Path):
     env = {"XDG_STATE_HOME": str(tmp_path)}
 
     assert keep_recording(RECORDING, {**env, "DDP_DOCTOR_KEEP": "0"}) is None

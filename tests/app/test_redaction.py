@@ -40,14 +40,14 @@ def redacted_lines() -> list[str]:
     return (redacted(recording()).readings[0].reason or "").split("\n")
 
 
-def test_no_name_of_a_site_is_left_and_what_everybody_has_stays():
+def test_site_names_are_removed_and_common_names_stay():
     text = redacted(recording()).model_dump_json()
     assert [name for name in PRIVATE.split() if name in text.lower()] == []
     for stays in (LINES[-1], "/usr/lib/libc.so.6", "eth0", "%ib0"):
         assert stays in text
 
 
-def test_what_names_have_in_common_stays():
+def test_common_parts_of_names_stay():
     hosts, paths, uuids, addresses, _ = redacted_lines()
     assert hosts.startswith("host1 host2.domain1 host1: 10.0.0.12/24 10.0.0.200:29500 10.0.8.1<0> 20.0.0.9"), hosts
     assert paths == (
@@ -67,7 +67,7 @@ def ipv4_mapped(line: str) -> str:
     return f"{high >> 8}.{high & 255}.{low >> 8}.{low & 255}"
 
 
-def test_the_hosts_of_a_slurm_list_are_those_of_the_world():
+def test_hosts_of_a_slurm_list_get_the_names_of_the_world():
     variables = {"SLURM_JOB_NODELIST": "gpu[017-019]", "SLURM_JOB_USER": "carol"}
     reading = Reading(check="env_vars", status=Status.COLLECTED, fact={"kind": EnvVars.KIND, "variables": variables})
     [_, made] = redacted(recording().model_copy(update={"readings": (*recording().readings, reading)})).readings
@@ -75,13 +75,13 @@ def test_the_hosts_of_a_slurm_list_are_those_of_the_world():
     assert made.fact["variables"] == {"SLURM_JOB_NODELIST": "host1,host2,host3", "SLURM_JOB_USER": "user3"}
 
 
-def test_what_is_redacted_stays_as_it_is():
+def test_redacting_twice_changes_nothing():
     once = redacted(recording())
     assert redacted(once) == once
 
 
 @pytest.mark.parametrize("at", range(8))
-def test_redacted_recordings_have_the_findings_they_had(at: int):
+def test_redacted_recordings_keep_their_findings(at: int):
     for situation in SITUATIONS[at::64]:
         once = redacted(load(situation))
         report = app.judge(once).report

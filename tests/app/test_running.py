@@ -35,14 +35,14 @@ def _ask(answer: GpusFact | Exception) -> None:
     _require_gpus_and_ranks(with_node_facts(Recording(options=options), plan, request))
 
 
-def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():
+def test_nccl_without_a_gpu_is_refused_even_if_no_check_of_the_plan_needs_gpus():
     with pytest.raises(
         UsageError, match=r"--backend nccl .*require GPUs: no driver; omit the option, or use --backend gloo"
     ):
         _ask(Absent("no driver"))
 
 
-def test_nccl_is_not_refused_where_a_gpu_is_there_or_could_not_be_looked_at():
+def test_nccl_is_not_refused_if_a_gpu_exists_or_is_unreadable():
     _ask(GpusFact())
     _ask(Failed("NVML gave no answer"))
 

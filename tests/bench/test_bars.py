@@ -77,7 +77,7 @@ def test_a_run_costs_little_more_than_a_torchrun_hello_world():
     assert standard_ratio <= 2.0
 
 
-def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
+def test_64_ranks_cost_a_fraction_of_torchrun():
     doctor = _tell("run --level quick, 64 ranks", [_doctor("--level", "quick", "--nproc-per-node", "64")()])
     hello = _tell("torchrun hello-world, 64 ranks", [_hello(64)()])
     print(f"\n  ratio: {doctor / hello:.2f} (bar 0.3)")
@@ -85,7 +85,7 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
     assert doctor / hello <= 0.3
 
 
-def test_reported_bandwidth_is_that_of_a_bare_loop():
+def test_reported_bandwidth_equals_that_of_a_bare_loop():
     with _session() as session:
         check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=180.0)
         session.agent(_run_of_two_ranks()).run_checks([check])

@@ -36,7 +36,7 @@ def state(tmp_path: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
 
-def test_modules_of_the_users_with_names_of_pythons_own_do_not_end_the_doctor(tmp_path):
+def test_users_modules_named_like_standard_ones_do_not_end_ddp_doctor(tmp_path):
     for module in ("random", "logging", "signal", "json", "rich", "typer"):
         (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')\n")
     hidden = [str(path) for path in (Path(__file__).parents[2], tmp_path / "lib")]
@@ -49,7 +49,7 @@ def test_modules_of_the_users_with_names_of_pythons_own_do_not_end_the_doctor(tm
     assert done.stderr == ""
 
 
-def test_a_recording_that_gzip_packed_is_replayed(tmp_path):
+def test_gzip_compressed_recording_is_replayed(tmp_path):
     from ddp_doctor.app import recordings
 
     path = tmp_path / "recording.json.gz"
@@ -84,7 +84,7 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     assert replayed
 
 
-def test_a_title_from_a_recording_does_not_steer_the_terminal(asked, tmp_path):
+def test_title_from_a_recording_does_not_control_the_terminal(asked, tmp_path):
     path = tmp_path / "recording.json"
     reading = {"check": "p2p", "status": "failed", "reason": "rank 3 \x1b]52;c;ZXZpbA==\x07\x9b2J\nHealthy"}
     path.write_text(json.dumps({"schema_version": "1.0", "run_id": "x", "readings": [reading]}))
@@ -105,7 +105,7 @@ def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(asked, 
     assert [check["id"] for check in json.loads(done.stdout)["checks"]] == ["future"]
 
 
-def test_json_on_stdout_leaves_the_words_to_stderr(asked, state):
+def test_text_goes_to_stderr_with_json_on_stdout(asked, state):
     done = asked("run", "-q", "--only", "host", "--json", "-", env=state)
 
     assert json.loads(done.stdout)["exit_code"] == done.returncode == 0
@@ -128,7 +128,7 @@ def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_
     assert " ok collectives process_group\n" in done.stdout
 
 
-def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
+def test_unwritable_outputs_do_not_lose_the_recording(asked, state):
     targets = ("--json", "/dev/full", "--settings", "env:/dev/full")
     done = asked("run", "-q", "--only", "host", *targets, env=state)
 
@@ -150,7 +150,7 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
     assert len(list(Path(state["XDG_STATE_HOME"]).glob("ddp-doctor/runs/*"))) == 1
 
 
-def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
+def test_crash_of_ddp_doctor_is_unsure_with_the_traceback_in_a_file(monkeypatch, capsys):
     from ddp_doctor.app import recordings
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.error_handler import error_handler
@@ -187,7 +187,7 @@ def test_a_crash_without_a_temporary_folder_is_unsure_and_shows_its_trace(monkey
     assert ("ZeroDivisionError: the doctor is ill\n" in capsys.readouterr().err) == usable
 
 
-def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
+def test_panic_that_is_not_an_exception_is_unsure(monkeypatch, tmp_path):
     from ddp_doctor.cli.error_handler import error_handler
 
     class Panic(BaseException):
@@ -200,7 +200,7 @@ def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
     assert left.value.code == 3
 
 
-def test_an_error_message_does_not_steer_the_terminal(capsys):
+def test_error_message_does_not_control_the_terminal(capsys):
     from ddp_doctor.cli.error_handler import error_handler
 
     with pytest.raises(SystemExit) as left, error_handler():
@@ -222,7 +222,7 @@ def temporary(tmp_path, monkeypatch):
 RUN_ID = "20260102T030405Z-0a1b2c"
 
 
-def test_without_a_home_the_recording_is_kept_in_a_folder_of_this_user_alone(temporary):
+def test_recording_is_kept_in_a_private_directory_without_a_home(temporary):
     from ddp_doctor.cli import reporting
 
     saved = reporting.save(Recording(run_id=RUN_ID), {})
@@ -233,7 +233,7 @@ def test_without_a_home_the_recording_is_kept_in_a_folder_of_this_user_alone(tem
 
 
 @pytest.mark.parametrize("planted", ["", "runs"])
-def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary, planted):
+def test_planted_link_is_not_followed_and_its_target_is_unchanged(temporary, planted):
     from ddp_doctor.cli import reporting
 
     theirs = temporary / "theirs"
@@ -253,7 +253,7 @@ def test_a_planted_link_leads_nowhere_and_nothing_behind_it_is_deleted(temporary
     assert sorted(theirs.rglob("*")) == before
 
 
-def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
+def test_newest_twenty_runs_are_kept_and_no_other_file_is_changed(temporary):
     from ddp_doctor.cli import reporting
 
     runs = temporary / "state" / "ddp-doctor" / "runs"
@@ -274,7 +274,7 @@ def test_the_newest_twenty_runs_are_kept_and_nothing_else_is_touched(temporary):
     ]
 
 
-def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys):
+def test_rank_does_not_meet_its_agent_in_a_directory_of_another_user(temporary, capsys):
     from ddp_doctor.cli import run
     from ddp_doctor.starters.detect import OuterWorld
 
@@ -287,7 +287,7 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     assert "local rank 1 cannot create a private directory" in capsys.readouterr().err
 
 
-def test_the_options_of_run_are_these():
+def test_options_of_run_are_listed():
     """The surface is frozen: a new option is a decision, not an accident."""
     import typer
 
@@ -338,7 +338,7 @@ def quick(*args: str) -> tuple[str, ...]:
 
 
 @pytest.mark.ranks
-def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(asked, tools, state, tmp_path):
+def test_one_command_over_ssh_reports_all_nodes_once_on_its_host(asked, tools, state, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{socket.gethostname()} slots=8\nfar # over ssh\n")
     done = asked(
@@ -357,7 +357,7 @@ def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(asked, t
 
 
 @pytest.mark.ranks
-def test_a_host_that_ssh_cannot_reach_is_a_finding_with_sshs_words(asked, tools, state):
+def test_host_that_ssh_cannot_reach_is_a_finding_with_the_message_of_ssh(asked, tools, state):
     done = asked(*quick("--hosts", f"{socket.gethostname()},denied", "-q"), env={**state, **tools})
 
     assert done.returncode == 1, done
@@ -373,7 +373,7 @@ def test_a_head_that_ssh_cannot_reach_is_the_same_finding(asked, tools, state):
     assert "DD516" in done.stdout
 
 
-def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
+def test_error_of_the_agents_is_one_sentence_with_exit_2(asked, tools, state):
     done = asked("run", "--hosts", f"{socket.gethostname()},far", "--only", "gpu", env={**state, **tools})
 
     assert done.returncode == 2, done
@@ -381,7 +381,7 @@ def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
 
 
 @pytest.mark.ranks
-def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
+def test_one_command_in_an_allocation_is_a_step_on_all_nodes(tools, state):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURMD_NODENAME": "fan1", "SLURM_NODEID": "0"}
     done = doctor(*quick(), env={**state, **tools, **job})
 
@@ -393,7 +393,7 @@ def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
 
 @pytest.mark.ranks
 @pytest.mark.serial  # takes port 29400 of this host, as torchrun does by default
-def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_type(state):
+def test_command_started_on_each_host_prints_the_verdict_on_all(state):
     try:
         socket.create_server(("", 29400)).close()
     except OSError:
@@ -431,7 +431,7 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_makes_no_node_sick(closed, tmp_path):
+def test_closed_stream_does_not_make_a_node_unhealthy(closed, tmp_path):
     command = f'exec "{sys.executable}" -m ddp_doctor run --only process_group {closed}'
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
 

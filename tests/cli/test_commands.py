@@ -30,7 +30,7 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
     assert "cannot read the agents' recordings" in capsys.readouterr().err
 
 
-def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(capsys):
+def test_topology_of_other_hosts_is_refused_and_missing_hosts_are_reported(capsys):
     options = Options(isolate=True, topology="topology.conf", leaves=(Leaf(name="leaf1", hosts=("node1", "node2")),))
 
     with pytest.raises(UsageError, match=r"topology.conf' does not list any of these hosts: other1 and other2"):
@@ -40,7 +40,7 @@ def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(c
     assert "topology.conf' does not list node3; assuming they share no switch" in capsys.readouterr().err
 
 
-def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, monkeypatch):
+def test_slurm_job_uses_readable_slurm_topology(tmp_path, monkeypatch):
     def leaves() -> Any:
         return given.of_run(RunOptions(isolate=True), is_reproducer_written=False).leaves
 
@@ -74,7 +74,7 @@ def kept(tmp_path, monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("fail_on", "code"), [("error", 0), ("warning", 1)])
-def test_env_fails_on_what_it_is_told_to(asked, tmp_path, fail_on, code):
+def test_env_fails_at_the_requested_severity(asked, tmp_path, fail_on, code):
     (tmp_path / "job.sh").write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=true\n")
 
     assert asked("env", "--from", str(tmp_path / "job.sh"), "--fail-on", fail_on).returncode == code
@@ -112,7 +112,7 @@ def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
         (None, True, "no recording is kept yet"),
     ],
 )
-def test_a_replay_of_nothing_or_of_several_is_one_sentence(monkeypatch, tmp_path, files, last, sentence):
+def test_replay_of_no_recording_or_of_several_is_one_sentence(monkeypatch, tmp_path, files, last, sentence):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     for name in files or ():
@@ -122,7 +122,7 @@ def test_a_replay_of_nothing_or_of_several_is_one_sentence(monkeypatch, tmp_path
         commands.replay(None if files is None else tmp_path, Outputs({"json": "-"}), last=last)
 
 
-def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch, tmp_path, capsys):
+def test_listing_without_runs_is_one_sentence_and_creates_no_directory(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
 
@@ -139,14 +139,12 @@ def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch,
         (("DD402",), 1, "Unhealthy: GPUs on l4node stall"),
     ],
 )
-def test_a_rule_that_is_ignored_is_not_applied_and_the_verdict_says_what_it_would_have_found(
-    capsys, ignore, code, words
-):
+def test_ignored_rule_is_not_applied_and_the_verdict_names_its_finding(capsys, ignore, code, words):
     assert commands.replay(path_of(PAIR), Outputs(), ignore=ignore) == code
     assert words in capsys.readouterr().out
 
 
-def test_an_unsure_verdict_says_what_was_ignored(capsys):
+def test_unsure_verdict_lists_ignored_rules(capsys):
     assert commands.replay(path_of("hang/gloo-interface-does-not-exist"), Outputs(), ignore=("DD6",)) == 3
     assert ". Ignored: DD617." in capsys.readouterr().out
 

@@ -93,7 +93,7 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("RANK", "RANK (read by launcher)", "Related rules"),
     ],
 )
-def test_what_is_named_is_explained(text, first, also):
+def test_named_subject_is_explained(text, first, also):
     page = explain(text)
 
     assert page.startswith(first)
@@ -101,7 +101,7 @@ def test_what_is_named_is_explained(text, first, also):
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width):
+def test_lines_of_a_page_fit_the_terminal_without_losing_words(width):
     for name in ("DD401", "NCCL_P2P_LEVEL", "DD1", "connection refused"):
         page = explain(name, width)
         assert max(map(len, page.splitlines())) <= width
@@ -126,7 +126,7 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
         ("\udcff\x00\x1b[31m", "run `ddp-doctor explain` to list all rules"),
     ],
 )
-def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence):
+def test_unknown_subject_is_one_sentence_with_suggestions(text, sentence):
     with pytest.raises(UsageError) as refused:
         explain(text)
 
@@ -134,7 +134,7 @@ def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence
 
 
 @pytest.mark.parametrize("sign", [sign for sign, _ in SIGNS.values() if sign.page], ids=lambda sign: sign.id)
-def test_a_text_that_names_no_cause_is_found_and_names_what_there_is(sign: Sign):
+def test_text_without_a_cause_is_found_with_its_rules(sign: Sign):
     page = sign.page
     assert page is not None
     for words in sign.words:
@@ -176,7 +176,7 @@ def test_a_text_that_names_no_cause_is_found_and_names_what_there_is(sign: Sign)
         ("DistributedDataParallel is not needed when a module doesn't have any", "ddp-no-grad-params"),
     ],
 )
-def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before_a_job(text: str, cause: str):
+def test_text_of_a_failed_job_names_the_checks_that_find_its_cause_before_a_job(text: str, cause: str):
     page = explain(text, 10_000)
 
     assert f" {cause} (error)" in page
@@ -184,7 +184,7 @@ def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before
     assert all(f"{code} {RULES[code].name}" in page for code in found_by)
 
 
-def test_every_ending_names_rules_that_exist():
+def test_rules_of_every_exit_code_and_signal_exist():
     known = {*SIGNALS.values(), *EXIT_CODES.values()}
 
     assert {code for ending in known for code in ending.codes} <= RULES.keys()
@@ -243,7 +243,7 @@ def test_an_explanation_has_no_markup_of_the_pages():
     assert not any("``" in explain(code) for code in RULES)
 
 
-def test_a_code_that_has_gone_may_still_be_ignored_and_a_code_that_never_was_may_not():
+def test_retired_code_can_be_ignored_but_an_unknown_one_cannot():
     assert ignored(["DD722,DD601"]) == ("DD722", "DD601")
     with pytest.raises(UsageError, match="unknown rule 'DD000'"):
         ignored(["DD000"])

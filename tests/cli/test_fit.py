@@ -55,7 +55,7 @@ def test_wrong_use_is_one_sentence_and_exit_2(asked: Asked, here: Path, args: st
 
 
 @pytest.mark.ranks
-def test_a_factory_is_estimated_on_one_rank_and_all_outputs_say_the_same(asked: Asked, here: Path):
+def test_factory_is_estimated_on_one_rank_and_all_outputs_agree(asked: Asked, here: Path):
     kept = {name: here / f"report.{name}" for name in ("json", "html", "markdown", "record")}
     done = asked(
         *("fit", "net:make", "--memory", "80GiB", "--ranks", "8", "-v"),
@@ -76,7 +76,7 @@ def test_a_factory_is_estimated_on_one_rank_and_all_outputs_say_the_same(asked: 
 
 
 @pytest.mark.ranks
-def test_a_factory_that_raises_cannot_be_used_and_the_line_is_named(asked: Asked, here: Path):
+def test_factory_that_raises_is_unusable_and_its_line_is_named(asked: Asked, here: Path):
     done = asked("fit", "net:fails", "--memory", "80GiB", cwd=here)
 
     assert done.returncode == 2, done
@@ -86,7 +86,7 @@ def test_a_factory_that_raises_cannot_be_used_and_the_line_is_named(asked: Asked
 
 
 @pytest.mark.ranks
-def test_what_fits_is_measured_on_the_ranks_that_are_here(asked: Asked, here: Path):
+def test_strategies_that_fit_are_measured_on_the_available_ranks(asked: Asked, here: Path):
     done = asked("fit", "net:make", "--memory", "1GiB", "--measure", "--json", "report.json", cwd=here)
 
     assert done.returncode == 0, done
@@ -97,7 +97,7 @@ def test_what_fits_is_measured_on_the_ranks_that_are_here(asked: Asked, here: Pa
     assert "measured" in done.stdout
 
 
-def test_a_page_shows_the_parts_of_each_peak_and_where_the_memory_ends(asked: Asked, here: Path):
+def test_page_shows_the_parts_of_each_peak_and_the_memory_limit(asked: Asked, here: Path):
     done = asked("replay", str(path_of("fit/zero1")), "--html", str(here / "page.html"), cwd=here)
     page = (here / "page.html").read_text()
 
@@ -109,7 +109,7 @@ def test_a_page_shows_the_parts_of_each_peak_and_where_the_memory_ends(asked: As
     assert "✓ zero1" in page
 
 
-def test_redacted_the_factory_stays_and_the_host_goes(asked: Asked, here: Path):
+def test_redaction_keeps_the_factory_and_removes_the_host(asked: Asked, here: Path):
     done = asked("replay", str(path_of("fit/zero1")), "--redact", "--json", "-", cwd=here)
 
     assert json.loads(done.stdout)["world"]["nodes"][0]["hostname"] == "host1"

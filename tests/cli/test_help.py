@@ -27,7 +27,7 @@ def said(*args: str, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_help_cuts_no_word_and_no_summary_at_any_width(width):
+def test_help_truncates_no_word_or_summary_at_any_width(width):
     whole = " ".join(said("--help", width=width).split())
     assert all(f"{name} {summary(command)}" in whole for name, command in COMMANDS.items())
 
@@ -86,7 +86,7 @@ def test_the_version_has_a_short_option():
         ("", {"SHELL": ""}, "no completion for shell ''"),
     ],
 )
-def test_a_shell_that_is_not_known_is_one_sentence(monkeypatch, shell, env, sentence):
+def test_unknown_shell_is_one_sentence(monkeypatch, shell, env, sentence):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):

@@ -40,7 +40,7 @@ def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path
     assert not any("eth0" in line for line in lines)
 
 
-def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdout(capsys):
+def test_follower_writes_no_files_and_shows_its_text_on_stdout(capsys):
     outputs = Outputs({"json": "-", "record": "x"}, detail=Detail.VERDICT).without_files()
 
     print("words", file=outputs.words_to)
@@ -81,7 +81,7 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
         ("a\0b", r"cannot write 'a\\x00b'"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path, target, sentence):
+def test_unwritable_output_is_refused_before_the_run(monkeypatch, tmp_path, target, sentence):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path,
 
 
 @pytest.mark.parametrize("target", ["-", "/dev/null", "new.json", "%n/out.json", "old.json"])
-def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tmp_path, target):
+def test_writable_outputs_are_tested_without_leaving_files(monkeypatch, tmp_path, target):
     monkeypatch.chdir(tmp_path)
     Path("old.json").write_text("old")
 
@@ -130,7 +130,7 @@ def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
         (("env:a", "env:b"), "--settings env is given twice"),
     ],
 )
-def test_a_form_of_settings_that_is_none_is_refused_with_the_way_out(given, sentence):
+def test_invalid_form_of_settings_is_refused_with_the_valid_ones(given, sentence):
     with pytest.raises(UsageError) as refused:
         paths_of_forms(given)
     assert sentence in str(refused.value)

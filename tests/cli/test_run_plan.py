@@ -24,7 +24,7 @@ def plan(asked, tmp_path):
     return planned
 
 
-def test_all_is_planned_in_the_order_of_a_run_with_what_it_costs(plan):
+def test_plan_has_all_steps_in_the_order_of_a_run_with_their_cost(plan):
     found = plan("--hosts", "me@node1,node2", "--nproc-per-node", "2")
 
     assert [step["where"] for step in found["steps"]] == ["node", "nodes", "launcher", "rank", "afterwards"]
@@ -36,14 +36,14 @@ def test_all_is_planned_in_the_order_of_a_run_with_what_it_costs(plan):
     assert {"check": "user_model", "reason": "needs a model of yours: --model"} in found["not_run"]
 
 
-def test_a_short_budget_leaves_checks_out_of_the_plan_and_says_so(plan):
+def test_short_budget_skips_checks_with_a_reason(plan):
     found = plan("--budget", "2")
 
     assert "--budget" in {each["check"]: each["reason"] for each in found["not_run"]}["torchrun"]
     assert found["seconds"] <= 2
 
 
-def test_the_nodes_are_those_of_the_slurm_job_and_their_leaves_those_of_slurm(plan, tmp_path):
+def test_nodes_and_leaves_come_from_the_slurm_job(plan, tmp_path):
     (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node3\n")
     slurm = {**SLURM, "SLURM_CONF": str(tmp_path / "slurm.conf")}
 
@@ -51,7 +51,7 @@ def test_the_nodes_are_those_of_the_slurm_job_and_their_leaves_those_of_slurm(pl
     assert [node["hostname"] for node in plan("--nnodes", "2", **slurm)["nodes"]] == ["node1", "node2"]
 
 
-def test_an_isolation_comes_before_the_ranks_in_the_rounds_that_healthy_nodes_take(plan):
+def test_isolation_precedes_the_ranks_with_the_rounds_of_healthy_nodes(plan):
     places = {tuple(step["checks"]): step for step in plan("--isolate", "--hosts", "n[1-8]", "--repeat", "3")["steps"]}
     isolation = places[("isolation",)]
 
@@ -63,7 +63,7 @@ def test_an_isolation_comes_before_the_ranks_in_the_rounds_that_healthy_nodes_ta
     assert ("repeats",) not in places
 
 
-def test_repeats_come_behind_the_ranks_and_beyond_the_budget(plan):
+def test_repeats_follow_the_ranks_outside_of_the_budget(plan):
     soak = plan("--isolate", "--repeat", "3", "--soak", "2", "--hosts", "n[1-8]")
     often = plan("--repeat", "40")
     both = plan("--repeat", "40", "--soak", "2")  # what is over first ends it
@@ -75,18 +75,18 @@ def test_repeats_come_behind_the_ranks_and_beyond_the_budget(plan):
     assert [step["rounds"] for step in often["steps"] if step["checks"] == ["repeats"]] == [40]
 
 
-def test_nodes_that_nobody_names_are_counted(plan):
+def test_unnamed_nodes_are_counted(plan):
     assert [node["hostname"] for node in plan("--nnodes", "2")["nodes"]] == [None, None]
 
 
-def test_in_a_step_of_srun_the_first_node_alone_prints(asked):
+def test_only_the_first_node_of_an_srun_step_prints(asked):
     first, other = (asked("run", "--plan", env={**STEP, "SLURM_NODEID": at, "SLURM_PROCID": at}) for at in "01")
 
     assert "3 nodes by srun: node1, node2, node3." in first.stdout
     assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
 
 
-def test_nothing_is_started_and_torch_is_not_imported(tmp_path):
+def test_plan_starts_no_process_and_does_not_import_torch(tmp_path):
     for name in ("ssh", "srun", "nvidia-smi"):
         (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
         (tmp_path / name).chmod(0o755)
@@ -114,7 +114,7 @@ def test_nothing_is_started_and_torch_is_not_imported(tmp_path):
         (["--json", "/nowhere/plan.json"], "cannot write '/nowhere/plan.json'"),
     ],
 )
-def test_what_a_run_refuses_its_plan_refuses(asked, args, sentence):
+def test_plan_refuses_what_the_run_refuses(asked, args, sentence):
     done = asked("run", "--plan", *args)
 
     assert (done.returncode, done.stdout) == (2, ""), done

@@ -43,7 +43,7 @@ def test_two_outputs_on_stdout_are_refused(asked, args):
     assert "only one output can go to stdout" in done.stderr
 
 
-def test_a_locale_of_ascii_alone_loses_signs_and_not_the_report():
+def test_ascii_locale_loses_symbols_but_not_the_report():
     strict = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "POSIX"}
     done = doctor("replay", str(path_of("gpu_speed/all-h100-at-low-clocks")), env=strict)
     assert done.returncode == 0
@@ -57,7 +57,7 @@ def test_a_recording_is_replayed_from_stdin(asked):
     assert "DD304" in done.stdout
 
 
-def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows(asked):
+def test_environment_from_a_pipe_is_evaluated_without_showing_secrets(asked):
     text = "PATH=/bin\nHOME=/\nPWD=/\nNCCL_IB_DISABLE=true\nNCCL_TOKEN=hunter2\nWANDB_API_KEY=hunter2\n"
     done = asked("env", "--from", "-", "--json", "-", text=text)
     assert done.returncode == 0
@@ -68,13 +68,13 @@ def test_the_environment_of_a_pipe_is_judged_and_no_secret_of_it_shows(asked):
     assert "hunter2" not in done.stdout + done.stderr
 
 
-def test_the_topology_command_speaks_of_the_topology_alone(asked):
+def test_topology_command_reports_only_the_topology(asked):
     done = asked("topology")
     marks = [line for line in done.stdout.splitlines() if line[:4] in (" ok ", " -- ", " !! ", " ?? ")]
     assert [line.split()[1] for line in marks] == ["topology"]
 
 
-def test_a_text_is_not_called_this_node(asked):
+def test_pasted_text_is_not_called_this_node(asked):
     done = asked("topology", TOPOLOGY)
     assert done.stdout.splitlines()[-1].startswith("Found 1 warning: NCCL may copy directly between GPUs")
 
@@ -113,14 +113,14 @@ RECORDING_OF_SICK = str(path_of("gpus/one-lost"))
         ("stderr", ["explain", "DD000"], 2),
     ],
 )
-def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(asked, stream, args, code):
+def test_closed_reader_does_not_change_the_exit_code_or_print_an_error(asked, stream, args, code):
     done = asked(*args, **{stream: UNREAD})
     assert done.returncode == code
     assert "-" in args or not done.stderr
 
 
 @pytest.mark.ranks
-def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(asked, tmp_path):
+def test_run_with_a_closed_reader_continues_and_writes_its_outputs(asked, tmp_path):
     report, state = tmp_path / "report.json", {"XDG_STATE_HOME": str(tmp_path)}
     done = asked("run", "--only", "process_group", "--json", str(report), stdout=UNREAD, env=state)
     assert (done.returncode, done.stderr) == (0, "")
@@ -150,7 +150,7 @@ _COMMANDS = [
     ],
     ids=str,
 )
-def test_on_a_terminal_no_color_and_a_dumb_one_get_text_without_a_single_escape(asked, env, escapes, monkeypatch):
+def test_no_color_and_a_dumb_terminal_get_text_without_escapes(asked, env, escapes, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     env = {"TERM": "xterm-256color"} | env
