@@ -67,7 +67,7 @@ def test_every_check_is_described_by_its_module_docstring():
         assert check.title, check.id
 
 
-def test_the_checks_that_the_engine_knows_by_name_are_there():
+def test_checks_that_the_engine_names_exist():
     named = {value for name, value in vars(model_check).items() if name.isupper()}
 
     assert named - {check.id for check in every_check()} == set()
@@ -88,7 +88,7 @@ def test_features_are_found_by_their_commands_and_by_the_facts_of_their_checks()
         assert {fact.KIND for fact in facts} == {*row.kinds}
 
 
-def test_what_commands_without_ranks_do_not_apply_could_find_nothing_in_their_recordings():
+def test_rules_not_applied_without_ranks_could_have_no_finding():
     known = {check for command in Command if command.is_of_one_node for check in checks_of(command)}
     recorded = {kind for check in known for kind in check.facts}
     others = [rule for check in CHECKS if check not in known for rule in check.rules]
@@ -109,7 +109,7 @@ def test_codes_and_names_are_unique():
     assert [rule.code for rule in LINT_RULES] == sorted(rule.code for rule in LINT_RULES)
 
 
-def test_no_rule_has_the_code_or_the_name_of_one_that_has_gone_and_what_finds_it_now_exists():
+def test_no_rule_reuses_a_retired_code_or_name_and_replacements_exist():
     rules = (*RULES, *LINT_RULES)
     gone = {name for code, retired in RETIRED.items() for name in (code, retired.name)}
 
@@ -141,7 +141,7 @@ def test_the_codes_of_a_check_come_from_one_hundred():
     assert {name: found for name, found in hundreds.items() if len(found) != 1} == {}
 
 
-def test_every_rule_has_the_four_sections_of_its_page_in_order():
+def test_every_rule_page_has_the_four_sections_in_order():
     headings = {rule.code: [heading for heading in rule.sections if heading] for rule in (*RULES, *LINT_RULES)}
 
     assert {code: found for code, found in headings.items() if found != [*HEADINGS.values()]} == {}
@@ -193,7 +193,7 @@ def test_no_function_is_longer_than_its_cap():
     assert long == {}
 
 
-def test_nothing_below_the_sources_reads_the_environment():
+def test_modules_below_the_sources_do_not_read_the_environment():
     rooms = (
         "checks", "ddp_doctor/remedies", "ddp_doctor/wording", "ddp_doctor/views", "ddp_doctor/probing",
         "ddp_doctor/settings", "ddp_doctor/parse", "ddp_doctor/facts", "ddp_doctor/knowledge",
@@ -248,7 +248,7 @@ def test_the_command_line_starts_without_torch():
     assert done.stdout.strip() == "False", done.stderr
 
 
-def test_what_judges_the_output_of_a_job_loads_no_check(tmp_path: Path):
+def test_evaluation_of_job_outputs_loads_no_check(tmp_path: Path):
     (tmp_path / "job.out").write_text("RuntimeError: CUDA error: no kernel image is available for execution\n")
     loaded = "[name for name in sys.modules if name.startswith('ddp_doctor.checks.')]"
     imports = "import sys; from ddp_doctor.features.jobs.logs.use_case import logs"
@@ -259,7 +259,7 @@ def test_what_judges_the_output_of_a_job_loads_no_check(tmp_path: Path):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_links_between_the_pages_lead_somewhere():
+def test_links_between_the_pages_have_targets():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     link = re.compile(r"\]\(([^)#:]+)(?:#([^)]+))?\)")
     links = {(page, page.parent / to, part) for page in pages for to, part in link.findall(page.read_text())}
@@ -317,7 +317,7 @@ OF_FEATURES = [check for feature in features_in(None) for check in feature.check
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards", "fit_measured": "fit.measured"}
 
 
-def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
+def test_every_module_of_checks_is_registered_under_its_name():
     folders = [ROOT / "checks" / group for group in GROUPS]
     modules = {module.name for folder in folders for module in pkgutil.iter_modules([str(folder)])}
     names = {check.id: AGAIN.get(check.id, check.id) for check in every_check() if check not in OF_FEATURES}

@@ -23,7 +23,7 @@ SHOWN_AT_ONCE = [
 ]
 
 
-def test_every_block_is_run_or_says_why_not():
+def test_every_block_is_run_or_has_a_reason():
     """A language that no test reads would be ignored silently."""
     assert {block.language for block in ALL} == {"console", "text", "python", "json", "bash", "yaml", "ini"}
     assert all(block.note == "" for block in ALL if block.language not in ("console", "text"))
@@ -33,7 +33,7 @@ def test_every_block_is_run_or_says_why_not():
             assert [name for name in named if not (ROOT / name).exists()] == [], block
 
 
-def test_what_the_documents_do_not_run_is_this():
+def test_blocks_that_are_not_run_are_listed():
     """A block that is not run is a decision, not an accident."""
     left_out = [block.document.removeprefix("docs/") for block in ALL if block.note == "not run"]
     assert dict(Counter(left_out)) == {
@@ -59,7 +59,7 @@ def test_what_the_documents_do_not_run_is_this():
 
 
 @pytest.mark.parametrize("block", SHOWN_AT_ONCE, ids=str)
-def test_an_answer_is_the_one_that_the_document_shows(asked, block: Block):
+def test_output_equals_the_one_in_the_document(asked, block: Block):
     done = asked(*shlex.split(block.said)[1:], cwd=ROOT)
 
     assert done.returncode in UNDERSTOOD, done
@@ -67,7 +67,7 @@ def test_an_answer_is_the_one_that_the_document_shows(asked, block: Block):
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.language not in ("console", "text")], ids=str)
-def test_what_is_not_typed_is_parsed(asked, block: Block):
+def test_blocks_in_other_languages_are_parsed(asked, block: Block):
     match block.language:
         case "python":
             ast.parse(block.text)
@@ -82,7 +82,7 @@ def test_what_is_not_typed_is_parsed(asked, block: Block):
             assert not re.search(r"^(?!\w+=\S+$)", block.text.rstrip("\n"), re.MULTILINE)
 
 
-def test_the_pictures_show_what_the_doctor_prints(asked):
+def test_pictures_show_the_output_of_ddp_doctor(asked):
     if metadata.version("rich") != pinned("rich"):
         pytest.skip(f"they were drawn by rich {pinned('rich')}")
     done = asked(*picture.COMMAND, env=picture.TERMINAL, cwd=ROOT)
@@ -111,7 +111,7 @@ def _command(name: str) -> Any:
 
 
 @pytest.mark.parametrize("document", documents())
-def test_every_command_that_is_named_takes_the_options_that_stand_there(document: str):
+def test_every_documented_command_accepts_its_documented_options(document: str):
     for words in _COMMAND.findall((ROOT / document).read_text()):
         name, *rest = words.partition("#")[0].split()
         command = _command(name)
@@ -120,7 +120,7 @@ def test_every_command_that_is_named_takes_the_options_that_stand_there(document
         assert [word for word in named if word not in known] == [], words
 
 
-def test_every_code_that_is_named_is_a_rule():
+def test_every_documented_code_is_a_rule():
     known = {rule.code for rule in (*all_rules(), *LINT_RULES)}
     named = {code for page in documents() for code in re.findall(r"\bDDL?\d{3}\b", (ROOT / page).read_text())}
 

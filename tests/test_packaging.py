@@ -77,7 +77,7 @@ def _tree() -> set[str]:
 
 
 @pytest.mark.lab
-def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Built):
+def test_sdist_has_every_file_of_the_tree_except_the_simulated_gpus(built: Built):
     assert (ROOT / NOT_SHIPPED).is_dir()
     assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
     root_files = {
@@ -88,7 +88,7 @@ def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Buil
 
 
 @pytest.mark.lab
-def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Built):
+def test_both_wheels_contain_exactly_the_package_with_its_checks(built: Built):
     tree = _tree()
     expected = {name for name in tree if name.startswith("ddp_doctor/")}
     expected |= {f"ddp_doctor/{name}" for name in tree if name.startswith("checks/")}
@@ -104,7 +104,7 @@ def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Bu
 # --- the single file, on a Python that has nothing else ------------------------------------------------
 
 
-def test_the_single_file_of_another_python_says_which_one_it_needs(capsys: pytest.CaptureFixture[str]):
+def test_single_file_for_another_python_names_the_required_one(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as leaving:
         single_file_start.main("0.1.0-1", "Python 3.9 on riscv64", ".cpython-39-riscv64-linux-gnu.so", 23)
 
@@ -150,7 +150,7 @@ _WITHOUT_TORCH = (
 
 
 @pytest.mark.lab
-def test_a_bare_python_runs_all_that_needs_no_ranks_from_one_folder_of_its_own(pyz: Path, home: Path):
+def test_bare_python_runs_all_commands_without_ranks_from_one_directory(pyz: Path, home: Path):
     for words, code in _WITHOUT_TORCH:
         done = _bare(pyz, home, *words)
         assert done.returncode == code, done
@@ -183,7 +183,7 @@ def _mount(folder: str, options: str) -> str:
         pytest.param("", {"HOME": "/nonexistent"}, id="no-home"),
     ],
 )
-def test_without_a_cache_to_trust_or_to_write_to_the_packages_are_there_for_one_run(
+def test_packages_are_unpacked_for_one_run_without_a_trusted_writable_cache(
     pyz: Path, home: Path, before: str, env: dict[str, str]
 ):
     cache = {"XDG_CACHE_HOME": str(home / "small")} if "XDG_CACHE_HOME" in env else env
@@ -194,7 +194,7 @@ def test_without_a_cache_to_trust_or_to_write_to_the_packages_are_there_for_one_
 
 
 @pytest.mark.lab
-def test_without_room_anywhere_a_sentence_says_where_it_looked(pyz: Path, home: Path):
+def test_error_without_any_space_lists_the_searched_directories(pyz: Path, home: Path):
     full = "; ".join(f"mount -t tmpfs -o size=1m none {folder}" for folder in ('"$HOME"', "/var/tmp", "/dev/shm"))
 
     done = _bare(pyz, home, "prolog", before=f"{full};")
@@ -209,7 +209,7 @@ def test_without_room_anywhere_a_sentence_says_where_it_looked(pyz: Path, home: 
 
 
 @pytest.mark.lab
-def test_what_a_killed_run_left_goes_with_the_next_and_what_another_holds_stays(pyz: Path, home: Path):
+def test_files_of_a_killed_run_are_removed_by_the_next_and_held_ones_stay(pyz: Path, home: Path):
     left, held = (home / "tmp" / f"ddp-doctor-files-{name}" for name in ("left", "held"))
     for folder in (left, held):
         folder.mkdir(mode=0o700)

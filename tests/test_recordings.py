@@ -21,7 +21,7 @@ def test_recording_has_the_expected_findings(situation: str):
         pytest.fail("\n".join([*changes, "", f"To expect what is found: {command}"]), pytrace=False)
 
 
-def test_a_recording_survives_being_written_and_read_again():
+def test_recording_survives_serialization():
     changed = []
     for situation in SITUATIONS:
         written = load(situation).model_dump_json()
@@ -36,7 +36,7 @@ def test_a_recording_survives_being_written_and_read_again():
 TYPED = {"unset", "ssh", "srun", "mpirun"}
 
 
-def test_a_remedy_reads_like_a_sentence():
+def test_remedy_reads_like_a_sentence():
     summaries = {
         remedy.summary
         for situation in SITUATIONS
@@ -47,7 +47,7 @@ def test_a_remedy_reads_like_a_sentence():
     assert [summary for summary in summaries if not summary[0].isupper() and summary.split()[0] not in TYPED] == []
 
 
-def test_a_line_to_paste_is_whole():
+def test_line_to_paste_is_complete():
     """Placeholders are words in capitals; a … would be an argument, and zsh expands a ? even in comments."""
     pasted = {
         line.text.split(": ")[-1]

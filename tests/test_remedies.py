@@ -73,7 +73,7 @@ def test_setting_fixes_have_reason_undo_scope_and_reference():
     assert _without(lambda offer: offer.remedy.references) == []
 
 
-def test_its_variables_are_known_and_read_by_the_nccl_of_the_recording():
+def test_variables_of_a_remedy_are_read_by_the_recorded_nccl():
     assert _without(lambda offer: all(_is_read(offer, setting) for setting in offer.remedy.settings)) == []
 
 
@@ -86,23 +86,23 @@ def _is_read(offer: Offer, setting: Setting) -> bool:
     return not of_release or Installed(offer.nccl, offer.torch).reads(setting.name)
 
 
-def test_its_values_are_read_as_they_are_meant():
+def test_values_of_a_remedy_are_read_as_intended():
     readings = [(offer, name, misread(name, value)) for offer in _offers() for name, value in offer.wanted.items()]
 
     assert [reading for reading in readings if reading[2] is not None] == []
 
 
-def test_its_settings_neither_contradict_each_other_nor_make_each_other_idle():
+def test_settings_of_a_remedy_neither_contradict_nor_disable_each_other():
     assert _without(lambda offer: not list(conflicts(offer.wanted, offer.nccl))) == []
     assert _without(lambda offer: not list(silenced(offer.wanted))) == []
 
 
-def test_it_says_beside_which_settings_it_fails_and_none_of_them_is_its_own():
+def test_remedy_lists_its_conflicting_settings_and_none_of_its_own():
     assert _without(lambda offer: set(does_not_go_with(offer.wanted)) <= set(offer.remedy.conflicts)) == []
     assert _without(lambda offer: set(offer.remedy.conflicts) <= variables().keys() - offer.names) == []
 
 
-def test_where_a_trial_could_set_it_the_finding_says_how_it_shows_or_why_it_is_not_tried():
+def test_finding_with_a_possible_trial_has_a_reproducer_or_a_reason():
     tried = [
         offer
         for offer in _offers()
@@ -128,7 +128,7 @@ def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
     ]
 
 
-def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it():
+def test_container_options_reach_docker_and_those_of_an_error_are_applied():
     for report, finding, remedy in _of_containers():
         given = settings_to_apply(report)
         for_docker, for_a_pod = docker_args(given), k8s_env(given)
@@ -141,7 +141,7 @@ def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_appli
             assert applied is (finding.severity is Severity.ERROR and remedy is first), finding.code
 
 
-def test_containers_are_given_shared_memory_locked_memory_and_the_right_to_place_memory():
+def test_container_options_cover_shared_locked_and_numa_memory():
     options = {option.partition("=")[0] for *_, remedy in _of_containers() for option in remedy.container}
 
     assert {"--shm-size", "--ipc", "--ulimit", "--cap-add"} <= options
@@ -155,7 +155,7 @@ def test_every_variable_that_trials_may_set_is_in_the_table():
     assert {*trials.names(), *trials.OF_LAUNCHER} - variables().keys() == set()
 
 
-def test_each_setting_that_decides_about_others_is_told_of_some_setting():
+def test_each_setting_that_affects_others_is_a_conflict_of_some_setting():
     told = {name for other in variables() for value in ("0", "1", "IB") for name in does_not_go_with({other: value})}
     in_conflict = {name for variable in variables().values() for row in variable.conflicts for name in row.names}
 
@@ -180,5 +180,5 @@ def test_each_setting_that_decides_about_others_is_told_of_some_setting():
     ],
     ids=str,
 )
-def test_what_a_setting_does_not_go_with_follows_from_the_rows_of_the_table(settings, names):
+def test_conflicts_of_a_setting_follow_from_the_rows_of_the_table(settings, names):
     assert does_not_go_with(settings) == names

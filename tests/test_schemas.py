@@ -48,7 +48,7 @@ def written(folder: Path) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("situation", SCRIPTS)
-def test_what_lint_writes_is_valid_in_every_situation(tmp_path: Path, situation: str):
+def test_output_of_lint_is_valid_in_every_situation(tmp_path: Path, situation: str):
     for name, text in SCRIPTS[situation].items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def test_what_lint_writes_is_valid_in_every_situation(tmp_path: Path, situation:
     assert refused_junit(xml) == []
 
 
-def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
+def test_output_of_lint_is_valid_for_every_rule(tmp_path: Path):
     one_each = {code: sample for sample in OF_RULES for _, code in sample.expected}
     for code, sample in one_each.items():
         (tmp_path / f"{code}.py").write_text(sample.text)
@@ -93,7 +93,7 @@ def sarif(tmp_path_factory: pytest.TempPathFactory) -> str:
         (("results", 0, "color"), "red"),
     ],
 )
-def test_the_schema_of_sarif_would_refuse_what_is_wrong(sarif: str, place: tuple[Any, ...], value: object):
+def test_schema_of_sarif_refuses_invalid_logs(sarif: str, place: tuple[Any, ...], value: object):
     log = json.loads(sarif)
     part = log["runs"][0]
     for step in place[:-1]:
@@ -130,7 +130,7 @@ def test_reports_of_logs_attach_fleet_and_compare_are_valid(asked, tmp_path: Pat
     assert refused("baseline", baseline.read_text()) == []
 
 
-def test_the_schema_of_junit_would_refuse_what_is_wrong():
+def test_schema_of_junit_refuses_invalid_files():
     xml = junit.render(judged("hang/rank-is-stopped").report, load("hang/rank-is-stopped"))
 
     for right, wrong in (('time="5.000"', 'time="5 s"'), ("failure", "fault"), (' name="scenario"', "")):
@@ -139,7 +139,7 @@ def test_the_schema_of_junit_would_refuse_what_is_wrong():
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_report_has_all_that_its_last_version_had(name: str):
+def test_report_has_all_fields_of_its_last_version(name: str):
     if major(today(name)) == major(kept(name)):
         assert Comparison(kept(name), today(name)).lost() == []
 
@@ -159,7 +159,7 @@ def test_a_report_has_all_that_its_last_version_had(name: str):
         (lambda new: new["properties"].update(news={"type": "string"}), None),
     ],
 )
-def test_what_goes_from_a_report_is_seen_and_what_comes_is_let_in(
+def test_removed_fields_of_a_report_are_found_and_added_ones_allowed(
     change: Callable[[dict[str, Any]], object], lost: str | None
 ):
     new = today("report")

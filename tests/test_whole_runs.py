@@ -37,7 +37,7 @@ PASSES = {
         ("thorough", 2),
     ],
 )
-def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(asked, tmp_path, state, level, nproc):
+def test_healthy_run_passes_every_check_of_its_level_and_replays_equally(asked, tmp_path, state, level, nproc):
     path, recording, env_file = tmp_path / "report.json", tmp_path / "recording.json", tmp_path / "env"
     written = ("--json", str(path), "--record", str(recording), "--settings", f"env:{env_file}")
 
@@ -111,7 +111,7 @@ def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_
     assert sourced.stdout == "unset\n"
 
 
-def test_a_picture_is_written_and_the_words_go_elsewhere(asked, tmp_path):
+def test_picture_is_written_and_text_goes_to_another_stream(asked, tmp_path):
     target = tmp_path / "topo.svg"
     done = asked("topology", str(SAMPLE), "--svg", str(target))
     piped = asked("topology", str(SAMPLE), "--svg", "-")
@@ -123,7 +123,7 @@ def test_a_picture_is_written_and_the_words_go_elsewhere(asked, tmp_path):
     assert "GPU0" in piped.stderr
 
 
-def test_a_picture_of_nothing_is_refused_with_a_sentence(asked, tmp_path):
+def test_picture_without_a_matrix_is_refused_with_a_sentence(asked, tmp_path):
     target = tmp_path / "topo.svg"
     done = asked("topology", str(SAMPLE.with_name("p2p-capabilities.txt")), "--svg", str(target))
 
@@ -156,7 +156,7 @@ def test_amd_gpus_are_shown_and_the_verdict_is_unsure(asked):
     assert "GPU0  X     XGMI" in done.stderr
 
 
-def test_a_text_that_is_no_topology_is_refused_with_a_finding(asked, tmp_path):
+def test_text_without_a_topology_is_refused_with_a_finding(asked, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("GPU0 is slow today\n")
 

@@ -34,7 +34,7 @@ def test_a_missing_tool_is_refused_and_named(tmp_path, capsys):
         '<skipped type="pytest.skip" message="no folder of real topologies beside the checkout">x</skipped>',
     ],
 )
-def test_what_no_package_would_mend_is_allowed(tmp_path, case):
+def test_skip_that_no_package_would_fix_is_allowed(tmp_path, case):
     assert refuse_skips.main([_junit(tmp_path, case)]) == 0
 
 
@@ -48,7 +48,7 @@ def test_one_refused_skip_among_several_files_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize("allowed", refuse_skips.ALLOWED, ids=lambda allowed: allowed.pattern)
-def test_what_is_allowed_is_a_reason_that_some_test_gives(allowed):
+def test_every_allowed_skip_is_a_reason_of_some_test(allowed):
     texts = (path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path != Path(__file__))
 
     assert any("pytest.skip(" in text and allowed.search(text) for text in texts)

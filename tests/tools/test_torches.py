@@ -34,7 +34,7 @@ def test_the_last_of_the_oldest_series_the_pinned_and_the_newest_torch_are_tried
 
 
 @pytest.mark.parametrize("listing", ["", "Available versions: 2.15.0, 2.40.1\n"])
-def test_a_python_without_the_oldest_series_is_told_so(listing):
+def test_python_without_the_oldest_series_is_refused(listing):
     with pytest.raises(ValueError, match=r"no torch 2\.4"):
         wanted(listing, PYPROJECT, "torch==2.13.0\n")
 
@@ -66,7 +66,7 @@ def test_results_of_pytest_are_read_by_subject(tmp_path):
 @pytest.mark.parametrize(
     ("cases", "good"), [((HEALTHY, SKIPPED), True), ((HEALTHY, FAILED), False), ((SKIPPED,), False), ((), False)]
 )
-def test_only_what_was_tried_and_did_not_fail_is_good(cases, good):
+def test_only_a_tried_release_without_failures_is_good(cases, good):
     assert Trial("2.4.1", "oldest supported", cases).is_good is good
 
 
