@@ -1,1 +1,1 @@
-"""What checks record: every fact class and the value types it holds. Data alone; views and rules compute on it."""
+"""Fact classes that checks record, and the value types they hold. Data only: views and rules compute on them."""

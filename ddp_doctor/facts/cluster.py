@@ -1,4 +1,4 @@
-"""What the checks between nodes record."""
+"""Facts of the checks between nodes."""
 
 from typing import ClassVar, Literal
 
@@ -10,19 +10,19 @@ from ddp_doctor.model.fact import Fact
 
 AttemptOutcome = Literal[
     "met",
-    "unresolved",  # the endpoint's name has no address here
+    "unresolved",  # the endpoint's name does not resolve on this node
     "refused",  # the host answered that no process listens
-    "timed_out",  # packets got no answer at all
-    "unreachable",  # this host has no way there: no route, no neighbor, no such address family
+    "timed_out",  # no answer to any packet
+    "unreachable",  # no path from this host: no route, no neighbor, or no such address family
     "held",  # on the endpoint's own host: another program listens on the port
-    "mute",  # a server accepted the connection and never spoke
-    "foreign",  # a server answered that is no ddp-doctor: another program, or another job's store
-    "other_job",  # the head that answered is of another launch
+    "mute",  # a server accepted the connection and sent nothing
+    "foreign",  # the server that answered is not ddp-doctor: another program, or another job's store
+    "other_job",  # the head that answered belongs to another launch
     "misplaced",  # node rank 0 was given to a host that is not the endpoint
     "duplicate",  # two nodes claim one node rank
     "disagree",  # the nodes were started with different numbers of nodes
-    "missing",  # the time was up before all nodes had reported in
-    "too_many",  # all nodes were here already
+    "missing",  # not all nodes checked in before the deadline
+    "too_many",  # all expected nodes had already checked in
 ]
 
 Answer = Literal["answers", "silent", "refused", "timed_out", "unreachable", "not_asked"]
@@ -34,16 +34,16 @@ class AttemptSeen(Frozen):
     address: str
     outcome: Literal["connected", "refused", "timed_out", "unreachable"]
     error: str = ""
-    rejected_by: str = ""  # the address from which a packet filter answered with ICMP
+    rejected_by: str = ""  # address that sent the ICMP rejection of a packet filter
 
 
 class Present(Frozen):
-    """One node that reported in, as it described itself."""
+    """The self-description of a node that checked in."""
 
     hostname: str
     claimed_rank: int | None = None  # None: given no node rank
-    nnodes: int = 0  # how many nodes it expects
-    job: str = ""  # "SLURM job 4711", "torchrun's run train", where its launcher names it
+    nnodes: int = 0  # number of nodes it expects
+    job: str = ""  # "SLURM job 4711", "torchrun's run train", if its launcher names the job
 
 
 class NotStarted(Frozen):
@@ -54,15 +54,15 @@ class NotStarted(Frozen):
 
 
 class ClosedPort(Frozen):
-    """What in a host's own packet filter ends every new connection from other hosts to the endpoint's port."""
+    """A packet filter chain that blocks new connections from other hosts to the endpoint's port."""
 
-    command: Literal["nft", "iptables-save"]  # that printed it
-    chain: str  # "inet filter input"; of iptables "filter INPUT"
+    command: Literal["nft", "iptables-save"]  # the command that printed it
+    chain: str  # "inet filter input"; for iptables "filter INPUT"
     verdict: Literal["drop", "reject"]
 
 
 class RollCallFact(Fact):
-    """How one node fared at the roll call; ``role`` tells which side of it the node was on."""
+    """The outcome of the node check-in for one node. ``role``: whether this node was head or follower."""
 
     KIND: ClassVar[str] = "roll_call/1"
 
@@ -70,89 +70,89 @@ class RollCallFact(Fact):
     outcome: AttemptOutcome
     endpoint_host: str
     endpoint_port: int
-    endpoint_addresses: tuple[str, ...] = ()  # what the name resolves to on this node
+    endpoint_addresses: tuple[str, ...] = ()  # addresses that the name resolves to on this node
     attempts: tuple[AttemptSeen, ...] = ()
-    error: str = ""  # the system's or the resolver's words
-    held_by: str = ""  # on the endpoint's host: "nc (pid 712)", as far as this user may know; or the other job
-    nnodes: int = 1  # asked for on this node
+    error: str = ""  # message of the system or the resolver
+    held_by: str = ""  # on the endpoint's host: "nc (pid 712)" if this user may see it, or the other job
+    nnodes: int = 1  # number of nodes given on this node
     claimed_rank: int | None = None
     hostname: str = ""
     job: str = ""  # of this node, as in Present
-    present: tuple[Present, ...] = ()  # on the head: all who reported in, itself first
+    present: tuple[Present, ...] = ()  # on the head: all nodes that checked in, itself first
     missing: tuple[int, ...] = ()  # on the head: node ranks that no agent had claimed at the deadline
     not_started: tuple[NotStarted, ...] = ()
-    unreadable: tuple[str, ...] = ()  # on the head: host names in cards of another shape, empty where none stood
-    closed_by: ClosedPort | None = None  # on a head to which nobody came, where root could read it
-    command: str = ""  # what to type on the other hosts
+    unreadable: tuple[str, ...] = ()  # on the head: host names in unreadable node reports, "" for a report without one
+    closed_by: ClosedPort | None = None  # on a head that no node reached, if the filter could be read (as root)
+    command: str = ""  # command to run on the other hosts
     asked_ranks: int | None = None  # --nproc-per-node on this node; None: auto
-    asked_s: float = 0.0  # the time that the roll call was given (--join-timeout); 0: not recorded
+    asked_s: float = 0.0  # time limit of the check-in (--join-timeout); 0: not recorded
     waited_s: float = 0.0
 
 
 class SilenceFact(Fact):
-    """Another node that this node (``Reading.node``) ceased to hear, and what its listener did then.
+    """Another node that this node (``Reading.node``) no longer hears, and how its listener answered.
 
-    ``answers``: its agent answers on the direct line. ``silent``: its kernel takes the connection, its
-    agent does not speak: stopped. ``refused``: the host lives, the agent is gone. The rest: no way there.
-    ``heartbeat`` is True where the beats over the store stopped for this observer, False where it only
-    dialled the node because others had ceased to hear it.
+    ``answers``: its agent answers on the direct connection. ``silent``: its kernel accepts the connection, but its
+    agent, which is stopped, sends nothing. ``refused``: the host is up, the agent has exited. Other values: no path to
+    the node. ``heartbeat`` is True if this observer missed its heartbeats in the store, and False if it only dialed the
+    node because other nodes missed them.
     """
 
     KIND: ClassVar[str] = "silence/1"
 
-    node: int  # node rank of the silent one
-    head: bool = False  # the silent one is the head, whose store went with it
+    node: int  # node rank of the silent node
+    head: bool = False  # the silent node is the head, and its store stopped with it
     heartbeat: bool = True
     silent_s: float = 0.0  # at the time of the reading
-    since_s: float | None = None  # seconds after the roll call when it was last heard
+    since_s: float | None = None  # time it was last heard, in seconds after the check-in
     answer: Answer = "not_asked"
     links_down: tuple[str, ...] = ()  # this observer's own interfaces that lost their link since the start
-    stopped_s: float = 0.0  # the longest that this observer was itself stopped meanwhile
-    said_goodbye: str = ""  # "interrupted" or the doctor's own failure, where it took its leave
+    stopped_s: float = 0.0  # longest time that this observer was itself stopped since then
+    said_goodbye: str = ""  # "interrupted" or an error of ddp-doctor, if its agent announced that it exits
 
 
 class ConsistencyFact(Fact):
-    """What of one node only the roll call, and the doctor itself, can tell."""
+    """The release of ddp-doctor and the clock offset of one node."""
 
     KIND: ClassVar[str] = "consistency/1"
 
-    tool_version: str  # ddp-doctor's own
-    clock_offset_s: float | None = None  # this node's clock less the head's; None where it was not measured
+    tool_version: str  # release of ddp-doctor
+    clock_offset_s: float | None = None  # this node's clock minus the head's; None if not measured
 
 
 class Settings(Frozen):
-    """Of one process's environment, the variables that ranks must have in common."""
+    """The environment variables of one process that must be equal on all ranks."""
 
     variables: dict[str, str]
-    withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
+    withheld: tuple[str, ...] = ()  # set, but looks like a credential or is too long for a setting
 
 
 class RankSettings(Fact):
-    """What the ranks of one node were started with, where a launcher started the doctor once per rank.
+    """The settings of the ranks of one node, if a launcher started one ddp-doctor per rank.
 
-    The agent's own rank is one of them; of the other ranks those that reported in time. Rank N's are ``ranks[N]``,
-    by the launcher's local rank.
+    The agent's own rank is included, other ranks only if they checked in before the deadline. ``ranks[N]`` is the
+    launcher's local rank N.
     """
 
     KIND: ClassVar[str] = "rank_settings/1"
 
-    local_size: int  # how many ranks the launcher started on this node
+    local_size: int  # number of ranks that the launcher started on this node
     ranks: dict[int, Settings]
 
 
-#: ``denied``: by the dialling host itself. ``mute``: connected, and no answer ever came. ``foreign``: another
-#: program answered. ``broken``: answered, and then no more. ``burst_lost``: small messages arrive, larger ones
-#: never do. ``failed``: anything else, mostly of the dialling host, see ``error``.
+#: ``denied``: by the dialing host itself. ``mute``: connected, but no answer ever came. ``foreign``: another program
+#: answered. ``broken``: answered, then stopped. ``burst_lost``: small messages arrive, larger ones never do.
+#: ``failed``: any other error, usually of the dialing host; see ``error``.
 Outcome = Literal[
     "ok", "refused", "timed_out", "unreachable", "denied", "mute", "foreign", "broken", "burst_lost", "failed"
 ]
 
 
 class OtherConnectivity(Frozen):
-    """The same peer in another network, in which all nodes have an address: looked at briefly."""
+    """The same peer over another network that all nodes have an address in, measured briefly."""
 
     network: str  # "10.78.0.0/24"
-    interface: str  # this node's own there
+    interface: str  # this node's interface in it
     peer_interface: str
     address: str  # the peer's
     outcome: Outcome
@@ -161,27 +161,27 @@ class OtherConnectivity(Frozen):
     round_trips: int = 0
     round_trip_min_s: float | None = None
     retransmits: int | None = None  # during the round trips
-    burst_s: float | None = None  # of as many bytes as on the main address
+    burst_s: float | None = None  # for as many bytes as on the main address
     throughput_bytes_per_s: float | None = None  # one sample
 
     @property
     def rate(self) -> float:
-        """The sample, else what the burst shows, in bytes per second; 0 where there was none."""
+        """The throughput sample, or the rate of the burst, in bytes per second; 0 without both."""
         burst = BURST_BYTES / self.burst_s if self.burst_s else 0.0
         return self.throughput_bytes_per_s or burst
 
 
 class PeerConnectivity(Frozen):
-    """One peer as it was dialled from here; None is "did not get that far", or not known to the kernel."""
+    """The measurements of one peer from this node. None: not reached, or not reported by the kernel."""
 
     node: int
     hostname: str = ""
-    address: str  # that the backend would advertise
+    address: str  # address that the backend would advertise
     port: int
     outcome: Outcome
     errno: int | None = None
     error: str | None = None
-    connect_s: float | None = None  # until the peer had recognized us
+    connect_s: float | None = None  # time until the peer recognized this node
     round_trips: int = 0
     round_trip_min_s: float | None = None
     round_trip_median_s: float | None = None
@@ -190,16 +190,16 @@ class PeerConnectivity(Frozen):
     mss_bytes: int | None = None
     burst_bytes: int = 0
     burst_s: float | None = None
-    passed_bytes: int | None = None  # the largest message that arrived, where a burst was lost
-    lost_bytes: int | None = None  # and the smallest that never did
+    passed_bytes: int | None = None  # largest message that arrived, if a burst was lost
+    lost_bytes: int | None = None  # smallest message that never arrived
     throughput_bytes_per_s: tuple[float, ...] = ()  # samples in the order they were taken
-    met_at: str = ""  # the address from which it came to the roll call
-    met_at_outcome: Outcome | None = None  # only where that is another one
+    met_at: str = ""  # source address of its connection to the check-in
+    met_at_outcome: Outcome | None = None  # only if ``met_at`` is another address
     others: tuple[OtherConnectivity, ...] = ()
 
 
 class ConnectivityFact(Fact):
-    """One node's row of the matrix: what it saw of each peer it dialled."""
+    """The measurements of one node for each peer it dialed."""
 
     KIND: ClassVar[str] = "connectivity/1"
 
@@ -208,7 +208,7 @@ class ConnectivityFact(Fact):
 
 
 class TorchrunFact(Fact):
-    """One rank as torchrun started it."""
+    """The environment, startup times and first all-reduce of a rank that torchrun started."""
 
     KIND: ClassVar[str] = "torchrun/1"
 
@@ -219,18 +219,18 @@ class TorchrunFact(Fact):
 
 
 class HeldAgainst(Frozen):
-    """One measurement of this run beside that of the healthy ones; the rates and times in the unit."""
+    """A measurement of this run and the statistics of the healthy runs. Rates and times are in ``unit``."""
 
     name: str
     unit: str
     labels: dict[str, str | int | float] = Field(default_factory=dict)
-    nodes: tuple[int, ...] = ()  # node ranks it was measured of: one, a pair, or none for the whole run
-    gpu: int | None = None  # of the node, where it was measured of that GPU alone
+    nodes: tuple[int, ...] = ()  # node ranks measured: one, a pair, or none for the entire run
+    gpu: int | None = None  # GPU of the node, if only this GPU was measured
     value: float
     median: float
     mad: float
-    worst: float  # the slowest of the healthy ones
-    runs: int  # in how many of them it was measured
+    worst: float  # slowest value of the healthy runs
+    runs: int  # number of healthy runs that measured it
 
 
 class TraitDiffers(Frozen):
@@ -242,61 +242,61 @@ class TraitDiffers(Frozen):
 
 
 class RunDifferencesFact(Fact):
-    """What tells a run from the one, or those, that it is held against, and what of the two cannot be compared."""
+    """The differences between a run and the run or runs it is compared with, and what cannot be compared."""
 
     KIND: ClassVar[str] = "run-differences/1"
 
-    file: str  # of the other, as it was named
+    file: str  # of the other run, as given
     differ: tuple[TraitDiffers, ...] = ()
     only_before: tuple[str, ...] = ()  # findings: "DD617 (error) The gloo process group cannot start"
     only_now: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # sentences
+    left_out: tuple[str, ...] = ()  # what cannot be compared, in sentences
 
 
 class Preflight(Frozen):
-    """The doctor's own run that the collectives of a job are held against."""
+    """The ``run`` of ddp-doctor that the collectives of a job are compared with."""
 
     finished_at: str  # RFC 3339
-    same_nodes: bool | None = None  # whether the job ran on its nodes; None: the output names none
+    same_nodes: bool | None = None  # whether the job ran on the same nodes; None: its output names no nodes
     was_unhealthy: bool = False
 
 
 class BaselineFact(Fact):
-    """What a run measured beside what healthy runs of the same hardware had measured."""
+    """The measurements of a run compared with healthy runs on the same hardware."""
 
     KIND: ClassVar[str] = "baseline/1"
 
-    file: str  # as it was named
+    file: str  # as given
     runs: int
     compared: tuple[HeldAgainst, ...]
-    preflight: Preflight | None = None  # where it is that of a job
+    preflight: Preflight | None = None  # if the measurements are a job's and the baseline is such a run
 
 
 class TracedPart(Frozen):
-    """A part of a step in the mean of the ranks, over the steps."""
+    """The time of a part of a step, averaged over the ranks; median and spread over the steps."""
 
     median_us: float
-    mad_us: float  # the median distance of a step's from that
+    mad_us: float  # median distance of the steps from that median
 
 
-#: The model of a GPU whose trace does not tell it.
+#: The GPU model if the trace does not contain it.
 UNKNOWN_GPU = "a GPU"
 
 
 class TracedSide(Frozen):
-    """What the traces of a job come to, for a comparison with another's."""
+    """A summary of a job's traces, for comparison with another job's."""
 
-    file: str  # as it was named
+    file: str  # as given
     ranks: int  # of the job
-    steps: int  # that are judged
-    samples: float | None = None  # of a rank in a step, in the mean of the ranks; None where it is not known
-    gpus: tuple[str, ...] = ()  # the models of the ranks' GPUs; none of CPU traces
-    problem: str = ""  # why not all of it can be judged
-    parts: dict[str, TracedPart]  # the whole "step", its parts, and "exposed", which is waiting and transfer
+    steps: int  # number of evaluated steps
+    samples: float | None = None  # per rank and step, averaged over the ranks; None if unknown
+    gpus: tuple[str, ...] = ()  # models of the ranks' GPUs; empty for CPU traces
+    problem: str = ""  # why some of it could not be evaluated
+    parts: dict[str, TracedPart]  # the entire "step", its parts, and "exposed" (waiting and transfer)
 
 
 class TracesFact(Fact):
-    """Traces of two jobs beside each other."""
+    """The traces of two jobs, for comparison."""
 
     KIND: ClassVar[str] = "traces/1"
 

@@ -1,1 +1,1 @@
-"""What checks of DDP record."""
+"""Facts of the DDP checks."""

@@ -1,4 +1,4 @@
-"""How torch.compile takes the user's own model on one rank: the graphs it captures, where it breaks them, and when."""
+"""Facts about torch.compile of the user's model on one rank: graphs, graph breaks, recompilations."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from ddp_doctor.model.fact import Fact
 
 
 class GraphBreak(Frozen):
-    """Where a graph ends before the function does, the first line of torch's reason for it."""
+    """The place where a graph ends before the function does, and the first line of torch's reason."""
 
     reason: str
     where: str = ""  # the user's line: "/home/me/net.py:31"
@@ -19,29 +19,29 @@ class Compilation(Frozen):
 
     function: str
     where: str  # its first line
-    reason: str = ""  # the guard that failed, in torch's words; nothing where the function was not compiled before
+    reason: str = ""  # the guard that failed, as torch reports it; empty at the first compilation
 
 
 class CompiledStep(Frozen):
-    """What the forward of one step made torch.compile do."""
+    """The work of torch.compile in the forward of one step."""
 
     step: int
     batch: str  # the tensors of the batch: "[0] float32 8x16"
-    graphs: int = 0  # captured in this step; none where those of an earlier one were used
+    graphs: int = 0  # captured in this step; 0 if earlier graphs were reused
     breaks: tuple[GraphBreak, ...] = ()
     compiled: tuple[Compilation, ...] = ()
-    parting: Parting | None = None  # from the graphs of most ranks; its calls are those of the graph or breaks in it
+    parting: Parting | None = None  # from the graphs of most ranks; its calls are in the graph, or breaks
 
 
 class CompiledFact(Fact):
-    """The graphs that a rank's compiled forward gave in several steps. No code was made of them."""
+    """The graphs captured from a rank's compiled forward in several steps. No code was generated from them."""
 
     KIND: ClassVar[str] = "compiled/1"
 
     model: str
     world_size: int
-    by_factory: bool  # whether the factory compiles it, or --compile alone
+    by_factory: bool  # True: the factory compiles it; False: only --compile does
     steps: tuple[CompiledStep, ...] = ()
-    ended: str = ""  # why there are fewer steps than are looked at
-    trouble: Trouble | None = None  # how the forward of a step failed, which ends all ranks' steps
-    not_offered: tuple[str, ...] = ()  # what this torch does not tell: "graph breaks", "recompilations"
+    ended: str = ""  # why there are fewer steps than planned
+    trouble: Trouble | None = None  # failure of the forward in a step, which ends the steps of all ranks
+    not_offered: tuple[str, ...] = ()  # what this torch does not report: "graph breaks", "recompilations"

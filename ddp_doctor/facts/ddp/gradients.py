@@ -1,4 +1,4 @@
-"""What the check gradient_sync records of one rank."""
+"""The fact of the check gradient_sync on one rank."""
 
 from typing import ClassVar
 
@@ -8,14 +8,14 @@ from ddp_doctor.model.fact import Fact
 
 
 class Phase(Frozen):
-    """The gradients after one backward: those that are off, and the greatest error of all."""
+    """The gradients after one backward: the wrong gradients, and the largest error of all."""
 
     off: tuple[gradient_code.OffGradient, ...] = ()
     max_abs_error: float = 0.0
 
 
 class GradientSync(Fact):
-    """What one rank's gradients were after a step, inside ``no_sync()``, and after the next step."""
+    """The gradients of one rank after a step, inside ``no_sync()``, and after the next step."""
 
     KIND: ClassVar[str] = "gradient_sync/1"
 

@@ -1,4 +1,4 @@
-"""What the checks of a model's state record of one rank: when it is wrapped, its buffers, a checkpoint."""
+"""Facts of the checks of a model's state on one rank: its wrapping, its buffers, a checkpoint."""
 
 from typing import ClassVar
 
@@ -10,11 +10,11 @@ from ddp_doctor.model.fact import Fact
 
 
 class InitialState(Fact):
-    """What one rank's model is made of, and the fingerprints of its values.
+    """The structure of one rank's model, and fingerprints of its values.
 
-    ``before`` and ``after`` wrapping: name -> 16 digits of a SHA-256 over the bits; both are empty where the
-    ranks' models differ, for then it was not wrapped. ``source_rank`` is the rank that DDP broadcasts from.
-    ``same_seed``: one fingerprint of a model made from a seed that all ranks share, and never wrapped.
+    ``before`` and ``after`` wrapping: name -> 16 digits of a SHA-256 over the bits. Both are empty if the ranks' models
+    differ, because it was not wrapped then. ``source_rank`` is the rank that DDP broadcasts from. ``same_seed``: the
+    fingerprint of an unwrapped model made from a seed that all ranks share.
     """
 
     KIND: ClassVar[str] = "initial-state/1"
@@ -26,15 +26,14 @@ class InitialState(Fact):
     after: dict[str, str] = Field(default_factory=dict)
     same_seed: str = ""
     wrap_s: float | None = None
-    wrap_without_sync_s: float | None = None  # None where this torch cannot wrap without the broadcast
+    wrap_without_sync_s: float | None = None  # None if this torch cannot wrap without the broadcast
     size_bytes: int = 0
 
 
 class OffState(Frozen):
-    """The worst element of a parameter or buffer that is not what it must be.
+    """The worst element of a parameter or buffer with a wrong value.
 
-    ``from_rank`` is the original rank whose value it holds, None where it is no rank's; ``got`` is None
-    where it is not a finite number.
+    ``from_rank`` is the original rank whose value it holds, or None. ``got`` is None if it is not a finite number.
     """
 
     name: str
@@ -44,13 +43,13 @@ class OffState(Frozen):
 
 
 class Buffers(Fact):
-    """What of one rank's model state is off. ``source_rank`` is the rank that DDP broadcasts from.
+    """The wrong values in one rank's model state. ``source_rank`` is the rank that DDP broadcasts from.
 
-    ``parameters_off`` after wrapping, ``buffers_off`` after two forwards, ``batch_norm_off`` after the first;
-    ``sync_batch_norm_off`` is None where it could not be tested, for ``sync_batch_norm_reason``.
-    ``normalised_off`` and ``sync_normalised_off``: what BatchNorm and SyncBatchNorm gave for the batch.
-    From level standard on: ``kept_off`` with broadcasting off, ``reassigned_off`` of a buffer that got a new tensor
-    after wrapping. None is not looked at.
+    ``parameters_off``: after wrapping; ``buffers_off``: after two forwards; ``batch_norm_off``: after the first.
+    ``sync_batch_norm_off`` is None if it could not be tested; ``sync_batch_norm_reason`` says why. ``normalised_off``
+    and ``sync_normalised_off``: outputs of BatchNorm and SyncBatchNorm for the batch. At level standard or higher:
+    ``kept_off`` with broadcasting off, ``reassigned_off`` for a buffer that got a new tensor after wrapping. None: not
+    checked.
     """
 
     KIND: ClassVar[str] = "buffers/1"
@@ -69,10 +68,10 @@ class Buffers(Fact):
 
 
 class Loaded(Frozen):
-    """One look at the file. ``told`` is its SHA-256 as the rank that saved it read it back, ``read`` as this one did.
+    """One read of the file. ``told``: its SHA-256 as read back by the saving rank; ``read``: as read by this rank.
 
-    ``size_bytes`` and ``read`` are None if the file was not there, and ``holds_version`` if torch could not load it or
-    it is not what the first rank saves.
+    ``size_bytes`` and ``read`` are None if the file did not exist. ``holds_version`` is None if torch could not load it
+    or it is not what the first rank saves.
     """
 
     version: int
@@ -86,7 +85,7 @@ class Loaded(Frozen):
 
 
 class Checkpoint(Fact):
-    """What one rank read back of the file that group rank 0 saved twice."""
+    """The reads by one rank of the file that group rank 0 saved twice."""
 
     KIND: ClassVar[str] = "checkpoint/1"
 

@@ -1,13 +1,13 @@
-"""Names of the user's model in facts: the first ones of many."""
+"""Names in the user's model as facts hold them: the first few, and how many there are."""
 
 from ddp_doctor.model.base import Frozen
 
-#: This many of many names are listed; their number stands for the others.
+#: Maximum number of names listed; further names are only counted.
 MOST_NAMES = 16
 
 
 class Names(Frozen):
-    """Some names out of ``count``."""
+    """The first of ``count`` names."""
 
     names: tuple[str, ...] = ()
     count: int = 0

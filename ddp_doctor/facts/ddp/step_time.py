@@ -1,4 +1,4 @@
-"""What one rank's training steps took, as the probe writes it and the rules read it."""
+"""Durations of one rank's training steps. Written by the probe, read by the rules."""
 
 from typing import ClassVar
 
@@ -11,72 +11,72 @@ from ddp_doctor.model.recording import TraceAdvice
 
 
 class Round(Frozen):
-    """One step of each kind, all ranks having begun together; seconds of this rank, each the mean of a few."""
+    """A step of each kind, begun by all ranks together. Seconds of this rank, each the mean of a few steps."""
 
     compute_s: float  # forward and backward without synchronization, all ranks at the same time
     step_s: float  # the same model in DDP
-    communicate_s: float  # the all-reduces of its buckets, with nothing to hide behind
-    again_s: float  # compute_s a second time: what it differs by is the machine's noise
-    alone_s: float | None = None  # on the first rank, while the others wait
+    communicate_s: float  # the all-reduces of its buckets, without overlap
+    again_s: float  # compute_s a second time; the difference is noise of the machine
+    alone_s: float | None = None  # on the first rank, while the other ranks wait
     alone_larger_s: float | None = None  # the same with ``larger`` times the batch
 
 
 class BucketTrial(Frozen):
-    """Steps with one bucket size."""
+    """The steps with a given bucket size."""
 
     cap_mib: float
     predicted_s: float
-    buckets_bytes: tuple[int, ...] = ()  # as DDP built them; empty where it does not say
+    buckets_bytes: tuple[int, ...] = ()  # as DDP built them; empty if it does not report them
     step_s: tuple[float, ...] = ()  # one per round, of this rank
 
 
 class Buckets(Frozen):
-    """Bucket sizes: what was predicted of several, and what was measured of the best and the default."""
+    """Predictions for several bucket sizes, and measurements of the best and the default."""
 
     batch: int | None
-    compute_s: float  # forward and backward, of the rank that predicted
+    compute_s: float  # forward and backward, on the predicting rank
     predicted_s: dict[float, float]  # by the cap in MiB
-    trials: tuple[BucketTrial, ...] = ()  # default first; none where no size promised enough
+    trials: tuple[BucketTrial, ...] = ()  # default first; empty if no size promised enough
 
 
 class Profile(Frozen):
     """A step as torch.profiler sees it on this rank."""
 
     step_s: float
-    collectives_s: float  # time in which at least one collective ran
-    covered_s: float  # of that, the time in which an operation of the model ran too
-    operations: dict[str, float] = Field(default_factory=dict)  # the dearest, by their own seconds
+    collectives_s: float  # time with at least one collective running
+    covered_s: float  # the part of it with an operation of the model also running
+    operations: dict[str, float] = Field(default_factory=dict)  # the most expensive ones, by their own seconds
 
 
 class ArgumentTrial(Frozen):
-    """Steps with one argument of DDP changed as a trace advises, and with all of them as the job has them, in turns."""
+    """Alternating steps with one DDP argument changed as a trace advises, and with the job's arguments."""
 
     advice: TraceAdvice
-    without_s: tuple[float, ...] = ()  # as the job has them, one per round, of this rank
-    with_s: tuple[float, ...] = ()  # … changed
-    not_tried: str = ""  # why not
+    without_s: tuple[float, ...] = ()  # with the job's arguments, one per round, of this rank
+    with_s: tuple[float, ...] = ()  # … with the change
+    not_tried: str = ""  # why it was not tried
 
 
 class StepTimeFact(Fact):
-    """One rank's steps."""
+    """The training steps of one rank."""
 
     KIND: ClassVar[str] = "step-time/1"
 
     ranks: int
     device: str
-    model: str = ""  # the user's own; "" is the doctor's
+    model: str = ""  # the user's model; "" for ddp-doctor's own
     parameters: int
     gradient_bytes: int
-    batch: int | None = None  # samples on each rank, where they are known
-    same_work: bool = True  # every rank computes the same; the user's batches may be of different shapes
+    batch: int | None = None  # samples per rank, if known
+    same_work: bool = True  # all ranks compute the same; batches of a user's model may differ in shape
     larger: int = 1
-    threads: int = 1  # that torch computes with
-    cpus: tuple[int, ...] = ()  # on which this rank may run
-    on_cpu_share: float | None = None  # of the time of computing; None on a GPU
+    threads: int = 1  # CPU threads that torch uses
+    cpus: tuple[int, ...] = ()  # CPUs that this rank may run on
+    on_cpu_share: float | None = None  # share of the compute time; None on a GPU
     iterations: int
     rounds: tuple[Round, ...]
     curve: Curve
     buckets: Buckets | None = None
     arguments: tuple[ArgumentTrial, ...] = ()  # with --from-trace
     profile: Profile | None = None
-    not_measured: dict[str, str] = Field(default_factory=dict)  # what, and why
+    not_measured: dict[str, str] = Field(default_factory=dict)  # measurement, and why

@@ -1,1 +1,1 @@
-"""What checks of one node record."""
+"""Facts of the checks of one node."""

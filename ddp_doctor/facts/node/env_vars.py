@@ -1,4 +1,4 @@
-"""What a process's environment says of its launch and of the libraries' settings."""
+"""Facts about a process's environment: its launch, and the settings of libraries."""
 
 from typing import ClassVar, Literal
 
@@ -10,57 +10,57 @@ from ddp_doctor.model.fact import Fact
 
 
 class EnvVars(Fact):
-    """The variables that matter to a DDP job, as the doctor's own process inherited them."""
+    """The environment variables that matter to a DDP job, as ddp-doctor's own process inherited them."""
 
     KIND: ClassVar[str] = "env_vars/1"
 
     variables: dict[str, str]
-    withheld: tuple[str, ...] = ()  # set, but like a credential, or too long for a setting
-    launcher: Launcher | None = None  # whose worker this process is
+    withheld: tuple[str, ...] = ()  # set, but looks like a credential or is too long for a setting
+    launcher: Launcher | None = None  # that started this process as a worker
     in_kubernetes: bool = False
-    unreadable: dict[str, str] = Field(default_factory=dict)  # names with the path of a file, and why it cannot be read
-    is_written: bool = False  # by somebody for a job, in a script or manifest: nothing of it is left over
+    unreadable: dict[str, str] = Field(default_factory=dict)  # variables that name a file, and why it cannot be read
+    is_written: bool = False  # written for a job, in a script or manifest: no value is a leftover
 
 
-#: Block and branch, from the outermost inwards.
+#: Block and branch, outermost first.
 Path = tuple[tuple[int, int], ...]
 
 
-#: ``environment``: what a process had; ``listing``: names and values alone; ``script``: somebody's work.
+#: ``environment``: of a process; ``listing``: only names and values; ``script``: written by a person.
 Form = Literal["environment", "listing", "script"]
 
 
 class Written(Frozen):
-    """One place where a variable is given a value."""
+    """A place that gives a variable a value."""
 
     name: str
     line: int
-    value: str | None = None  # None: kept back, like a credential
-    depends_on: str | None = None  # what only the shell that runs it knows
-    unless_set: str | None = None  # the name that, set before, gives it another value
+    value: str | None = None  # None: withheld, looks like a credential
+    depends_on: str | None = None  # known only to the shell that runs it
+    unless_set: str | None = None  # the variable that changes this value if it was set before
     void: str | None = None  # why it does not count
-    path: Path = ()  # block and branch of a script, from the outermost inwards
+    path: Path = ()  # block and branch of a script, outermost first
 
 
-#: ``once``: each node has its own value, but the shell in front of the starter expanded it; ``open``: unknown.
+#: ``once``: each node has its own value, but the shell before the starter expanded it; ``open``: unknown.
 ArgumentKind = Literal["literal", "same", "each", "random", "once", "open"]
-#: Whose address an argument is, or how its number is counted.
+#: The host whose address an argument is, or how its number is counted.
 ArgumentMeaning = Literal[
     "", "own-name", "own-address", "own-addresses", "hosts", "first-host", "last-host", "submit-host", "local-rank"
 ]
 
 
 class Argument(Frozen):
-    """An argument of a launch: its text, and whether the nodes have the same."""
+    """An argument of a launch: its text, and whether all nodes have the same."""
 
     text: str
     kind: ArgumentKind = "literal"
     means: ArgumentMeaning = ""
-    fallback: str = ""  # the value if the command that makes it fails
-    unless: str = ""  # the name that, set before, gives it another value
+    fallback: str = ""  # the value if the command that computes it fails
+    unless: str = ""  # the variable that changes this value if it was set before
 
 
-#: What starts ranks: one program on all nodes, a loop over hosts, the pods of a manifest, an array of jobs.
+#: How ranks are started: by one program on all nodes, a loop over hosts, the pods of a manifest, or an array of jobs.
 Program = Literal[
     "sbatch", "pbs", "lsf", "kubernetes", "srun", "mpirun", "ssh", "pods", "array", "torchrun", "configuration"
 ]
@@ -76,36 +76,36 @@ class HostFile(Frozen):
 
 
 class Launch(Frozen):
-    """A command of a script that asks for nodes or starts ranks: its numbers, as far as they stand there."""
+    """A command in a script that requests nodes or starts ranks, with the numbers it gives."""
 
     program: Program
     line: int
     starts: Started = ""
-    nodes: tuple[int, int] | None = None  # the fewest and the most
+    nodes: tuple[int, int] | None = None  # minimum and maximum
     tasks: int | None = None
     tasks_per_node: int | None = None
-    gpus: int | None = None  # of the whole job
+    gpus: int | None = None  # of the entire job
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
     cpus_per_task: int | None = None
-    agents: tuple[int, int] | None = None  # torchrun's --nnodes, the fewest and the most
+    agents: tuple[int, int] | None = None  # torchrun's --nnodes, minimum and maximum
     ranks_per_task: int | None = None  # torchrun's --nproc-per-node
-    node_rank: bool = False  # whether torchrun is told its own
+    node_rank: bool = False  # torchrun is given its node rank
     quote: str = ""  # the line
     arguments: dict[str, Argument] = Field(default_factory=dict)  # torchrun's, by option; PET_* count
     path: Path = ()  # of the branch that it is in
-    by_hand: bool = False  # nothing in the file starts it on several nodes
+    by_hand: bool = False  # no command in the file starts it on several nodes
     starter: str = ""  # the program that starts the tasks, as typed: srun, mpirun, jsrun
-    container: str = ""  # the program that starts it in a container with its own network
-    waits: bool = False  # it starts one of the nodes, and the script goes on after its end
-    pods: int | None = None  # with this very command
-    environment: dict[str, Argument] = Field(default_factory=dict)  # as far as it decides who meets where
+    container: str = ""  # the program that starts it in a container with a separate network
+    waits: bool = False  # it starts one of the nodes, and the script continues after it has exited
+    pods: int | None = None  # number of pods with this command
+    environment: dict[str, Argument] = Field(default_factory=dict)  # variables that decide the rendezvous
     hosts: tuple[str, ...] = ()  # of SLURM's --nodelist, in SLURM's order
     host_file: HostFile | None = None
     file: str = ""  # the script that the text runs and that has this line; empty for the text itself
-    script: str = ""  # the program that a launcher starts, as it is typed
-    misspelt: tuple[str, str] | None = None  # an option that torchrun does not have, and the one that is meant
-    cut: int | None = None  # the line with the rest of its options, which the shell takes for another command
+    script: str = ""  # the program that a launcher starts, as typed
+    misspelt: tuple[str, str] | None = None  # an option that torchrun does not have, and the intended one
+    cut: int | None = None  # line with the rest of its options, which the shell runs as another command
 
     @property
     def place(self) -> str:
@@ -137,34 +137,34 @@ class HeaderFault(Frozen):
 
     line: int
     quote: str
-    kind: Literal["option", "directive", "late"]  # no option of sbatch; no directive; behind the first command
+    kind: Literal["option", "directive", "late"]  # not an sbatch option; not a directive; after the first command
     typed: str
     meant: str = ""
 
 
 class SettingText(Fact):
-    """What a text sets, in its order."""
+    """The settings in a text, in order."""
 
     KIND: ClassVar[str] = "setting_text/2"
 
     form: Form
     written: tuple[Written, ...] = ()
     calls_torchrun: bool = False
-    job: Launch | None = None  # what the lines for the scheduler ask for
+    job: Launch | None = None  # the requests in the lines for the scheduler
     launches: tuple[Launch, ...] = ()  # in their order
-    unchecked: tuple[Unchecked, ...] = ()  # lines that start ranks, maybe, and were not understood
+    unchecked: tuple[Unchecked, ...] = ()  # lines that may start ranks and were not understood
     unread: tuple[Unchecked, ...] = ()  # other lines
     header_faults: tuple[HeaderFault, ...] = ()
-    torch: str | None = None  # the releases in the output of torch.utils.collect_env
+    torch: str | None = None  # releases, from the output of torch.utils.collect_env
     nccl: str | None = None
     rocm: str | None = None
 
     def in_force(self) -> dict[str, Written]:
-        """By name, the one that counts."""
+        """Return the assignment in force of each variable."""
         return {written.name: written for written in self.written if written.void is None}
 
     def possible(self) -> dict[str, tuple[Written, ...]]:
-        """By name, all that may count, the last first: which, depends on the branches that a script takes."""
+        """Return the possible assignments of each variable, last first. The branches of the script decide."""
         found: dict[str, tuple[Written, ...]] = {}
         for written in reversed(self.written):
             later = found.get(written.name, ())
@@ -173,21 +173,21 @@ class SettingText(Fact):
         return found
 
 
-#: ``set``: in that process, which was started without it; ``given``: that process, of another user, may have set it
-#: or had it itself; ``first``: that process, the first of its tree, was started with it.
+#: ``set``: in that process, which was started without it; ``given``: that process of another user may have set or
+#: inherited it; ``first``: that process, the first of its tree, was started with it.
 How = Literal["set", "given", "first"]
 
 
 class Origin(Frozen):
-    """Since when a variable has its value."""
+    """The process that gave a variable its value."""
 
     how: How
-    process: str  # its name, of at most 15 letters
+    process: str  # its name, at most 15 characters
     pid: int
 
 
 class SettingOrigins(Fact):
-    """Since when the environment's variables have their values, and which file of a login says so."""
+    """The processes that gave variables their values, and the login files that set the same values."""
 
     KIND: ClassVar[str] = "setting_origins/1"
 

@@ -11,7 +11,7 @@ from ddp_doctor.model.fact import Fact
 
 
 def sysfs_bus_id(text: str) -> str:
-    """A PCI address as /sys writes it: "00000000:1B:00.0" becomes "0000:1b:00.0"."""
+    """Return a PCI address as /sys writes it: "00000000:1B:00.0" becomes "0000:1b:00.0"."""
     domain, separator, address = text.strip().lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{address}" if separator else domain
 
@@ -29,7 +29,7 @@ class GpuProcess(Frozen):
 
 
 class Gpu(Frozen):
-    """What NVML says of one GPU; None where it says nothing, with the reason in ``unavailable``."""
+    """The data of NVML on one GPU. None: not available, with the reason in ``unavailable``."""
 
     index: int  # NVML's, as nvidia-smi shows it
     uuid: str | None = None
@@ -62,7 +62,7 @@ class Gpu(Frozen):
     pages_retired_double_bit: int | None = None
     page_retirement_pending: bool | None = None
     page_retirement_pending_double_bit: bool | None = None
-    recovery_action: str | None = None  # what NVML asks for, e.g. "gpu_reset"; "none" is well
+    recovery_action: str | None = None  # action that NVML asks for, e.g. "gpu_reset"; "none" if healthy
     clock_events: tuple[str, ...] | None = None  # NVML's clocks event reasons in force
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
@@ -71,7 +71,7 @@ class Gpu(Frozen):
     power_w: float | None = None
     power_limit_w: float | None = None  # in force
     power_limit_default_w: float | None = None
-    application_clock_mhz: int | None = None  # what the core is set to run at under load
+    application_clock_mhz: int | None = None  # that the core is set to run at under load
     application_clock_default_mhz: int | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
@@ -82,10 +82,10 @@ class Gpu(Frozen):
     display_active: bool | None = None
     virtualization: str | None = None  # none, passthrough, vgpu, host_vgpu, host_vsga
     fabric_state: str | None = None  # not_supported, not_started, in_progress, completed (Hopper and newer)
-    fabric_status: str | None = None  # NVML's error where the fabric manager refused the GPU
-    fabric_faults: tuple[str, ...] = ()  # what its health mask says is wrong
+    fabric_status: str | None = None  # NVML's error if the fabric manager refused the GPU
+    fabric_faults: tuple[str, ...] = ()  # faults in its health mask
     inforom_valid: bool | None = None
-    error: str | None = None  # NVML's word where the whole GPU does not answer
+    error: str | None = None  # name of NVML's error if the entire GPU does not answer
     unavailable: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -95,19 +95,19 @@ class Gpu(Frozen):
         return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
 
     def computing(self) -> tuple[GpuProcess, ...]:
-        """The processes with a CUDA context on it."""
+        """Return the processes with a CUDA context on the GPU."""
         return tuple(process for process in self.processes if process.kind == "compute")
 
     @property
     def memory_of_others_bytes(self) -> int:
-        """Memory in use, less what an old driver counts of its own."""
+        """The memory in use, without what an old driver counts as its own."""
         reserved = thresholds.GPU_MEMORY_RESERVED_BYTES if self.memory_used_counts_reserved else 0
         return max((self.memory_used_bytes or 0) - reserved, 0)
 
     def holds_foreign_data(self) -> bool:
-        """Whether more memory is in use than an idle GPU, or a bare CUDA context, takes."""
+        """Return True if more memory is in use than an idle GPU or a bare CUDA context takes."""
         if self.mig_enabled or not self.memory_total_bytes or self.memory_used_bytes is None:
-            return False  # in MIG mode the other slices are others' right
+            return False  # in MIG mode the other slices may belong to other users
         share = self.memory_of_others_bytes / self.memory_total_bytes
         little = self.memory_of_others_bytes <= thresholds.GPU_MEMORY_IN_USE_BYTES
         if little and share <= thresholds.GPU_MEMORY_IN_USE_SHARE:
@@ -117,10 +117,10 @@ class Gpu(Frozen):
 
 
 class NvmlError(Frozen):
-    """Why NVML as a whole gave no answer."""
+    """The reason why NVML gave no answer at all."""
 
-    code: str  # NVML's word, "timed_out", "crashed", or "pynvml_missing"
-    call: str = ""  # the call that failed, or never came back
+    code: str  # name of NVML's error, "timed_out", "crashed", or "pynvml_missing"
+    call: str = ""  # the call that failed or never returned
     gpu: int | None = None  # the GPU it asked about
     text: str = ""
 
@@ -129,20 +129,20 @@ class PciGpu(Frozen):
     """An NVIDIA display-class device on the PCI bus."""
 
     bus_id: str
-    driver: str | None = None  # nvidia, nouveau, vfio-pci, …; None where none is bound
+    driver: str | None = None  # nvidia, nouveau, vfio-pci, …; None if no driver is bound
 
     @property
     def passed_through(self) -> bool:
-        """Whether it is set aside for virtual machines."""
+        """Return True if the GPU is reserved for virtual machines."""
         return self.driver in ("vfio-pci", "pci-stub")
 
 
 class GpusFact(Fact):
-    """What NVML says, what it is held against, and which GPUs the job may use."""
+    """The GPUs that NVML lists, the sources to compare them with, and the GPUs that the job may use."""
 
     KIND: ClassVar[str] = "gpus/1"
 
-    gpus: tuple[Gpu, ...] = ()  # in NVML's order; with ``nvml_error`` those asked before it
+    gpus: tuple[Gpu, ...] = ()  # in NVML's order; with ``nvml_error`` only the GPUs queried before it
     driver_version: str | None = None
     cuda_driver_version: str | None = None
     nvml_version: str | None = None  # of the library that answered: CUDA's major version and a driver's
@@ -150,31 +150,31 @@ class GpusFact(Fact):
     nvml_error: NvmlError | None = None
     nvml_elapsed_s: float = 0.0
     kernel_module: str | None = None  # first line of /proc/driver/nvidia/version
-    pci_gpus: tuple[PciGpu, ...] | None = None  # None where the bus cannot be read
-    excluded_bus_ids: tuple[str, ...] = ()  # taken out by the operator
+    pci_gpus: tuple[PciGpu, ...] | None = None  # None if the bus cannot be read
+    excluded_bus_ids: tuple[str, ...] = ()  # excluded by the operator
     device_nodes: tuple[str, ...] = ()  # nvidia0, nvidiactl, …, kfd of /dev
-    fabric_manager: bool | None = None  # whether its process runs; None where that cannot be seen
+    fabric_manager: bool | None = None  # whether its process runs; None if that is not visible
     in_container: bool = False
-    granted: int | None = None  # GPUs that a scheduler or container runtime says it gave
+    granted: int | None = None  # number of GPUs that a scheduler or container runtime granted
     environment: dict[str, str] = Field(default_factory=dict)  # the variables that choose GPUs
-    visible: tuple[int, ...] = ()  # NVML indices that a CUDA process of the job is shown, in its order
-    rejected: str | None = None  # the entry of CUDA_VISIBLE_DEVICES at which CUDA stops: it names no GPU
-    hidden: bool = False  # CUDA_VISIBLE_DEVICES hides all on purpose
-    used: tuple[int, ...] = ()  # NVML indices of the job's GPUs, also before CUDA_VISIBLE_DEVICES is set
-    others_hidden: str | None = None  # GPUs of another maker that a setting hides: "8 AMD GPUs (MI300X)"
+    visible: tuple[int, ...] = ()  # NVML indices that a CUDA process of the job sees, in its order
+    rejected: str | None = None  # entry of CUDA_VISIBLE_DEVICES that is not a GPU, where CUDA stops
+    hidden: bool = False  # CUDA_VISIBLE_DEVICES hides all GPUs on purpose
+    used: tuple[int, ...] = ()  # NVML indices of the job's GPUs, even before CUDA_VISIBLE_DEVICES is set
+    others_hidden: str | None = None  # GPUs of another vendor that a setting hides: "8 AMD GPUs (MI300X)"
     others_hidden_by: str | None = None  # that setting: 'HIP_VISIBLE_DEVICES=""'
 
     def of_the_job(self) -> tuple[Gpu, ...]:
-        """The GPUs to judge: others' on a shared node are not this job's business."""
+        """Return the GPUs to evaluate, without other jobs' GPUs on a shared node."""
         return tuple(gpu for gpu in self.gpus if gpu.index in self.used)
 
     @property
     def driver_hangs(self) -> bool:
-        """Whether a call into NVML never came back."""
+        """Return True if a call into NVML never returned."""
         return self.nvml_error is not None and self.nvml_error.code == "timed_out"
 
     def bus_id_of(self, gpu: Gpu) -> str | None:
-        """A GPU's bus id; if NVML lacks only one, as of a lost GPU, the one that is left."""
+        """Return a GPU's bus id. If NVML lacks only one, as for a lost GPU, return the one remaining on the bus."""
         if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
             return gpu.bus_id
         known = {gpu.bus_id for gpu in self.gpus} | set(self.excluded_bus_ids)
@@ -182,24 +182,24 @@ class GpusFact(Fact):
         return left[0] if len(left) == 1 else None
 
     def gpus_expected(self) -> tuple[PciGpu, ...]:
-        """The GPUs on this machine's bus that the driver should serve to us.
+        """Return the GPUs on this machine's bus that the driver should offer to this process.
 
-        None in a container or a SLURM step: both show the whole bus, and only what was granted is ours.
+        Empty in a container and in a SLURM step without a grant: both show the entire bus, including other jobs' GPUs.
         """
         if self.in_container or ("SLURM_PROCID" in self.environment and not self.granted):
             return ()
         return tuple(gpu for gpu in self.pci_gpus or () if not gpu.passed_through)
 
     def in_the_machine(self) -> int:
-        """How many NVIDIA GPUs there are that work, whether the job sees them or not."""
+        """Return the number of working NVIDIA GPUs in the machine, whether the job sees them or not."""
         return len(self.gpus) or sum(name[6:].isdecimal() for name in self.device_nodes)
 
     def has_grant(self) -> bool:
-        """Whether NVIDIA GPUs were granted. SLURM counts AMD's (/dev/kfd) under the same names."""
+        """Return True if NVIDIA GPUs were granted. SLURM counts AMD's (/dev/kfd) under the same names."""
         return bool(self.granted) and not (not self.pci_gpus and "kfd" in self.device_nodes)
 
     def unlisted(self) -> tuple[str, ...]:
-        """Bus ids bound to the driver that NVML leaves out. A SLURM step may be shown its own GPUs only."""
+        """Return the bus ids bound to the driver that NVML omits; none in a SLURM step, which sees only its GPUs."""
         listed = {*(gpu.bus_id for gpu in self.gpus), *self.excluded_bus_ids}
         if "SLURM_PROCID" in self.environment or None in listed:
             return ()

@@ -1,4 +1,4 @@
-"""A node's network interfaces, and what the backends choose of them."""
+"""A node's network interfaces, and the backends' choices among them."""
 
 from typing import ClassVar
 
@@ -10,17 +10,17 @@ from ddp_doctor.model.fact import Fact
 
 
 class InterfacesFact(Fact):
-    """One node's interfaces, what its own name means there, and what the backends choose."""
+    """The interfaces of one node, the addresses of its host name, and the backends' choices."""
 
     KIND: ClassVar[str] = "interfaces/1"
 
     interfaces: tuple[Interface, ...] = ()
     hostname: str = ""
-    hostname_addresses: tuple[str, ...] = ()  # of its own name, in the resolver's order
-    hostname_error: str | None = None  # why none is known
+    hostname_addresses: tuple[str, ...] = ()  # in the resolver's order
+    hostname_error: str | None = None  # why there are none
     gloo: Choice
     nccl: Choice  # predicted from NCCL's rules
-    libnccl: Choice | None = None  # what the library itself chose
-    settings: dict[str, str] = Field(default_factory=dict)  # the variables that choose an interface, where set
+    libnccl: Choice | None = None  # the choice of the library itself
+    settings: dict[str, str] = Field(default_factory=dict)  # the variables that choose an interface, if set
     port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
-    host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces
+    host_id: str | None = None  # of the booted kernel and the network namespace; equal for the same interfaces

@@ -1,4 +1,4 @@
-"""What a node's kernel knows of its GPUs and RDMA devices, without NVML."""
+"""Facts from a node's kernel about its GPUs and RDMA devices, without NVML."""
 
 from typing import ClassVar, Literal
 
@@ -11,12 +11,12 @@ from ddp_doctor.model.fact import Fact
 
 
 class StuckProcess(Frozen):
-    """A process that did not run while it was watched, and where it is."""
+    """A process that did not run while it was watched, and its place in the kernel."""
 
     pid: int
     name: str
     wait_channel: str | None = None  # the kernel function it waits in
-    device: str | None = None  # one of the driver's that it holds open
+    device: str | None = None  # device of the driver that it holds open
     watched_s: float = 0.0
 
 
@@ -24,7 +24,7 @@ Kind = Literal["xid", "sxid", "off_bus", "init_failed", "pcie_corrected", "pcie_
 
 
 class KernelEvent(Frozen):
-    """Lines of one kind about one device, with their number. Seconds count from the boot."""
+    """The lines of one kind about one device, and their number. Seconds count from boot."""
 
     kind: Kind
     device: str | None = None  # PCI bus id as in /sys
@@ -35,11 +35,11 @@ class KernelEvent(Frozen):
     first_at_s: float | None = None
     last_at_s: float | None = None
     pids: tuple[int, ...] = ()
-    past: bool = False  # the driver was loaded anew since, or the log says that it is over
+    past: bool = False  # the driver was reloaded since, or the log shows that it is over
 
 
 class KernelFact(Fact):
-    """What the kernel of one node says; None is "not known"."""
+    """The state and log of one node's kernel. None: unknown."""
 
     KIND: ClassVar[str] = "kernel/1"
 
@@ -48,31 +48,31 @@ class KernelFact(Fact):
     gpus: tuple[PciGpu, ...] = ()  # NVIDIA's, on the PCI bus
     modules: dict[str, str] = Field(default_factory=dict)  # loaded, with their version or ""
     driver_version: str | None = None  # of the loaded NVIDIA kernel driver
-    driver_is_open: bool | None = None  # whether that is the open kernel module
+    driver_is_open: bool | None = None  # whether it is the open kernel module
     libraries: dict[str, str] = Field(default_factory=dict)  # libcuda and libnvidia-ml in force: versions
-    peermem: str | None = None  # nvidia_peermem, nv_peer_mem, or the file by which NCCL finds such a module
+    peermem: str | None = None  # nvidia_peermem, nv_peer_mem, or the file that shows NCCL such a module
     rdma_drivers: dict[str, str] = Field(default_factory=dict)  # RDMA devices with an active port
     uptime_s: float | None = None  # when the log was read
     log_source: str | None = None  # dmesg, journalctl, or a file
     log_problem: str | None = None  # why no kernel log could be read
-    log_begins_at_s: float | None = None  # seconds since the boot; what was logged before is lost
+    log_begins_at_s: float | None = None  # seconds since boot; earlier lines are lost
     events: tuple[KernelEvent, ...] = ()  # since the boot, the latest last
     bridges: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # above each GPU and RDMA device
     rdma_devices: dict[str, str] = Field(default_factory=dict)  # PCI device: name of its RDMA device
     stuck: tuple[StuckProcess, ...] = ()
 
     def age_s(self, event: KernelEvent) -> float | None:
-        """How long ago the last line of an event was logged; None where that is not known."""
+        """Return the seconds since the last line of an event was logged, or None if unknown."""
         if self.uptime_s is None or event.last_at_s is None:
             return None
         return max(self.uptime_s - event.last_at_s, 0.0)
 
     def dma_buf(self) -> tuple[bool | None, str]:
-        """Whether GPU memory can be handed to a NIC as a dma-buf, and why; None where it is not known."""
+        """Return whether GPU memory can be passed to a NIC as a dma-buf (None if unknown), and why."""
         return gpudirect.dma_buf(self.release, self.driver_version, open_modules=self.driver_is_open)
 
     def gpudirect_rdma(self) -> tuple[bool | None, str]:
-        """Whether a NIC can reach GPU memory here, and why; None where it is not known."""
+        """Return whether a NIC can access GPU memory on this node (None if unknown), and why."""
         if self.peermem is not None:
             return True, f"{self.peermem} is loaded"
         possible, why = self.dma_buf()
@@ -80,7 +80,7 @@ class KernelFact(Fact):
 
 
 class KernelAfterFact(Fact):
-    """What the kernel log says when the ranks have ended, of the last hour."""
+    """The kernel log of the last hour, read after the ranks have exited."""
 
     KIND: ClassVar[str] = "kernel-after/1"
 

@@ -18,20 +18,20 @@ from ddp_doctor.model.fact import Fact
 DeviceKind = Literal["gpu", "nic", "bridge"]
 
 
-#: Bits of the control register that send traffic between peers up to the root, as the kernel's own
-#: peer-to-peer code judges them (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
+#: Bits of the control register that send peer traffic up to the root, according to the kernel's own peer-to-peer code
+#: (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
 _REQUEST_REDIRECT, _COMPLETION_REDIRECT, _EGRESS_CONTROL = 0x0004, 0x0008, 0x0020
 REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
 
 
 class PcieDevice(Frozen):
-    """One device and the link that leads up from it; None where the kernel does not say."""
+    """A device and its upstream link. None: not reported by the kernel."""
 
     bus_id: str
     kind: DeviceKind
     name: str = ""  # of an RDMA device: mlx5_0
     model: str = ""  # vendor and device: "10de:2330"
-    above: tuple[str, ...] = ()  # the bridges up to the root port, which comes first
+    above: tuple[str, ...] = ()  # the bridges up to the root port, which is listed first
     width: int | None = None
     width_max: int | None = None
     speed_gt_per_s: float | None = None
@@ -42,36 +42,36 @@ class PcieDevice(Frozen):
 
     @property
     def redirects(self) -> bool:
-        """Whether this bridge sends traffic between peers up to the root."""
+        """Return True if this bridge sends peer traffic up to the root."""
         return bool((self.acs_control or 0) & REDIRECT)
 
 
 class PcieFact(Fact):
-    """The tree of one node, as far as GPUs and RDMA devices hang on it."""
+    """The part of one node's PCIe tree with GPUs and RDMA devices."""
 
     KIND: ClassVar[str] = "pcie/1"
 
     devices: tuple[PcieDevice, ...] = ()
-    virtual: str | None = None  # what says that this is a virtual machine
+    virtual: str | None = None  # the evidence that this is a virtual machine
     iommu_options: tuple[str, ...] = ()  # of the kernel's command line
     acs_problem: str | None = None  # why access control could not be read
     in_container: bool = False
-    passed_through: tuple[str, ...] = Field(default=())  # GPUs set aside for virtual machines
+    passed_through: tuple[str, ...] = Field(default=())  # GPUs reserved for virtual machines
 
     def device(self, bus_id: str) -> PcieDevice | None:
-        """The device with this bus id."""
+        """Return the device with this bus id, or None."""
         return next((device for device in self.devices if device.bus_id == bus_id), None)
 
     def endpoints(self) -> list[PcieDevice]:
-        """The GPUs and RDMA devices, without those of virtual machines."""
+        """Return the GPUs and RDMA devices that are not reserved for virtual machines."""
         return [
             device for device in self.devices if device.kind != "bridge" and device.bus_id not in self.passed_through
         ]
 
     def neighbors(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
-        """Two GPUs, or a GPU and an RDMA device, below one switch, and the ports between them.
+        """Return the pairs of two GPUs, or of a GPU and an RDMA device, below one switch, and the ports between them.
 
-        What goes between two root ports passes the CPU in any case, and is not meant.
+        Pairs below different root ports are not included, because their traffic passes the CPU in any case.
         """
         found = []
         for first, second in combinations(self.endpoints(), 2):
@@ -81,11 +81,11 @@ class PcieFact(Fact):
         return found
 
     def redirecting(self, bridges: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the bridges that send traffic between peers up to the root."""
+        """Return the bridges that send peer traffic up to the root."""
         return tuple(device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects)
 
 
 def shared_bridges(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """How many bridges two devices have in common, from the root port down."""
+    """Return the number of bridges that two devices share, from the root port down."""
     differ = (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)
     return next(differ, min(len(first), len(second)))

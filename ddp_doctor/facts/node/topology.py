@@ -1,4 +1,4 @@
-"""One host's matrix of paths, as the probe writes it and the rules read it."""
+"""The path matrix of one host. Written by the probe, read by the rules."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -13,44 +13,43 @@ from ddp_doctor.knowledge.topology.link_codes import NUMBERED, link_code
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
-#: Where a matrix comes from.
 TopologySource = Literal["nvidia-smi", "nvml", "nccl-xml"]
 
 
 class Nvlink(Frozen):
-    """One link of a GPU; None where it is not known."""
+    """A link of a GPU. None: unknown."""
 
     index: int
     active: bool | None = None
-    gb_per_s: float | None = None  # one way, as the driver gives it
+    gb_per_s: float | None = None  # one way, as reported by the driver
     remote: Literal["gpu", "switch", "cpu"] | None = None
     remote_bus_id: str | None = None  # as /sys writes it: "0000:1b:00.0"
     errors: dict[str, int] = Field(default_factory=dict)  # "replay", "recovery", "crc": counted since reset
-    errors_per_s: dict[str, float] = Field(default_factory=dict)  # how fast they grew; empty: not looked twice
+    errors_per_s: dict[str, float] = Field(default_factory=dict)  # rate of increase; empty: sampled only once
 
 
 class GpuNvlinks(Frozen):
-    """All links of one GPU; ``gpu`` is its name in a matrix, "GPU0"."""
+    """The links of one GPU. ``gpu`` is its name in a matrix, "GPU0"."""
 
     gpu: str
     name: str | None = None
     links: tuple[Nvlink, ...] = ()
 
     def active(self) -> int:
-        """How many links carry data."""
+        """Return the number of links that carry data."""
         return sum(link.active is True for link in self.links)
 
     def inactive(self) -> tuple[int, ...]:
-        """The numbers of those that do not."""
+        """Return the numbers of the inactive links."""
         return tuple(link.index for link in self.links if link.active is False)
 
     def remotes(self) -> set[str | None]:
-        """What the links that carry data lead to."""
+        """Return the kinds of devices that the active links lead to."""
         return {link.remote for link in self.links if link.active}
 
 
 class NvlinksFact(Fact):
-    """The links of a host's GPUs as one output tells them; of a pasted text maybe not of all GPUs."""
+    """The links of a host's GPUs from one output. A pasted text may not contain all GPUs."""
 
     KIND: ClassVar[str] = "nvlinks/1"
 
@@ -62,10 +61,10 @@ Pairs = dict[str, dict[str, str]]
 
 
 class PciDevice(Frozen):
-    """One device and the bridges above it, from the root port down; ``root`` is its host bridge.
+    """A device and the bridges above it, from the root port down; ``root`` is its host bridge.
 
-    ``name`` is its name in the matrix ("GPU0", "NIC1"), or the interface's ("eno1"). ``numa_node`` is -1
-    where the firmware does not say, and None where it is not known.
+    ``name`` is its name in the matrix ("GPU0", "NIC1") or the interface's ("eno1"). ``numa_node`` is -1 if the firmware
+    does not report it, and None if it is unknown.
     """
 
     bus_id: str
@@ -74,16 +73,16 @@ class PciDevice(Frozen):
     root: str
     bridges: tuple[str, ...] = ()
     numa_node: int | None = None
-    link_speed: str | None = None  # the fastest it can, as /sys or the file has it: "32.0 GT/s PCIe"
+    link_speed: str | None = None  # maximum speed, as in /sys or the file: "32.0 GT/s PCIe"
     link_width: int | None = None
 
 
 class TopologyMatrix(Frozen):
-    """One matrix. Names as the header prints them, codes as printed, X and links that are not known left out.
+    """A matrix with the names of its header and its codes as printed, without X and unknown links.
 
-    ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself where no usable name is
-    known. Affinities are the printed strings, "N/A" included, and None where the cell is blank or
-    the column does not exist; nvidia-smi cuts long CPU lists, so they may be incomplete.
+    ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself if no usable name is known. Affinities are
+    the printed strings, including "N/A", and None if the cell is blank or the column does not exist. nvidia-smi
+    truncates long CPU lists, so they may be incomplete.
     """
 
     gpus: tuple[str, ...]
@@ -95,22 +94,22 @@ class TopologyMatrix(Frozen):
     warnings: tuple[str, ...] = ()
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each pair of GPUs and its code; a pair whose two rows disagree or that is not known is left out."""
+        """Yield each pair of GPUs and its code. Unknown pairs and pairs whose two rows disagree are skipped."""
         for first, second in combinations(self.gpus, 2):
             code = self.links[first].get(second)
             if code is not None and code == self.links[second].get(first):
                 yield first, second, code
 
     def unknown_links(self) -> int:
-        """The number of pairs of devices whose link no row gives."""
+        """Return the number of pairs of devices without a link in any row."""
         return sum(len(self.links) - 1 - len(row) for row in self.links.values()) // 2
 
     def hcas(self) -> dict[str, str]:
-        """The NIC columns whose device name is known, and that name."""
+        """Return the NIC columns with a known device name, and that name."""
         return {nic: name for nic, name in self.nics.items() if not NUMBERED.fullmatch(name)}
 
     def nearest_hcas(self, gpu: str) -> tuple[str, tuple[str, ...]]:
-        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none, or unknown."""
+        """Return the nearest code from this GPU to a named NIC, and those NICs; ("", ()) if none or unknown."""
         hcas, links = self.hcas(), self.links[gpu]
         codes = {name: links[nic] for nic, name in hcas.items() if nic in links}
         if not codes or len(codes) < len(hcas):
@@ -119,48 +118,47 @@ class TopologyMatrix(Frozen):
         return best, tuple(name for name, code in codes.items() if code == best)
 
     def nearest_in_words(self) -> list[str]:
-        """One phrase for each GPU that has a NIC of known name."""
+        """Return one phrase per GPU that has a NIC of known name."""
         near = [(gpu, *self.nearest_hcas(gpu)) for gpu in self.gpus]
         return [f"nearest NIC to {gpu}: {', '.join(names)} ({code})" for gpu, code, names in near if names]
 
     def candidate_hcas(self) -> tuple[str, ...]:
-        """The bonded NICs, else the nearest to each GPU, in the order of the columns."""
+        """Return the bonded NICs, or if there are none the nearest to each GPU, in column order."""
         names = tuple(self.hcas().values())
         nearest = {name for gpu in self.gpus for name in self.nearest_hcas(gpu)[1]}
         return tuple(name for name in names if "bond" in name) or tuple(n for n in names if n in nearest)
 
 
 class TopologyFact(TopologyMatrix, Fact):
-    """One host's matrix, and what decides with it how far NCCL's P2P reaches.
+    """The matrix of one host, and the other data that decide how far NCCL's P2P reaches.
 
-    ``cpu_vendor`` is as /proc/cpuinfo says ("AuthenticAMD", "GenuineIntel", "ARM"), None where unknown;
-    ``nccl_settings`` are the variables about P2P and HCAs that the job will inherit. What follows them is
-    known from NVML and /sys alone, and empty where the matrix is nvidia-smi's. ``p2p`` holds the words of
-    ``nvidia-smi topo -p2p`` by capability ("read", "write", "nvlink", "atomics"), and ``pci_links`` the
-    driver's codes of ``topo -mp``, without NVLink.
+    ``cpu_vendor`` is as in /proc/cpuinfo ("AuthenticAMD", "GenuineIntel", "ARM"), or None if unknown. ``nccl_settings``
+    are the variables about P2P and HCAs that the job will inherit. The fields after them come from NVML and /sys, and
+    are empty if the matrix is nvidia-smi's. ``p2p`` holds the words of ``nvidia-smi topo -p2p`` by capability ("read",
+    "write", "nvlink", "atomics"). ``pci_links`` holds the driver's codes of ``topo -mp``, without NVLink.
     """
 
     KIND: ClassVar[str] = "topology/1"
 
     cpu_vendor: str | None = None
     cpu_family: int | None = None  # as /proc/cpuinfo prints it
-    cpu_model: int | None = None  # the number that /proc/cpuinfo prints, of family 6 alone
+    cpu_model: int | None = None  # as /proc/cpuinfo prints it, only for family 6
     nccl_settings: dict[str, str] = Field(default_factory=dict)
     source: TopologySource | None = None
-    nvlink_told: bool = True  # else the codes between GPUs are those over PCI alone
+    nvlink_told: bool = True  # False: the codes between GPUs are only for PCI
     pci: tuple[PciDevice, ...] = ()
     pci_links: Pairs = Field(default_factory=dict)
     p2p: dict[str, Pairs] = Field(default_factory=dict)
     nvlinks: tuple[GpuNvlinks, ...] = ()
-    mig_gpus: tuple[str, ...] = ()  # in MIG mode, which takes NVLink out of use
-    c2c_gpus: tuple[str, ...] = ()  # attached to their CPU by C2C, as NCCL's file tells
-    models: dict[str, str] = Field(default_factory=dict)  # as other output in the same text names the GPUs
+    mig_gpus: tuple[str, ...] = ()  # in MIG mode, which disables NVLink
+    c2c_gpus: tuple[str, ...] = ()  # attached to their CPU by C2C, according to NCCL's file
+    models: dict[str, str] = Field(default_factory=dict)  # names of GPUs in other output in the same text
     near_cpus: dict[str, str] = Field(default_factory=dict)  # all CPUs of a GPU's NUMA node: "0-31,64-95"
-    allowed_cpus: str | None = None  # those that the doctor, and so the job, may run on
-    job_gpus: tuple[str, ...] | None = None  # those of the job, where its environment names them
+    allowed_cpus: str | None = None  # that ddp-doctor, and so the job, may run on
+    job_gpus: tuple[str, ...] | None = None  # GPUs of the job, if its environment names them
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each pair of GPUs and its code; none where NVLink may join any of them."""
+        """Yield each pair of GPUs and its code; nothing if NVLink may connect any of them."""
         return super().gpu_pairs() if self.nvlink_told else iter(())
 
     def is_on_c2c(self, gpu: str, model: str | None) -> bool:
@@ -169,18 +167,18 @@ class TopologyFact(TopologyMatrix, Fact):
         return is_grace or gpu in self.c2c_gpus or (self.gpu_numa_id.get(gpu) or "").isdecimal()
 
     def p2p_limit(self, log: NcclTransportFact) -> tuple[str, str]:
-        """How far NCCL lets GPUs talk directly here, and what says so."""
+        """Return how far NCCL lets GPUs communicate directly on this host, and the source of that limit."""
         level = log.p2p_level or self.nccl_settings.get("NCCL_P2P_LEVEL")
         return link_codes.p2p_limit(len(self.gpus), self.cpu_vendor, level)
 
     def refuses_p2p(self, first: str, second: str) -> bool:
-        """Whether the driver says that one of two GPUs may not read or write the other; NCCL asks it too."""
+        """Return True if the driver reports that one of two GPUs may not read or write the other. NCCL also asks it."""
         ways = ((first, second), (second, first))
         words = {self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways}
         return words != {"OK"}
 
     def p2p_status(self, first: str, second: str) -> str | None:
-        """What NVML says of reading and writing between two GPUs: "OK", else what is against it; None: not asked."""
+        """Return NVML's P2P status between two GPUs: "OK" or the first other word. None if not queried."""
         tables = [self.p2p.get(capability, {}) for capability in ("read", "write")]
         words = [table.get(a, {}).get(b) for table in tables for a, b in ((first, second), (second, first))]
         if None in words:
@@ -189,7 +187,7 @@ class TopologyFact(TopologyMatrix, Fact):
 
 
 class TopologyHangFact(Fact):
-    """Who was asked for the topology and did not answer."""
+    """The query of the topology that did not answer."""
 
     KIND: ClassVar[str] = "topology-hang/1"
 
@@ -200,9 +198,9 @@ class TopologyHangFact(Fact):
 
 
 class P2pStatusFact(Fact):
-    """One table. ``capability`` holds the letters asked for ("r", "w", "rw"), None where they are not known.
+    """A table of statuses. ``capability`` holds the letters asked for ("r", "w", "rw"), or None if unknown.
 
-    ``statuses["GPU0"]["GPU1"]`` is the word as printed (OK, CNS, GNS, TNS, DR, NS, U); a GPU's own is left out.
+    ``statuses["GPU0"]["GPU1"]`` is the word as printed (OK, CNS, GNS, TNS, DR, NS, U). A GPU's own cell is omitted.
     """
 
     KIND: ClassVar[str] = "p2p-status/1"
@@ -213,14 +211,14 @@ class P2pStatusFact(Fact):
     warnings: tuple[str, ...] = ()
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Each pair of GPUs and the words of both directions, one where they agree."""
+        """Yield each pair of GPUs and the words of both directions, or one word if they agree."""
         for first, second in combinations(self.gpus, 2):
             words = (self.statuses[first][second], self.statuses[second][first])
             yield first, second, tuple(dict.fromkeys(words))
 
 
 class RocmTopologyFact(Fact):
-    """One host's tables, cells as printed, a GPU's own left out; a table that was not shown is empty."""
+    """The tables of one host, cells as printed, without a GPU's own cell. Tables that were not shown are empty."""
 
     KIND: ClassVar[str] = "rocm-topology/1"
 
