@@ -1,8 +1,8 @@
-"""The axes of a mesh, by the names that jobs give them: what they send, and how near their ranks should be.
+"""The axes of a mesh by the names that jobs give them: what they send, and how near their ranks should be.
 
-The order is that of torchtitan's meshes (torchtitan/distributed/parallel_dims.py: pp, dp_replicate, dp_shard, ep, cp,
-tp) and of Megatron's groups (megatron/core/parallel_state.py, order="tp-cp-ep-dp-pp", the innermost first): what is
-sent in every layer is inside, on neighboring ranks, and what is sent once a step or between stages outside.
+The order follows torchtitan's meshes (torchtitan/distributed/parallel_dims.py: pp, dp_replicate, dp_shard, ep, cp, tp)
+and Megatron's groups (megatron/core/parallel_state.py, order="tp-cp-ep-dp-pp", the innermost first). Data sent in every
+layer is inside, on neighboring ranks. Data sent once per step or between stages is outside.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Kind:
     sends: tuple[str, ...]
 
 
-#: From the outermost, which sends least often, inwards.
+#: From the outermost axis, which sends least often, to the innermost.
 KINDS = (
     Kind("activations between stages", ("pp", "pipe", "pipeline", "stage"), ("send_recv",)),
     Kind(
         "gradients once a step",
         ("dp", "ddp", "data", "replicate", "dp_replicate", "data_parallel"),
-        (ALL_REDUCE, "broadcast", *_OF_SHARDS),  # "dp" alone may be FSDP's axis
+        (ALL_REDUCE, "broadcast", *_OF_SHARDS),  # "dp" may also be FSDP's axis
     ),
     Kind("parameters of every layer", ("shard", "dp_shard", "fsdp", "zero", "sharded"), (*_OF_SHARDS, ALL_REDUCE)),
     Kind("tokens of every expert layer", ("ep", "expert"), ("all_to_all",)),
@@ -38,16 +38,16 @@ KINDS = (
     ),
     Kind("activations of every layer", ("tp", "tensor", "mp", "model"), (ALL_REDUCE, *_OF_SHARDS)),
 )
-#: Of an axis whose name says nothing.
+#: The collectives of an axis with an unknown name.
 USUAL = (ALL_REDUCE, *_OF_SHARDS)
 
 
 def depth(name: str) -> int | None:
-    """How far inside an axis of this name belongs; None where the name does not tell."""
+    """Return how far inside an axis of this name belongs, or None if the name is unknown."""
     return next((depth for depth, kind in enumerate(KINDS) if name.lower() in kind.names), None)
 
 
 def sends(name: str) -> tuple[str, ...]:
-    """The collectives that are called on an axis of this name."""
+    """Return the collectives that jobs call on an axis of this name."""
     at = depth(name)
     return USUAL if at is None else KINDS[at].sends

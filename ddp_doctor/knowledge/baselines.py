@@ -1,4 +1,4 @@
-"""Which measurements of several runs can be held against each other, and from where on one is an outlier."""
+"""The measurements that can be compared between runs, and the limits for an outlier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from ddp_doctor.knowledge.collectives import TABLE
 
 @dataclass(frozen=True)
 class Comparable:
-    """One measurement: its name in a sentence, and how far a healthy one may lie from the median."""
+    """A measurement: its name in a sentence, and how far a healthy value may be from the median."""
 
     words: str
-    floor: float  # share of the median; what is nearer is noise, whatever the others say
+    floor: float  # share of the median; a smaller difference is noise, whatever the other runs show
     less_is_better: bool = False
-    most: float | None = None  # what is above says nothing more
+    most: float | None = None  # differences above this value carry no information
 
 
-#: What healthy GPUs of one model differ by at most: knowledge/gpu/gpu_speed.py, SLOWER_SHARE.
+#: Maximum difference between healthy GPUs of one model: knowledge/gpu/gpu_speed.py, SLOWER_SHARE.
 _OF_GPU = 0.10
-#: Of what others use too, networks and the memory of a host (judgment).
+#: For shared resources: networks and host memory (judgment).
 _OF_NETWORK = 0.15
 
-#: By the name in the report. Start-up times, jitter and latencies are left out: they follow the load of the machine.
+#: By the name in the report. Start-up times, jitter and latencies are omitted: they follow the load of the machine.
 COMPARABLE = {
     "allreduce_busbw": Comparable("all-reduce", _OF_NETWORK),
     **{f"{name}_busbw": Comparable(row.words, _OF_NETWORK) for name, row in TABLE.items() if row.is_timed},
@@ -37,12 +37,12 @@ COMPARABLE = {
 #: The label of a node's best path to any peer.
 BEST_PATH = ("path", "best")
 
-#: 1.4826 x the median absolute deviation estimates the standard deviation of what is spread normally (Rousseeuw and
-#: Croux, 1993). Five of them, and worse than every healthy value: with ten runs the deviation itself is known
-#: to a quarter only, and one run compares some fifty values (judgment).
+#: 1.4826 x the median absolute deviation estimates the standard deviation of normally distributed values (Rousseeuw and
+#: Croux, 1993). An outlier exceeds five of them and is worse than every healthy value: with ten runs the deviation
+#: itself is only known to a quarter, and one run compares some fifty values (judgment).
 SIGMA = 1.4826
 DEVIATIONS = 5.0
-#: With fewer healthy runs nobody knows what is noise.
+#: Minimum number of healthy runs; the noise of fewer runs is unknown.
 FEWEST_RUNS = 5
 #: A part of a traced step has changed if it differs by more than this share of the step, and by more than this many
 #: median absolute deviations between the steps of one trace.
@@ -52,22 +52,22 @@ FEWEST_STEPS = 3
 
 
 def in_words(name: str, labels: Mapping[str, str | int | float]) -> str:
-    """``all-reduce of 4 MiB``."""
+    """Return a phrase such as ``all-reduce of 4 MiB``."""
     size = f" of {int(labels['bytes']) / 2**20:g} MiB" if "bytes" in labels else ""
     return f"{COMPARABLE[name].words}{size}"
 
 
 def noise(name: str, median: float, mad: float) -> float:
-    """Share of the median by which a healthy value may differ from it."""
+    """Return the share of the median by which a healthy value may differ from it."""
     return max(COMPARABLE[name].floor, DEVIATIONS * SIGMA * mad / median)
 
 
 def loss(name: str, value: float, median: float) -> float:
-    """By which share of the median rate this one is slower; negative where it is faster."""
+    """Return the share by which a value is slower than the median; negative if it is faster."""
     return 1 - (median / value if COMPARABLE[name].less_is_better else value / median)
 
 
 def is_outlier(name: str, value: float, median: float, mad: float, worst: float | None = None) -> bool:
-    """Whether it is slower than noise makes it and, where that is known, than the worst of the healthy."""
+    """Return True if a value is slower than noise explains and, if known, than the worst healthy value."""
     lost = loss(name, value, median)
     return lost > noise(name, median, mad) and (worst is None or lost > loss(name, worst, median))

@@ -1,50 +1,50 @@
-"""The collectives, one row each: who gives what to whom, what nccl-tests calls their size, and their bus factor.
+"""The collectives, one row each: which rank gives what to which, nccl-tests' size, and the bus factor.
 
-A rank gives one share, or one for each rank; a share of those that reduce is added up over all who gave. From this
-follow payload, expectation and the size. What is printed for sizes is nccl-tests' (src/*.cu, GetCollByteCount and
-GetBw, and doc/PERFORMANCE.md): of those with a share for each rank all shares count, each a multiple of 16 bytes.
+A rank gives one share, or one for each rank. A reduction adds up the shares of all giving ranks. Payload, expectation
+and size follow from this. Sizes are printed as nccl-tests prints them (src/*.cu, GetCollByteCount and GetBw, and
+doc/PERFORMANCE.md): if there is a share for each rank, all shares count, each a multiple of 16 bytes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: nccl-tests rounds a share down to it, where the size is of several.
+#: nccl-tests rounds a share down to a multiple of this if the size counts several shares.
 SHARE_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One row. ``rank``, ``root`` and sources are ranks of the group, of which there are ``ranks``."""
+    """A row of the table. ``rank``, ``root`` and sources are ranks in the group of ``ranks``."""
 
     name: str
     words: str
-    for_each: bool = False  # who gives, gives one share for each rank
+    for_each: bool = False  # a giving rank gives one share for each rank
     from_root: bool = False  # only the root gives
     to_root: bool = False  # only the root takes
-    ring: bool = False  # who takes, takes from the rank before, or where the "root" is 1 from the next one
+    ring: bool = False  # a rank takes from the rank before it, or if the "root" is 1 from the next rank
     reduces: bool = False
-    in_place: bool = False  # torch has it only so: what is given is overwritten
+    in_place: bool = False  # torch offers only this form, which overwrites the input
     is_timed: bool = True  # over sizes
     is_uneven: bool = False  # shares differ in length
 
     @property
     def has_root(self) -> bool:
-        """Whether one rank is not like the others."""
+        """Return True if one rank has a special role."""
         return self.from_root or self.to_root
 
     @property
     def of_shares(self) -> bool:
-        """Whether its size is that of a share for each rank."""
+        """Return True if its size counts one share for each rank."""
         return self.for_each or not (self.reduces or self.from_root or self.ring)
 
     def gives(self, rank: int, ranks: int, root: int) -> int:
-        """How many shares a rank gives."""
+        """Return the number of shares that a rank gives."""
         if self.from_root and rank != root:
             return 0
         return ranks if self.for_each else 1
 
     def takes(self, rank: int, ranks: int, root: int) -> list[tuple[int | None, int]]:
-        """The shares of its result in order: who gave it (None: all, added up), and which of theirs it is."""
+        """Return a rank's result: for each share the giving rank (None: the sum of all), and which of its shares."""
         if self.to_root and rank != root:
             return []
         sources: Sequence[int | None] = range(ranks)
@@ -54,24 +54,24 @@ class Collective:
         return [(source, rank if self.for_each else 0) for source in sources]
 
     def bus_factor(self, ranks: int) -> float:
-        """``busbw`` by ``algbw``: each byte that a link carries counts once."""
+        """Return ``busbw`` divided by ``algbw``, so that each byte on a link counts once."""
         if self.name == ALL_REDUCE:
-            return 2 * (ranks - 1) / ranks  # it is reduced, then handed back
+            return 2 * (ranks - 1) / ranks  # reduced, then distributed
         return (ranks - 1) / ranks if self.of_shares else 1.0
 
     def share_bytes(self, size: int, ranks: int) -> int:
-        """Bytes of a share where the size is meant to be ``size``: 0 where it is too small for so many ranks."""
+        """Return the bytes of a share for a total of about ``size``; 0 if that is too small for this many ranks."""
         return size // ranks // SHARE_BYTES * SHARE_BYTES if self.of_shares else size
 
     def moved(self, size: int, ranks: int) -> int:
-        """Bytes that are moved, and printed as the size, where it is meant to be ``size``."""
+        """Return the bytes that are moved, and printed as the size, for a requested ``size``."""
         return self.share_bytes(size, ranks) * (ranks if self.of_shares else 1)
 
 
 ALL_REDUCE = "all_reduce"
-#: Roots that are tried; more cost time and are alike.
+#: Maximum number of roots to test; more roots cost time and behave the same.
 MOST_ROOTS = 8
-#: Not timed over sizes, and told apart by name.
+#: Collectives with special tests, which are not timed over sizes.
 BARRIER, OBJECTS, GROUPS = "barrier", "objects", "groups"
 
 TABLE = {
@@ -95,7 +95,7 @@ TABLE = {
 
 
 def measured_sizes(sizes: tuple[int, int, int]) -> list[int]:
-    """``--sizes``: from the first to the second by the factor, as nccl-tests' -b, -e and -f."""
+    """Return the sizes of ``--sizes``: from the first to the second by the factor, like nccl-tests' -b, -e and -f."""
     first, last, factor = sizes
     found = [first]
     while factor > 1 and found[-1] * factor <= last:

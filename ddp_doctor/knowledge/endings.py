@@ -1,4 +1,4 @@
-"""How processes end: signals and exit codes, in the forms in which shells, torchrun, SLURM and Docker print them.
+"""Signals and exit codes of processes, in the forms that shells, torchrun, SLURM and Docker print.
 
 exitcode: -9        torchrun: a signal, as Python's subprocess counts them
 exit code 137       a shell, Docker, Kubernetes, srun: 128 and the signal
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Ending(NamedTuple):
-    """What a signal or an exit code says, and the rules and causes that it may belong to."""
+    """The meaning of a signal or an exit code, and the rules and causes it may belong to."""
 
     means: str
     codes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ SIGNALS: dict[str, Ending] = {
     "SIGSTOP": Ending("The process is stopped and not ended: the ranks of its job wait for it.", ("DD611", "DDJ301")),
     "SIGTSTP": Ending("Ctrl-Z: the process is stopped and not ended.", ("DD611", "DDJ301")),
 }
-#: Of programs and shells, not of signals.
+#: Exit codes of programs and shells that are not from signals.
 EXIT_CODES: dict[int, Ending] = {
     0: Ending("The process ended by itself and reports no error."),
     1: Ending(
@@ -68,7 +68,7 @@ EXIT_CODES: dict[int, Ending] = {
     127: Ending("The shell did not find the command: PATH, a module that is not loaded, a container without it."),
     255: Ending("ssh could not connect, or a program returned -1."),
 }
-#: The words in which shells and the C library print signals.
+#: The names that shells and the C library print for signals.
 _WORDS = {
     "killed": "SIGKILL",
     "terminated": "SIGTERM",
@@ -91,7 +91,7 @@ _NUMBER = re.compile(
 
 
 def endings(text: str) -> list[tuple[str, Ending]]:
-    """What ``text``, where it is nothing but an exit code or a signal, says: each with its name in words."""
+    """Return the meanings of a text that is only an exit code or a signal, each with its name in words."""
     text = text.strip().strip("'\"`.").strip()
     named = _SIGNAL.fullmatch(text) or _SIGNAL.search(text)
     words = text.lower().removesuffix(" (core dumped)")
@@ -132,5 +132,5 @@ def _of_exit(code: int) -> list[tuple[str, Ending]]:
 
 
 def signal_name(number: int) -> str | None:
-    """SIGKILL for 9; None for a number without a name."""
+    """Return the name of a signal, such as SIGKILL for 9, or None if it has no name."""
     return signal.Signals(number).name if number in {*signal.Signals} else None

@@ -1,34 +1,34 @@
-"""From where on tests of groups of nodes blame somebody."""
+"""Limits for reporting faulty nodes from tests of groups of nodes."""
 
-#: A node, pair or leaf is slow from this share below the median on, and from as many standard deviations as 1.4826 x
-#: the median absolute deviation of the logarithms of the rates estimates (knowledge/baselines.py, SIGMA). Three of
-#: them, for a node is named only where several partners agree; a quarter, for paths of healthy clusters differ by up to
-#: 15 % there, and the tests of a round share a network (judgment).
+#: A node, pair or leaf is slow if it is at least this share below the median, and also this many standard deviations,
+#: estimated as 1.4826 x the median absolute deviation of the logarithms of the rates (knowledge/baselines.py, SIGMA).
+#: Three deviations are enough, because a node is reported only if several partners agree. A quarter is used because
+#: paths of healthy clusters differ by up to 15%, and the tests of a round share a network (judgment).
 SLOW_SHARE = 0.25
 SLOW_DEVIATIONS = 3.0
-#: The standard deviation of the logarithms of healthy pairs' rates (judgment), and as of how many degrees of freedom
-#: it counts beside what was measured, so that a few rates that happen to agree prove nothing. A moderated t: Smyth,
+#: The standard deviation of the logarithms of healthy pairs' rates (judgment), and the degrees of freedom that it
+#: counts as next to the measured ones, so that a few rates that happen to agree prove nothing. A moderated t: Smyth,
 #: Statistical Applications in Genetics and Molecular Biology 3 (2004).
 USUAL_SPREAD = 0.2
 USUAL_FREEDOM = 4
-#: So many partners, each of whom passes without it, a node must fail with; of less than FEW_NODES two will do, for
-#: there are not more of them.
+#: A faulty node must fail with this many partners, each of which passes without it. With fewer than FEW_NODES nodes,
+#: two partners are enough, because there are not more of them.
 PARTNERS = 3
 FEW_NODES = 8
-#: How likely at most it may be that any node of a run is blamed because tests fail by chance as often as those do in
-#: which nobody is suspected: a run in ten thousand (judgment).
+#: Maximum probability that any node of a run is reported although tests fail only by chance, at the failure rate of
+#: tests without a suspect: one run in ten thousand (judgment).
 CHANCE = 1e-4
-#: How much more likely what was seen must be under the fault that is named than under the best other one: at least 50
-#: times for a pair against one of its ends that fails now and then (a likelihood ratio above 20 is called strong
-#: evidence: Kass and Raftery, Bayes Factors, Journal of the American Statistical Association 90, 1995). A node that
-#: fails now and then may do so with one partner as often as with another, unless that is 100 times less likely.
+#: Likelihood ratios that the reported fault must reach against the best alternative: at least 50 for a pair against one
+#: of its ends that fails intermittently (a ratio above 20 is called strong evidence: Kass and Raftery, Bayes Factors,
+#: Journal of the American Statistical Association 90, 1995). A node that fails intermittently is assumed to fail
+#: equally often with all partners, unless that is 100 times less likely.
 PAIR_RATIO = 1 / 50
 ONE_RATE_RATIO = 1 / 100
-#: A pair must fail together so often: a node that fails one time in five does so with one partner alone by chance, too,
-#: but in less than one run of a thousand (0.2 to the power of 5, for each partner).
+#: A pair must fail together this many times. A node that fails one time in five may also fail with only one partner by
+#: chance, but in less than one run in a thousand (0.2 to the power of 5, for each partner).
 PAIR_FAILURES = 5
-#: … and be slower than this share of the usual rate, where that is all: no partner bears it out, and hosts of one
-#: machine differ more than machines do (of eight on two cores a healthy pair reached 31 % at best, ten times).
+#: … and if that is the only sign, be slower than this share of the usual rate: no partner confirms it, and hosts of one
+#: machine differ more than machines do (with eight on two cores, a healthy pair reached 31% at best in ten tests).
 SLOW_PAIR = 1 / 4
-#: A node is tested with no more partners than these: what they leave open, others will not settle.
+#: Maximum number of partners for one node: what they leave open, further partners will not settle.
 MOST_PARTNERS = 8

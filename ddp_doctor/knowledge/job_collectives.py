@@ -1,10 +1,10 @@
-"""What recorders of collectives call operations and types, and how much of a job's collectives is replayed.
+"""Names of operations and types in recorders of collectives, and how much of a job's collectives is replayed.
 
 Names of operations: torch's flight recorder (torch 2.15 ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp: profilingTitle) and
 profilers' traces (parse/trace), each without the backend before the colon.
 """
 
-#: The call of torch.distributed that stands for each; what is not here is left out.
+#: The call of torch.distributed for each name. Calls with other names are omitted.
 OPERATIONS = {
     name: op
     for op, names in {
@@ -21,10 +21,10 @@ OPERATIONS = {
     }.items()
     for name in names.split()
 }
-#: Of these each rank of a group gives as many numbers of one type.
+#: In these operations, each rank of a group gives the same number of elements of one type.
 ALIKE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-#: torch's name of a type and its bytes, by the name in a recorder in small letters (c10/core/ScalarType.h); others
-#: are moved as bytes.
+#: torch's name of a type and its bytes, by the recorder's name in lower case (c10/core/ScalarType.h). Other types are
+#: moved as bytes.
 TYPES = {
     "float": ("float32", 4),
     "double": ("float64", 8),
@@ -38,14 +38,16 @@ TYPES = {
     "bool": ("bool", 1),
 }
 BYTES = dict(TYPES.values())
-#: Calls that are replayed, over all ranks; a recorder keeps 2,000 of each by default (TORCH_FR_BUFFER_SIZE).
+#: Maximum number of calls to replay, over all ranks; a recorder keeps 2,000 of each by default (TORCH_FR_BUFFER_SIZE).
 MOST_CALLS = 200_000
-#: Groups that are made for them: 200 of two gloo ranks take 3 s on a busy machine, 2,000 more than the check has.
+#: Maximum number of groups to make for them: 200 of two gloo ranks take 3 s on a busy machine, 2,000 longer than the
+#: check may take.
 MOST_GROUPS = 256
-#: Bytes that a rank gives in a whole replay: at the slowest rate that counts as moving they take as long as a wait.
+#: Maximum bytes that a rank gives in an entire replay: on a CPU, at the lowest rate that counts as progress, they take
+#: as long as a wait (HUNG_S).
 MOST_BYTES_ON_CPU, MOST_BYTES_ON_GPU = 512 << 20, 16 << 30
-#: The largest tensor, with room for what arrives of all ranks.
+#: The largest tensor, with room for the data of all ranks.
 LARGEST_BYTES_ON_CPU, LARGEST_BYTES_ON_GPU = 64 << 20, 1 << 30
-#: A rank that waits so long in a replay, in which nobody computes, hangs; and a longer time for what is moved before.
+#: A rank that waits this long in a replay hangs, because no rank computes. The time to move earlier data is added.
 HUNG_S = 10.0
 SLOWEST_BYTES_PER_S = 50e6

@@ -1,4 +1,4 @@
-"""The launchers that tell a process its place in the world, and the variables by which they are known."""
+"""The launchers that give a process its place in the world, and the variables that identify them."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from typing import Literal
 
 from ddp_doctor.model.recording import Job
 
-#: Who starts ranks and tells each its place by variables of its own.
+#: Launchers that start ranks and give each its place in their own variables.
 Launcher = Literal["torchrun", "slurm", "mpi"]
 
-#: Recorded beside the variables in the table, to know who launched the process.
+#: Recorded in addition to the variables in the table, to identify the launcher of the process.
 OTHERS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -26,14 +26,15 @@ OTHERS = (
 )
 
 
-#: Where each scheduler names the job: man sbatch, PBS Professional User's Guide, LSF Command Reference, flux-submit(1).
+#: The variable with the id of the job, by scheduler: man sbatch, PBS Professional User's Guide, LSF Command Reference,
+#: flux-submit(1).
 _JOB_IDS: Mapping[str, str] = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "flux": "FLUX_JOB_ID"}
 #: 4711, 4711[3].server, ƒ2oM8ehUQQw
 _JOB_ID = re.compile(r"[\w.\[\]-]{1,100}")
 
 
 def job_of(env: Mapping[str, str]) -> Job | None:
-    """The scheduler's job that this process belongs to."""
+    """Return the scheduler's job that this process belongs to, or None."""
     for scheduler, variable in _JOB_IDS.items():
         if _JOB_ID.fullmatch(env.get(variable, "")):
             return Job.model_validate({"scheduler": scheduler, "id": env[variable]})
@@ -41,7 +42,7 @@ def job_of(env: Mapping[str, str]) -> Job | None:
 
 
 def launcher_of(env: Mapping[str, str]) -> Launcher | None:
-    """The launcher whose worker this process is; RANK alone is no sign of it, since it may be left over."""
+    """Return the launcher that started this process as a worker, or None. RANK may be left over."""
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Retired(NamedTuple):
-    """The name of the rule, and what finds the fault now or why nothing does."""
+    """The name of a removed rule, and its replacement or the reason why it has none."""
 
     name: str
     instead: str
@@ -68,5 +68,5 @@ RETIRED = {
     "DD717": Retired("batch-normalised-with-other-statistics", _NORM),
 }
 
-#: Removed checks, which old recordings contain, and the check that is most like each.
+#: Removed checks, which old recordings contain, and the check most similar to each.
 RETIRED_CHECKS = dict.fromkeys(("ddp_modes", "gradient_modes", "mixed_precision", "data_sharding"), "gradient_sync")

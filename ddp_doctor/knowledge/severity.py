@@ -2,8 +2,9 @@
 
 from ddp_doctor.model.choices import Severity
 
-#: An error makes a job at least so many times slower than its peers or its expectation (docs/explanation/verdicts.md).
-#: Below it are an A100 2.9 times slower than its peers (NVIDIA/DCGM issue 122), and dlrover's stragglers, at 2 times.
+#: An error makes a job at least this many times slower than its peers or its expectation
+#: (docs/explanation/verdicts.md). Below it are an A100 2.9 times slower than its peers (NVIDIA/DCGM issue 122), and
+#: dlrover's stragglers, at 2 times.
 ERROR_TIMES = 3.0
 #: Smallest share of a step that makes a cost a warning. Smaller costs are not faults.
 WARNING_SHARE = 0.10

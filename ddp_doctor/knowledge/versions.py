@@ -1,4 +1,4 @@
-"""Versions of torch, NCCL, the driver and Python: what works with what, what is bundled, what is broken."""
+"""Versions of torch, NCCL, the driver and Python: compatible, bundled and broken releases."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from ddp_doctor.model.choices import Severity
 
 Version = tuple[int, ...]
 
-#: The oldest torch that the doctor's own tests ran with (pyproject.toml).
+#: The oldest torch that ddp-doctor's own tests ran with (pyproject.toml).
 OLDEST_TORCH: Version = (2, 4)
 
 #: CUDA major version: the oldest Linux driver that runs all its minor versions.
@@ -15,12 +15,12 @@ OLDEST_TORCH: Version = (2, 4)
 DRIVER_MINIMUM: dict[int, Version] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 DRIVER_SOURCE = "docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility"
 
-#: The newest CUDA series of torch's wheel index that a driver's age allows, newest first: the least
-#: driver, the index name. Indices: download.pytorch.org/whl, torch 2.6 to 2.13.
+#: The newest CUDA series of torch's wheel index that a driver's age allows, newest first: the minimum driver, the index
+#: name. Indices: download.pytorch.org/whl, torch 2.6 to 2.13.
 WHEEL_INDEX: tuple[tuple[Version, str], ...] = (((580,), "cu130"), ((525, 60, 13), "cu126"))
 
-#: torch release: the NCCL in its CUDA wheels, as pip's install logs of that release show (and as the
-#: wheel's own Requires-Dist says, which is what a run compares with).
+#: torch release: the NCCL in its CUDA wheels, according to pip's install logs of that release (and to the wheel's own
+#: Requires-Dist, which a run compares with).
 BUNDLED_NCCL: dict[Version, Version] = {
     (2, 4): (2, 20, 5),
     (2, 5): (2, 21, 5),
@@ -52,19 +52,19 @@ PYTHON_END_OF_LIFE: dict[Version, str] = {
 
 @dataclass(frozen=True)
 class NcclIssue:
-    """A fault of NCCL releases from ``since`` on, ``before`` excluded, that plain DDP jobs can meet."""
+    """A fault of NCCL releases since ``since`` and before ``before`` that can affect plain DDP jobs."""
 
     since: Version
     before: Version
     effect: str  # completes "NCCL 2.x on node0 …"
     source: str
-    several_nodes: bool = False  # only where the job spans nodes
-    machine: str | None = None  # only on this architecture, as ``uname -m`` says
+    several_nodes: bool = False  # only if the job spans nodes
+    machine: str | None = None  # only on this architecture, as in ``uname -m``
     torch_before: Version | None = None  # only below this torch release
     setting: tuple[str, str] | None = None  # avoids it without an upgrade
 
     def applies(self, nccl: Version, torch: Version, machine: str, nnodes: int) -> bool:
-        """Whether a job with these versions, on this many nodes, can meet the fault."""
+        """Return True if the fault can affect a job with these versions on this many nodes."""
         return (
             self.since <= nccl < self.before
             and (not self.several_nodes or nnodes > 1)
@@ -73,8 +73,8 @@ class NcclIssue:
         )
 
 
-#: Only faults that hang a DDP job or corrupt its data in an ordinary set-up. Faults of CUDA graphs,
-#: symmetric memory, mixed GPU generations or MNNVL are left out: a job that has none would be blamed.
+#: Only faults that hang a DDP job or corrupt its data in an ordinary setup. Faults of CUDA graphs, symmetric memory,
+#: mixed GPU generations or MNNVL are omitted, because they would be reported for jobs without any of these.
 NCCL_ISSUES: tuple[NcclIssue, ...] = (
     NcclIssue(
         since=(2, 0),
@@ -117,7 +117,7 @@ NCCL_ISSUES: tuple[NcclIssue, ...] = (
 
 
 def release(text: str) -> Version:
-    """The leading numbers of a version without its suffixes; empty where there are none.
+    """Return the leading numbers of a version without its suffixes, or () if there are none.
 
     "2.13.0+cpu" is (2, 13, 0), "2.6.0a0+ecf3bae40a.nv25.01" is (2, 6, 0), "535.129.03" is (535, 129, 3).
     """
@@ -126,13 +126,13 @@ def release(text: str) -> Version:
 
 
 def dotted(version: Version) -> str:
-    """A version as text."""
+    """Return a version as text."""
     return ".".join(str(part) for part in version)
 
 
 @dataclass(frozen=True)
 class TooOld:
-    """What is too old, why it matters, who says so, and how bad it is."""
+    """A version that is too old, why it matters, the source, and the severity."""
 
     what: str
     why: str
@@ -141,7 +141,7 @@ class TooOld:
 
 
 def too_old(python: str, torch: str | None, requires_python: str | None, today: str) -> TooOld | None:
-    """The worst of what is too old; ``requires_python`` is torch's own, ``today`` an ISO date."""
+    """Return the worst outdated version, or None; ``requires_python`` is torch's own, ``today`` an ISO date."""
     least = re.search(r">=\s*(\d+(?:\.\d+)*)", requires_python or "", re.ASCII)
     if least and release(python) < release(least[1]):
         why = f"torch {torch} requires {requires_python}"
@@ -157,10 +157,10 @@ def too_old(python: str, torch: str | None, requires_python: str | None, today: 
 
 
 def nccl_mismatch(loaded: Version, needed: Version) -> Severity:
-    """How bad it is to load another NCCL than torch was built with.
+    """Return the severity of loading another NCCL than torch was built with.
 
-    Minor releases add functions, which a torch built with them calls: an older minor lacks symbols. Newer
-    ones keep the interface of libnccl.so.2.
+    Minor releases add functions, which a torch built with them calls, so an older minor release lacks symbols. Newer
+    releases keep the interface of libnccl.so.2.
     """
     if loaded > needed:
         return Severity.INFO
@@ -168,20 +168,20 @@ def nccl_mismatch(loaded: Version, needed: Version) -> Severity:
 
 
 def nccl_issues(nccl: Version, torch: Version, machine: str, nnodes: int) -> list[NcclIssue]:
-    """The known faults that a DDP job with these versions on this many nodes can meet."""
+    """Return the known faults that can affect a DDP job with these versions on this many nodes."""
     return [issue for issue in NCCL_ISSUES if issue.applies(nccl, torch, machine, nnodes)]
 
 
 def least_driver(cuda: str) -> Version:
-    """The oldest driver for a CUDA version such as "12.8"; empty where it is not known."""
+    """Return the oldest driver for a CUDA version such as "12.8", or () if unknown."""
     return DRIVER_MINIMUM.get(next(iter(release(cuda)), 0), ())
 
 
 def wheel_index(driver: Version) -> str | None:
-    """The newest CUDA series of torch's wheels that this driver runs."""
+    """Return the newest CUDA series of torch's wheels that this driver runs, or None."""
     return next((name for least, name in WHEEL_INDEX if driver >= least), None)
 
 
 def first_torch_with(nccl: Version) -> Version | None:
-    """The oldest torch whose CUDA wheels bundle this NCCL or a newer one."""
+    """Return the oldest torch whose CUDA wheels bundle this NCCL or a newer one, or None."""
     return min((torch for torch, bundled in BUNDLED_NCCL.items() if bundled >= nccl), default=None)

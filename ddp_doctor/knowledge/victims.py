@@ -1,23 +1,22 @@
-"""Messages that point away from the rank that prints them: a peer closed, never answered, or sent what does not fit.
+"""Messages that point away from the rank that prints them: a peer closed, did not answer, or sent unexpected data.
 
-A message that names a fault of the rank's own host is never a victim's, whatever else it says: NCCL
-puts both under "unhandled system error".
+A message about a fault of the rank's own host never points to a peer, whatever else it contains: NCCL puts both under
+"unhandled system error".
 
-Signs of a job's output are made of the same words (table/pointers.py of jobs). They are here because a rank that fails
-reads its own exception, perhaps with no file descriptor left to import those tables.
+The signs in a job's output use the same words (table/pointers.py of jobs). The words are in this module because a
+failing rank reads its own exception, perhaps without a file descriptor to import those tables.
 
-Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,
-Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp, TCPStore.cpp and FileStore.cpp (recvVector
-failed, Failed to recv, got 0 bytes, Timeout waiting for key, Broken pipe, client socket has timed out, seconds waiting
-for clients),
-ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2),
-NCCL's ncclRemoteError and ncclSystemError texts. torch 2.15 c10d/nccl2, WorkNCCL.cpp and ProcessGroupNCCL.cpp
-(NCCL operation timed out, NCCL operation failed, Operation timed out after, Work timed out during finalize, Failed to
-initialize NCCL communicator timed out after): "NCCL operation failed" tells of any error, a peer's too. NCCL's result
-words (nccl.h, ncclGetErrorString) tell of any error as well, so its last warning counts where there is one. What does
-not fit: NCCL 2.27 bootstrap.cc, misc/socket.cc, proxy.cc, transport/net_socket.cc and net_ib.cc, seen where two ranks
-had different settings; gloo transport/tcp/{pair,unbound_buffer}.cc; torch c10d/ProcessGroupWrapper.cpp and reducer.cpp.
-Local faults: gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
+Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting, Application timeout
+caused pair closure), c10d/socket.cpp, Utils.hpp, TCPStore.cpp and FileStore.cpp (recvVector failed, Failed to recv, got
+0 bytes, Timeout waiting for key, Broken pipe, client socket has timed out, seconds waiting for clients),
+ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2), NCCL's
+ncclRemoteError and ncclSystemError texts. torch 2.15 c10d/nccl2, WorkNCCL.cpp and ProcessGroupNCCL.cpp (NCCL operation
+timed out, NCCL operation failed, Operation timed out after, Work timed out during finalize, Failed to initialize NCCL
+communicator timed out after): "NCCL operation failed" stands for any error, including a peer's. So do NCCL's result
+words (nccl.h, ncclGetErrorString), so its last warning counts if there is one. Unexpected data: NCCL 2.27 bootstrap.cc,
+misc/socket.cc, proxy.cc, transport/net_socket.cc and net_ib.cc, seen with different settings on two ranks; gloo
+transport/tcp/{pair,unbound_buffer}.cc; torch c10d/ProcessGroupWrapper.cpp and reducer.cpp. Local faults: gloo
+transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
 """
 
 import re
@@ -30,20 +29,20 @@ PEER_GONE = (
     "communicator was aborted", "Application timeout caused pair closure", "client socket has failed to connect",
     "Software caused connection abort", "NCCL operation failed",
 )  # fmt: skip
-#: Of these, nobody listens there, any more or not yet.
+#: … of a peer's host without a listening process, not yet or no longer.
 PEER_REFUSES = ("Connection refused",)
-#: Of these, there is no way to the peer's host.
+#: … of a peer's host without a route to it.
 PEER_UNREACHED = ("No route to host", "Connection timed out")
-#: Words that NCCL has for a peer's end, and for faults of all other kinds.
+#: Words of NCCL for a peer's exit, and for all other kinds of faults.
 OF_ANYTHING = ("unhandled system error", "ncclSystemError")
-#: Time-outs: a peer was silent. In a job's output other signs read them more closely.
+#: Timeouts: a peer was silent. In a job's output, other signs read them in more detail.
 _PEER_SILENT = (
     "timed out waiting", "watchdog caught collective operation timeout", "client socket has timed out",
     "NCCL operation timed out", "work timed out during finalize", "NCCL communicator timed out after",
     "failed to pass monitoredBarrier", "successfully reached monitoredBarrier", "in store based barrier",
     "Timeout waiting for key", "waiting for clients",
 )  # fmt: skip
-#: What a peer sent is not what this rank expects: the two disagree, and the rank that reads first says so.
+#: A peer sent data that this rank does not expect: the two disagree, and the rank that reads first reports it.
 _UNFIT = re.compile(
     r"connecting to address.{0,80} with family \d+ is neither|message truncated ?: receiv\w+ \d+ bytes instead of"
     r"|mismatch in info from procs"
@@ -64,11 +63,11 @@ _VICTIM = re.compile(
     r"|Error encountered progressing operation|" + _UNFIT.pattern,
     re.IGNORECASE,
 )
-#: NCCL's words for the kind of an error, which say nothing of whose it is where its last warning does.
+#: NCCL's words for the kind of an error. They do not show whose error it is, while its last warning does.
 _RESULT = re.compile(r"ncclSystemError[^\n]*|unhandled system error|NCCL operation failed", re.IGNORECASE)
 _LAST_WARNING = re.compile(r"last error:\s*(?P<said>\S[^\n]*)", re.IGNORECASE)
-#: A last warning with such words may be about a peer. And NCCL 2.32 leaves two behind in healthy runs (seen without
-#: GDRCopy, and without libibverbs), which are about nothing.
+#: A last warning with such words may be about a peer. NCCL 2.32 also leaves two in healthy runs (seen without GDRCopy,
+#: and without libibverbs), which are not about any fault.
 _MAY_BE_A_PEERS = re.compile(
     r"connect|socket|time(?:d |-)?out|refused|unreach|remote|peer|recv|send|accept|proxy|bootstrap"
     r"|lib wrapper not initialized",
@@ -82,7 +81,7 @@ _OWN_HOST = re.compile(
 
 
 def blames_peer(message: str) -> bool:
-    """Whether an exception's text tells of what a peer did, or did not do, rather than of a fault of its own."""
+    """Return True if an exception's text is about a peer instead of a fault of the rank itself."""
     warning = _LAST_WARNING.search(message)
     if warning is not None and not _MAY_BE_A_PEERS.search(warning["said"]):
         message = _RESULT.sub("", message)
@@ -90,10 +89,10 @@ def blames_peer(message: str) -> bool:
 
 
 def is_unfit(message: str) -> bool:
-    """Whether a text says that what a peer sent does not fit: then the two disagree, and neither is to blame."""
+    """Return True if a text says that a peer sent unexpected data. The two disagree, and neither is proven wrong."""
     return _UNFIT.search(message) is not None
 
 
 def names_own_host(message: str) -> bool:
-    """Whether a text names a fault of the host that printed it."""
+    """Return True if a text names a fault of the host that printed it."""
     return _OWN_HOST.search(message) is not None

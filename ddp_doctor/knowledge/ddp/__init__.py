@@ -1,1 +1,1 @@
-"""What DDP averages, and how the doctor recognizes it: gradients, manifests, buckets, payloads."""
+"""DDP's averaging of gradients, and how ddp-doctor checks it: gradients, manifests, buckets, payloads."""

@@ -1,4 +1,4 @@
-"""The arguments of DistributedDataParallel that change how long a step takes, and not what is trained.
+"""The arguments of DistributedDataParallel that change the duration of a step but not the result.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_doctor.model.recording import TraceAdvice
 
-#: What another value of each may cost.
+#: The possible cost of changing each argument.
 COST = MappingProxyType(
     {
         "bucket_cap_mb": "retuning when the model or the network changes",
@@ -22,21 +22,21 @@ COST = MappingProxyType(
 
 
 def as_the_job_has_them(options: Mapping[str, Any], advice: Sequence[TraceAdvice]) -> dict[str, Any]:
-    """The arguments that the user's factory gives, with what the trace shows of them."""
+    """Return the arguments from the user's factory, overridden by what the trace shows."""
     return {**options, **{each.setting: had(each) for each in advice if had(each) is not None}}
 
 
 def had(advice: TraceAdvice) -> bool | float | None:
-    """What the job has; None where the trace does not show it."""
+    """Return the job's value, or None if the trace does not show it."""
     return not advice.value if isinstance(advice.value, bool) else advice.had
 
 
 def changed(options: Mapping[str, Any], advice: TraceAdvice) -> dict[str, Any]:
-    """The same with one of them as it is advised."""
+    """Return the options with one argument changed as advised."""
     others = {name: value for name, value in options.items() if name != advice.setting}
     return others if advice.value is None else {**others, advice.setting: advice.value}
 
 
 def copes_with_unused(options: Mapping[str, Any]) -> bool:
-    """Whether DDP waits for no gradient of a parameter that gets none."""
+    """Return True if DDP does not wait for gradients of unused parameters."""
     return bool(options.get("find_unused_parameters") or options.get("static_graph"))

@@ -1,17 +1,17 @@
-"""The gradients that the ranks contribute in the check gradient_sync, and what a sum of them tells.
+"""The gradients that the ranks contribute in the check gradient_sync, and the decoding of their sum.
 
 With ``n`` ranks, element ``j`` of parameter ``p`` has on rank ``r`` the local gradient ::
 
     factor(p, j) * (1 + n * [j mod n == r])          factor(p, j) = 1 + p + (j // n) mod 8
 
-Every rank contributes everywhere, and ``n`` times more to the elements that are its own. All values are
-small integers, exact in float32 up to 400 000 ranks, whatever unit computes them (TF32 included, for a
-product with 1). The mean over the ranks is ``2 * factor(p, j)``. The factor differs between parameters and
-between neighboring stretches, so that a gradient in the wrong place is not the mean either.
+Every rank contributes everywhere, and ``n`` times more to its own elements. All values are small integers, exact in
+float32 up to 400 000 ranks, whatever unit computes them (including TF32, for a product with 1). The mean over the ranks
+is ``2 * factor(p, j)``. The factor differs between parameters and between neighboring stretches, so a gradient in the
+wrong place differs from the mean.
 
-If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by
-its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``. The same holds for
-ranks that contribute ``times`` as much in a step.
+If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by its factor
+is ``w_(j mod n) + sum(w) / n``. Therefore the first ``n`` elements determine every ``w_r``. The same holds for ranks
+that contribute ``times`` as much in a step.
 
 Element indices may be ints or integer tensors of torch; the results are then of the same kind.
 """
@@ -26,22 +26,22 @@ from pydantic import Field
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.finding import Evidence
 
-#: Where it is known what a gradient must be.
+#: The source of an expected gradient.
 KNOWN = "closed form of the ranks' known gradients, in float64"
 
 #: Half the distance from 1 to the next float32: the relative error of one rounding (IEEE 754).
 _ROUNDING = 2.0**-24
-#: Ranks listed one by one; more of them are no longer "a rank that is off".
+#: Maximum number of ranks to list; with more, the reading is "other".
 MAX_OFF_RANKS = 8
 
-#: mean: right. own: the rank's own gradient alone. one_rank: that of another rank alone. scaled: the mean
-#: times ``scale``. shares: the mean but for some ranks' shares. other: none of these. absent: no gradient.
+#: mean: right. own: only the rank's own gradient. one_rank: only another rank's gradient. scaled: the mean times
+#: ``scale``. shares: the mean, except for the shares of some ranks. other: none of these. absent: no gradient.
 #: not_finite: NaN or infinity.
 Holds = Literal["mean", "own", "one_rank", "scaled", "shares", "other", "absent", "not_finite"]
 
 
 class Reading(Frozen):
-    """What a gradient holds. ``shares``: rank -> how many times it entered, where that is the news."""
+    """The content of a gradient. ``shares``: rank -> how many times it entered, for the ranks that are off."""
 
     holds: Holds
     scale: float = 1.0
@@ -49,11 +49,11 @@ class Reading(Frozen):
 
 
 class OffGradient(Frozen):
-    """A parameter whose gradient is not what it must be on this rank, or not what its peers have.
+    """A parameter whose gradient on this rank is wrong or differs from its peers'.
 
-    ``expected`` and ``got`` belong to the worst element; ``got`` is None without a finite gradient.
-    ``equal`` is equality within float32 rounding, ``identical`` is equality with all ranks bit for bit
-    (None where ranks must differ). Keys of ``held.shares`` are original ranks.
+    ``expected`` and ``got`` belong to the worst element; ``got`` is None without a finite gradient. ``equal`` is
+    equality within float32 rounding, ``identical`` is equality with all ranks bit for bit (None if ranks must differ).
+    Keys of ``held.shares`` are original ranks.
     """
 
     parameter: str
@@ -66,7 +66,7 @@ class OffGradient(Frozen):
     held: Reading
 
     def evidence(self, of: str) -> Evidence:
-        """The worst element of the gradient, ``of weight on rank 1``."""
+        """Return the worst element of a gradient as evidence. ``of`` names the gradient."""
         return Evidence(text=f"worst element of the {of}", value=self.got, expected=self.expected, expected_from=KNOWN)
 
 
@@ -82,26 +82,26 @@ class Place:
 
 
 def factor(parameter: int, element: Any, ranks: int) -> Any:
-    """The multiple of the code at this place."""
+    """Return the multiple of the code at this place."""
     return 1 + parameter + element // ranks % 8
 
 
 def local(parameter: int, element: Any, rank: int, ranks: int) -> Any:
-    """The gradient that group rank ``rank`` of ``ranks`` contributes to this element."""
+    """Return the gradient that group rank ``rank`` of ``ranks`` contributes to this element."""
     return factor(parameter, element, ranks) * (1 + ranks * (element % ranks == rank))
 
 
 def tolerance(ranks: int) -> float:
-    """The greatest relative error of a correct float32 mean of ``ranks`` positive numbers.
+    """Return the largest relative error of a correct float32 mean of ``ranks`` positive numbers.
 
-    DDP rounds 1/n, rounds its product with each local gradient, and adds n of them in some order: to
-    first order at most (n + 1) roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    DDP rounds 1/n, rounds its product with each local gradient, and adds n of them in some order: to first order at
+    most (n + 1) roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     """
     return (ranks + 2) * _ROUNDING
 
 
 def checksum(grad: Any) -> Any:
-    """64 bits of a flat tensor (an int64 scalar tensor on its device): equal for equal bits."""
+    """Return 64 bits of a flat tensor (an int64 scalar tensor on its device): equal for equal bits."""
     import torch
 
     bits = grad.contiguous().view(torch.int32).to(torch.int64)
@@ -109,7 +109,7 @@ def checksum(grad: Any) -> Any:
 
 
 def expected(place: Place, entered: Sequence[float]) -> Any:
-    """The mean as a flat float64 tensor if group rank ``r`` entered it ``entered[r]`` times."""
+    """Return the mean as a flat float64 tensor if group rank ``r`` entered it ``entered[r]`` times."""
     import torch
 
     ranks, index = len(entered), torch.arange(place.elements)
@@ -118,10 +118,10 @@ def expected(place: Place, entered: Sequence[float]) -> Any:
 
 
 def compare(place: Place, times: float, grad: Any, identical: bool | None, *, own: bool = False) -> OffGradient:
-    """A flat gradient next to its closed form, within rounding; every rank contributed ``times`` its local gradient.
+    """Compare a flat gradient with its closed form, if every rank contributed ``times`` its local gradient.
 
-    ``own`` compares with what the rank itself contributed, exactly, because nothing was computed with it. All of it is
-    in float64 on the CPU.
+    Rounding is allowed, except with ``own``, which compares with the rank's own contribution: nothing was computed with
+    it. All values are in float64 on the CPU.
     """
     import torch
 
@@ -154,7 +154,7 @@ def compare(place: Place, times: float, grad: Any, identical: bool | None, *, ow
 
 
 def _held(place: Place, times: float, values: Any) -> Reading:
-    """What a flat float64 gradient tells: "other" if no weights of the ranks explain all elements."""
+    """Decode a flat float64 gradient. The reading is "other" if no weights of the ranks explain all elements."""
     import torch
 
     ranks = len(place.ranks)
@@ -169,13 +169,13 @@ def _held(place: Place, times: float, values: Any) -> Reading:
 
 
 def weights(values: Sequence[float]) -> list[float]:
-    """How often each of ``len(values)`` ranks entered, from the first elements over their factor."""
+    """Return how often each of ``len(values)`` ranks entered, from the first elements divided by their factor."""
     each = sum(values) / 2 / len(values)
     return [value - each for value in values]
 
 
 def read(entered: Sequence[float], rank: int) -> Reading:
-    """What the weights of all ranks mean for group rank ``rank``, which received the gradient."""
+    """Interpret the weights of all ranks for group rank ``rank``, which received the gradient."""
     ranks = len(entered)
     close = 4 * tolerance(ranks) * max(1.0, *(abs(weight) for weight in entered))
     present = [rank for rank, weight in enumerate(entered) if abs(weight) > close]
@@ -196,11 +196,11 @@ def read(entered: Sequence[float], rank: int) -> Reading:
 
 
 def _rounded(weight: float) -> float:
-    return round(weight, 4) + 0.0  # equal causes must read equal: no -0.0
+    return round(weight, 4) + 0.0  # no -0.0: equal causes must print the same
 
 
 def words(reading: Reading, ranks: int) -> str:
-    """The reading as half a sentence that ends "... gradient: ..."."""
+    """Return the reading in words, to follow "... gradient: "."""
     if reading.holds == "shares":
         return ", ".join(
             f"rank {rank}'s share {'is missing' if share == 0 else f'counts {share:g} times'}"

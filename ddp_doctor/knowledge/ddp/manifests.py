@@ -1,13 +1,13 @@
-"""What a model is made of on each rank, and where the ranks' models differ.
+"""The structure of a model on each rank, and the differences between ranks.
 
-DistributedDataParallel pairs the ranks' parameters by their place in the list, so every rank must build
-the same list. A manifest is that list, without the values::
+DistributedDataParallel pairs the ranks' parameters by their place in the list, so every rank must build the same list.
+A manifest is that list, without the values::
 
     {"parameters": [{"name": "conv.weight", "shape": [8, 3, 3, 3], "dtype": "float32", "requires_grad": true}, …],
      "buffers": [{"name": "bn.running_mean", "shape": [8], "dtype": "float32"}, …]}
 
-It goes over the control store before the model is wrapped: ``probing/module_manifest.py`` reads it from a
-module and exchanges it. Nothing here needs torch.
+It goes over the control store before the model is wrapped: ``probing/module_manifest.py`` reads it from a module and
+exchanges it. This module does not need torch.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from ddp_doctor.model.base import Frozen, grouped
 
 What = Literal["parameter", "buffer"]
-#: What is compared of each name that all have, in this order.
+#: The attributes to compare for each name that all ranks have, in this order.
 Attribute = Literal[
     "shape",
     "dtype",
@@ -37,10 +37,10 @@ Attribute = Literal[
     "precision",
     "resharding",
 ]
-#: missing and extra: the name itself. order: the same names in another order. name: the same list under
-#: other names, which DDP does not notice. The rest: an attribute of one name.
+#: missing and extra: the name itself. order: the same names in another order. name: the same list under other names,
+#: which DDP does not notice. Other kinds: an attribute of one name.
 Kind = Literal["missing", "extra", "name", "order", Attribute]
-#: Kinds that say how fully_shard was called, not what the model is.
+#: Kinds that describe the calls of fully_shard instead of the model.
 OF_SHARDING: tuple[Kind, ...] = ("unit", "mesh", "placement", "precision", "resharding")
 _IN_WORDS: Mapping[Kind, str] = {
     "strides": "memory format",
@@ -48,16 +48,16 @@ _IN_WORDS: Mapping[Kind, str] = {
     "resharding": "reshard_after_forward",
     "unit": "FSDP unit",
 }
-#: Names of one difference that are listed.
+#: Maximum number of names listed for one difference.
 MOST_NAMES = 8
 
 
 class Tensor(Frozen):
-    """One parameter or buffer, without its values.
+    """A parameter or buffer, without its values.
 
-    ``shape`` is None where the module is lazy and has none yet; ``strides`` are None where the tensor is
-    contiguous; ``tied_to`` is the first name of the same tensor, which DDP sees once, under that name;
-    ``memory_of`` the first name of another tensor in the same memory.
+    ``shape`` is None if the module is lazy and has no shape yet; ``strides`` are None if the tensor is contiguous.
+    ``tied_to`` is the first name of the same tensor, which DDP sees once, under that name. ``memory_of`` is the first
+    name of another tensor in the same memory.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Tensor(Frozen):
     memory_of: str | None = None
     persistent: bool = True  # of a buffer: part of the state_dict
     sparse_grad: bool = False  # of an embedding with sparse=True
-    ignored: bool = False  # DDP is configured to leave it alone
-    # Of what fully_shard has sharded; None elsewhere, and where this torch does not say.
-    unit: str | None = None  # the module that was given to fully_shard
+    ignored: bool = False  # DDP is configured to ignore it
+    # For tensors that fully_shard has sharded; None for others, and if this torch does not report it.
+    unit: str | None = None  # the module that was passed to fully_shard
     mesh: str | None = None  # "shard=4, ranks 0 1 2 3"
     placement: str | None = None  # "Shard(dim=0)"
     precision: str | None = None  # MixedPrecisionPolicy
@@ -81,20 +81,20 @@ class Tensor(Frozen):
 
 
 class Manifest(Frozen):
-    """What a module is made of on one rank, in the order of ``named_parameters()`` and ``named_buffers()``."""
+    """The structure of a module on one rank, in the order of ``named_parameters()`` and ``named_buffers()``."""
 
     parameters: tuple[Tensor, ...] = ()
     buffers: tuple[Tensor, ...] = ()
 
     def text(self) -> str:
-        """As it is exchanged and hashed: what has its default is left out."""
+        """Return the text that is exchanged and hashed. Default values are omitted."""
         return self.model_dump_json(exclude_defaults=True)
 
 
 class Manifested(Frozen):
-    """A rank's manifest as its fact keeps it: by its digest alone, where another rank holds it or no rank needs it.
+    """A rank's manifest as its fact keeps it: only the digest if another rank keeps the manifest or no rank needs it.
 
-    ``manifest`` stands on the first rank that has it, and only where the ranks differ.
+    ``manifest`` is set only if the ranks differ, on the first rank that has it.
     """
 
     digest: str
@@ -104,9 +104,9 @@ class Manifested(Frozen):
 class Difference(Frozen):
     """Parameters or buffers that differ between ranks, all in the same way.
 
-    ``ranks`` have ``here`` and ``peer``, with whom to compare, has ``there``. Where ``sure``, more than half
-    of the ranks are like the peer; else it is open which ranks are wrong, and ``ranks`` are those unlike the
-    lowest. ``names`` are the first in the order of the model, out of ``count``.
+    ``ranks`` have ``here``; ``peer``, the rank to compare with, has ``there``. If ``sure``, more than half of the ranks
+    agree with the peer. Otherwise it is unknown which ranks are wrong, and ``ranks`` differ from the lowest rank.
+    ``names`` are the first in model order, out of ``count``.
     """
 
     what: What
@@ -120,7 +120,7 @@ class Difference(Frozen):
     there: str
 
     def words(self, where: str) -> str:
-        """``parameter head.weight has shape (5) on rank 1, but (4) on rank 0``. ``where``: these ranks in words."""
+        """Return ``parameter head.weight has shape (5) on rank 1, but (4) on rank 0``. ``where`` names these ranks."""
         name = f"{self.what} {self.names[0]}{f' and {self.count - 1} more' if self.count > 1 else ''}"
         verb = "are" if self.count > 1 else "is"
         if self.kind in ("missing", "extra"):
@@ -143,12 +143,12 @@ class Difference(Frozen):
 
 
 def digest(manifest: Manifest) -> str:
-    """Equal for equal manifests."""
+    """Return a digest that is equal for equal manifests."""
     return hashlib.sha256(manifest.text().encode()).hexdigest()
 
 
 def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
-    """What the fact of ``rank`` keeps of the manifests of all."""
+    """Return the manifest, or only its digest, that the fact of ``rank`` keeps."""
     own = by_rank[rank]
     first = min(rank for rank, manifest in by_rank.items() if manifest == own)
     differ = any(manifest != own for manifest in by_rank.values())
@@ -156,7 +156,7 @@ def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
 
 
 def restored(by_rank: Mapping[int, Manifested]) -> dict[int, Manifest]:
-    """The ranks' manifests from what their facts keep; none for a rank whose manifest no fact keeps."""
+    """Return the ranks' manifests from their facts, without ranks whose manifest no fact keeps."""
     known = {reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None}
     return {rank: known[reported.digest] for rank, reported in by_rank.items() if reported.digest in known}
 
@@ -178,9 +178,9 @@ class _Group:
 
 
 def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
-    """Where the models of the ranks differ; empty where they do not.
+    """Return the differences between the models of the ranks.
 
-    The ranks vote on each name and attribute, so two ranks that are wrong in two ways do not hide one another.
+    The ranks vote on each name and attribute, so two ranks that are wrong in two ways do not hide each other.
     """
     found: list[Difference] = []
     lists: tuple[tuple[What, Callable[[Manifest], tuple[Tensor, ...]]], ...] = (
@@ -188,11 +188,11 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
         ("buffer", lambda manifest: manifest.buffers),
     )
     for what, tensors_of in lists:
-        # Ranks with equal lists together; the group of the lowest rank is the first.
+        # Groups ranks with equal lists; the group of the lowest rank is first.
         by_tensors = grouped((tensors_of(by_rank[rank]), rank) for rank in sorted(by_rank))
         groups = [_Group(tuple(ranks), tensors) for tensors, ranks in by_tensors.items()]
         votes = _votes(what, groups) if len(groups) > 1 else ()
-        # Differences of one kind on the same ranks are one, the first name in front.
+        # Joins differences of one kind on the same ranks, the first name in front.
         for alike in grouped(((vote.kind, vote.ranks), vote) for vote in votes).values():
             names = [vote.names[0] for vote in alike]
             found.append(alike[0].model_copy(update={"names": tuple(names[:MOST_NAMES]), "count": len(names)}))
@@ -200,7 +200,7 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
 
 
 def _votes(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
-    """Every name that is not the same everywhere, and how it differs."""
+    """Yield the differences of each name that is not the same on all ranks."""
     if _differ_in_names_alone(groups):
         for tensors in zip(*(group.seen_by_ddp for group in groups), strict=True):
             called = [(group.ranks, tensor.name) for group, tensor in zip(groups, tensors, strict=True)]
@@ -220,7 +220,7 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
 
 
 def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
-    """Whether all lists differ only in names: DDP, which goes by the place, takes them for equal."""
+    """Return True if the lists differ only in names. DDP pairs by place and treats them as equal."""
     bare = {
         tuple(tuple(_described(tensor, attribute) for attribute in _ATTRIBUTES) for tensor in group.seen_by_ddp)
         for group in groups
@@ -230,7 +230,7 @@ def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
 
 
 def _order(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
-    """The names that all have, where they stand in another order; the first that is elsewhere."""
+    """Yield the first name at a different place, if the names that all groups have are in another order."""
     common = set.intersection(*(set(group.by_name) for group in groups))
     orders = [tuple(tensor.name for tensor in group.tensors if tensor.name in common) for group in groups]
     for vote in _vote(what, "order", "", list(zip((group.ranks for group in groups), orders, strict=True))):
@@ -246,7 +246,7 @@ def _order(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
 def _vote(
     what: What, kind: Kind, name: str, answers: Sequence[tuple[tuple[int, ...], Hashable]]
 ) -> Iterator[Difference]:
-    """A difference for each answer that is not the majority's or, without one, not the lowest rank's."""
+    """Yield a difference for each answer that is not the majority's or, without one, not the lowest rank's."""
     ranks = grouped((answer, rank) for voting, answer in answers for rank in voting)
     if len(ranks) < 2:
         return
@@ -270,7 +270,7 @@ def _vote(
 
 
 _ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
-#: Of those that are not told by their value alone.
+#: Texts for attributes whose value alone is not clear.
 _DESCRIBED: Mapping[Attribute, Callable[[Tensor], str]] = {
     "shape": lambda tensor: "none yet" if tensor.shape is None else f"({', '.join(map(str, tensor.shape))})",
     "strides": lambda tensor: (

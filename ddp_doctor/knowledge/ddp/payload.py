@@ -1,11 +1,10 @@
-"""Payloads of the all-reduce check: rank-coded, exact in every type, and decodable when wrong.
+"""Payloads of the all-reduce check: rank-coded, exact in every type, and decodable if wrong.
 
-Sum: rank r contributes 2**(r mod b), with b chosen so that the whole sum, also with one share in it
-twice, is exact in the type. In a wrong sum one missing or doubled power names the ranks that hold it:
-one, or several in worlds larger than b, where the types, whose b differ, narrow it down together.
-One flipped bit looks the same, but not in every element of a tensor. Product: every rank contributes
-2, one bit of the exponent each. Integers that a type holds exactly: IEEE 754 fp16 11 bits, bf16 8,
-fp32 24, fp64 53.
+Sum: rank r contributes 2**(r mod b), with b chosen to make the sum exact in the type even with one share doubled. In a
+wrong sum, one missing or doubled power identifies the ranks with this power: one rank, or several in worlds larger than
+b. As b differs between types, the types together narrow it down. A flipped bit looks the same, but not in every element
+of a tensor. Product: every rank contributes 2, one bit of the exponent each. Integers that a type holds exactly: IEEE
+754 fp16 11 bits, bf16 8, fp32 24, fp64 53.
 """
 
 import math
@@ -18,14 +17,14 @@ EXACT_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11, "int64
 #: Largest power of two that a product may reach.
 _EXPONENT = {"float64": 1000, "float32": 120, "bfloat16": 120, "float16": 15, "int64": 62, "int32": 30, "uint8": 7}
 _KIB, _MIB = 1 << 10, 1 << 20
-#: CPU ranks on one node above which a quick run keeps to one case of each kind.
+#: With more CPU ranks on one node, a quick run tests only one case of each kind.
 CROWD = 16
 
 
 def exact_cases(ranks: int, *, few: bool = False) -> list[tuple[str, str]]:
-    """(dtype, op) pairs whose result is exact for this many ranks; gloo and NCCL reduce all of these.
+    """Return (dtype, op) pairs with an exact result for this many ranks; gloo and NCCL reduce all of them.
 
-    ``few`` keeps one case of each kind, for worlds in which every collective is dear.
+    ``few`` keeps one case of each kind, for worlds with expensive collectives.
     """
     cases = [(dtype, "sum") for dtype in EXACT_BITS if _sum_bits(ranks, dtype) > 0]
     cases += [(dtype, op) for dtype in ("float32", "int64") for op in ("max", "min")]
@@ -37,7 +36,7 @@ def exact_cases(ranks: int, *, few: bool = False) -> list[tuple[str, str]]:
 
 
 def _sum_bits(ranks: int, dtype: str) -> int:
-    """How many powers of two the ranks may use so that every sum is exact, also with a doubled share."""
+    """Return how many powers of two the ranks may use with every sum exact, even with a doubled share."""
     bits = EXACT_BITS[dtype]
     for used in range(min(ranks, bits), 0, -1):
         if sum(1 << (rank % used) for rank in range(ranks)) + (1 << (used - 1)) < 1 << bits:
@@ -46,7 +45,7 @@ def _sum_bits(ranks: int, dtype: str) -> int:
 
 
 def share(op: str, rank: int, ranks: int, dtype: str) -> int:
-    """What ``rank`` contributes."""
+    """Return the contribution of ``rank``."""
     if op == "sum":
         return int(1 << (rank % _sum_bits(ranks, dtype)))
     if op == "product":
@@ -55,7 +54,7 @@ def share(op: str, rank: int, ranks: int, dtype: str) -> int:
 
 
 def expected(op: str, ranks: int, dtype: str) -> int:
-    """The exact result over ranks 0 … ranks-1."""
+    """Return the exact result over ranks 0 … ranks-1."""
     if op == "sum":
         return sum(share(op, rank, ranks, dtype) for rank in range(ranks))
     if op == "product":
@@ -64,7 +63,7 @@ def expected(op: str, ranks: int, dtype: str) -> int:
 
 
 def blame(op: str, got: float, ranks: int, dtype: str) -> tuple[int, ...]:
-    """The ranks of which one missing or doubled share explains a wrong sum; empty where none does.
+    """Return the ranks whose missing or doubled share explains a wrong sum, or () if no rank's does.
 
     ``got`` must be the value of every element: a single wrong element may be a flipped bit.
     """
@@ -75,22 +74,22 @@ def blame(op: str, got: float, ranks: int, dtype: str) -> tuple[int, ...]:
 
 
 def agreed(blamed: Iterable[tuple[int, ...]]) -> int | None:
-    """The one rank that every wrong sum allows for; None where they contradict or leave several."""
+    """Return the only rank that all wrong sums allow, or None if they contradict each other or allow several."""
     sets = [set(ranks) for ranks in blamed]
     common = set.intersection(*sets) if sets else set()
     return common.pop() if len(common) == 1 else None
 
 
-#: Up to here the time of an all-reduce hardly grows with its size (docs/explanation/measurements.md).
+#: Up to this size, the time of an all-reduce hardly grows (docs/explanation/measurements.md).
 LATENCY_BOUND_BYTES = 64 * _KIB
 
 
 def sweep_sizes(quick: bool) -> list[int]:
-    """Message sizes in bytes: 4 B for latency, then 1 KiB by fours to 256 MiB (1 MiB when quick)."""
+    """Return message sizes in bytes: 4 B for latency, then 1 KiB to 256 MiB (1 MiB if quick) by a factor of 4."""
     return [4, *measured_sizes((_KIB, _MIB if quick else 256 * _MIB, 4))]
 
 
 def iterations(size: int, *, quick: bool) -> int:
-    """Timed repetitions of one size: many where noise is large and time is small."""
+    """Return the timed repetitions of a size: many if noise is large and the time is short."""
     many = 5 if quick else 20
     return max(many if size <= _MIB else many * 4 * _MIB // size, 3)

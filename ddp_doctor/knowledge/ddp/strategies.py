@@ -1,4 +1,4 @@
-"""How a model's parameters, gradients and optimizer state can be spread over ranks, and what each way keeps on a rank.
+"""The ways to spread parameters, gradients and optimizer state over ranks, and what a rank keeps in each.
 
 Sources: the papers on ZeRO (arXiv 1910.02054, stages 1 to 3) and FSDP (arXiv 2304.11277); torch 2.13,
 torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py and
@@ -7,10 +7,10 @@ torch/distributed/fsdp/_fully_shard/. fully_shard is public as torch.distributed
 
 from dataclasses import dataclass
 
-#: torch that has torch.distributed.fsdp.fully_shard.
+#: First torch release with torch.distributed.fsdp.fully_shard.
 FSDP2_NEEDS = "2.6"
-#: What CUDA's caching allocator keeps beyond what is allocated, as a share of that, in a training that splits and
-#: joins blocks of many sizes: 15 % of eight LLM trainings on A100s in the mean, up to 33 % (GMLake, arXiv 2401.08156).
+#: Memory that CUDA's caching allocator keeps beyond what is allocated, as a share of that, in training that splits and
+#: joins blocks of many sizes: 15% in the mean of eight LLM trainings on A100s, up to 33% (GMLake, arXiv 2401.08156).
 RESERVE = 0.15
 #: DistributedDataParallel broadcasts copies of parameters and buffers in parts of this size when it is made
 #: (broadcast_bucket_size in torch 2.13 nn/parallel/distributed.py).
@@ -19,15 +19,15 @@ BROADCAST_BYTES = 250 << 20
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to spread a model over ranks."""
+    """A way to spread a model over ranks."""
 
     name: str
     words: str
     # By FSDP2, which needs FSDP2_NEEDS; gradients and optimizer state are sharded with them.
     shards_parameters: bool = False
-    shards_state: bool = False  # the optimizer's state alone
+    shards_state: bool = False  # only the optimizer's state
     bucket_view: bool = False  # gradients are views into DDP's buckets
-    reshards: bool = False  # whole parameters are freed after the forward of their unit, and gathered again
+    reshards: bool = False  # full parameters are freed after their unit's forward, and gathered again
     within_node: bool = False  # sharded over the ranks of a node, replicated over nodes
     offloads: bool = False  # parameters, gradients and state are in the host's memory
 

@@ -1,1 +1,1 @@
-"""What the driver says of GPUs, and what they may be asked for."""
+"""Tables about GPUs: what drivers report, how fast GPUs are, and how much memory a check may use."""

@@ -1,4 +1,4 @@
-"""What NVML's values mean for a training job."""
+"""The values that NVML returns, and their meaning for a training job."""
 
 import re
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ CUDA_VARIABLES = (
     "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
 )
 
-#: GPUs whose memory the operating system manages as a NUMA node: it keeps pages there after a process
-#: ended, and its own under memory pressure, so "used" without a process means nothing
-#: (NVML API reference, nvmlDeviceGetMemoryInfo).
+#: GPUs whose memory the operating system manages as a NUMA node. It keeps pages there after a process has ended, and
+#: its own pages under memory pressure, so "used" without a process means nothing (NVML API reference,
+#: nvmlDeviceGetMemoryInfo).
 OS_MANAGED_MEMORY = ("GH200", "GB200", "GB300")
 
-#: Models on a board with NVSwitch or a full NVLink mesh, never with bridges: SXM modules, also under names without a
+#: Models on a board with NVSwitch or a full NVLink mesh, never with bridges: SXM modules, including names without a
 #: form factor ("NVIDIA H200", but not "NVIDIA H200 NVL").
 _ON_A_BOARD = re.compile(r"(?!.*(?:PCIe|NVL\b)).*\b(?:SXM\d?|HBM3e?|H20|H200|H800|G?B[23]00)\b")
 
@@ -39,27 +39,27 @@ def is_on_a_board(model: str | None) -> bool:
     return _ON_A_BOARD.match(model or "") is not None
 
 
-#: How the process of CUDA's Multi-Process Service begins that holds a GPU in its clients' name ("comm" is cut at 15).
+#: Start of the name of CUDA's Multi-Process Service, which holds a GPU for its clients ("comm" is cut at 15).
 MPS_SERVER = "nvidia-cuda-mps"
 
-#: Clocks event reasons that slow a job down beyond what was set. The first two are the hardware's own and
-#: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
-#: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.
+#: Clocks event reasons that slow a job below the set clocks. The first two come from the hardware and cut the core
+#: clock to half or less (nvml.h). hw_slowdown is omitted, because NVML also raises it while clocks change. With
+#: sw_thermal_slowdown the driver stays below the maximum operating temperature.
 SLOWDOWNS = {name: words for name, words in SLOWDOWNS_UNDER_LOAD.items() if name != "hw_slowdown"}
 
-#: NVML's return values where one GPU as a whole does not answer.
+#: NVML's return values if one GPU does not answer at all.
 GPU_ERRORS = {
     "gpu_is_lost": "lost (it fell off the bus or does not respond)",
     "reset_required": "the driver needs it to be reset before it can be used",
 }
 
-#: What the fabric's registration of a GPU is waiting for (nvml.h, nvmlGpuFabricState_t).
+#: Incomplete states of a GPU's registration with the fabric (nvml.h, nvmlGpuFabricState_t).
 FABRIC_STATES = {
     "not_started": "its registration with the fabric manager has not started",
     "in_progress": "its registration with the fabric manager is in progress",
 }
 
-#: What a fabric health mask can complain of (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
+#: Faults in a fabric health mask (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
 FABRIC_FAULTS = {
     "degraded_bandwidth": "its bandwidth is degraded",
     "route_recovery": "a route is being recovered",
@@ -74,7 +74,7 @@ FABRIC_FAULTS = {
     "gpu_state_invalid": "its state is not valid",
 }
 
-#: Answers to NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, after "the driver asks for".
+#: Values of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, to follow "the driver asks for".
 RECOVERY_ACTIONS: Mapping[str, str] = {
     "gpu_reset": "a reset of the GPU",
     "node_reboot": "a reboot of the node",
@@ -84,13 +84,13 @@ RECOVERY_ACTIONS: Mapping[str, str] = {
     "bus_reset": "a reset of the bus",
     "system_reboot": "a reboot of the system",
 }
-#: Those that leave the GPU usable within its node.
+#: Actions that leave the GPU usable within its node.
 MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which NVML as a whole fails: what it means, and what fixes it."""
+    """A failure of NVML itself: its meaning and its fix."""
 
     meaning: str  # ends the sentence "On node0 …"
     repair: str
@@ -98,7 +98,7 @@ class Fault:
     scope: Scope = "node"
 
 
-#: By NVML's return value (nvml.h, nvmlReturn_t), plus what the helper process itself can meet.
+#: By NVML's return value (nvml.h, nvmlReturn_t), plus failures of the helper process itself.
 NVML_FAULTS = {
     "library_not_found": Fault(
         "the driver library libnvidia-ml.so.1 is missing",
@@ -151,7 +151,7 @@ UNKNOWN_FAULT = Fault(
 
 
 def fault_of(code: str, *, in_container: bool) -> Fault:
-    """The row for NVML's return value ``code``."""
+    """Return the row for NVML's return value ``code``."""
     if in_container and code == "library_not_found":
         code = "library_not_found_in_container"
     return NVML_FAULTS.get(code, UNKNOWN_FAULT)

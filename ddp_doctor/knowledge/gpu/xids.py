@@ -1,8 +1,8 @@
-"""Xids: the numbers under which the NVIDIA driver reports faults in the kernel log, and what they ask for.
+"""Xids, the fault numbers of the NVIDIA driver in the kernel log: their meaning and the action they require.
 
-Meaning and action follow NVIDIA's Xid catalog (its "immediate action"), in our words. ``stays`` is a
-judgment on top of it: the GPU is of no use until it is reset, the driver loaded anew, or the machine
-rebooted. Xids that an application causes are everyday life on a shared node and say nothing against a GPU.
+Meaning and action follow NVIDIA's Xid catalog (its "immediate action"), in our words. ``stays`` is an additional
+judgment: the GPU is unusable until it is reset, the driver is reloaded, or the machine is rebooted. Xids that an
+application causes are normal on a shared node and do not indicate a bad GPU.
 """
 
 from dataclasses import dataclass
@@ -10,38 +10,38 @@ from typing import Literal
 
 CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
 
-#: A GPU or NVSwitch in the kernel log, and what stands before the number in every form of its lines: "NVRM: Xid
+#: A GPU or NVSwitch in the kernel log, and the text before the number in every form of its lines: "NVRM: Xid
 #: (PCI:0000:2b:00): 79, pid=…" and "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, …".
 BUS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 XID_LINE = rf"NVRM: Xid \((?:PCI:)?(?P<bus>{BUS})[^)]{{0,24}}\): "
 SXID_LINE = rf"SXid \(PCI:(?P<bus>{BUS})\): "
-#: A GPU that does not answer, in one line.
+#: A line about a GPU that does not answer.
 OFF_BUS_LINE = (
     rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}):? (?:\([^()]{{1,40}}\) )?"
     r"(?:installed in this system )?(?:GPU )?has fallen off the bus"
 )
 
-#: application: a program did it, or was ended. watch: nothing to do now, worth knowing. reset and reboot:
-#: what brings the GPU back.
+#: application: caused by a program, or by its end. watch: worth knowing, no action needed now. reset and reboot:
+#: required to use the GPU again.
 Class = Literal["application", "watch", "reset", "reboot"]
 
 
 @dataclass(frozen=True)
 class Xid:
-    """One number: what it means and what it asks for."""
+    """The meaning of an Xid, and the action it requires."""
 
     meaning: str
     kind: Class
     stays: bool = False
-    cause: str = "gpu-fault"  # of failed jobs, "" where it ends none by itself
+    cause: str = "gpu-fault"  # of failed jobs; "" if it does not end a job itself
 
 
-#: Companion of other Xids, whose text says what the driver asks for: "GPU recovery action changed from
-#: 0x0 (None) to 0x1 (GPU Reset Required)".
+#: Accompanies other Xids. Its text contains the action that the driver asks for: "GPU recovery action changed from 0x0
+#: (None) to 0x1 (GPU Reset Required)".
 RECOVERY_ACTION = 154
-#: The words of that text which ask for nothing.
+#: The words of that text that require no action.
 NO_RECOVERY = ("None",)
-#: The words which ask for a reboot; all others are content with a reset.
+#: The words that require a reboot; all others require a reset.
 REBOOT_WORDS = ("Reboot",)
 
 XIDS: dict[int, Xid] = {
@@ -88,28 +88,28 @@ XIDS: dict[int, Xid] = {
     171: Xid("detail of a double-bit memory error (DRAM)", "watch", cause="gpu-ecc-error"),
     172: Xid("detail of a double-bit memory error (SRAM)", "watch", cause="gpu-ecc-error"),
 }
-#: A GPU that the driver found off the bus without an Xid means what this one does.
+#: A GPU that the driver found off the bus without an Xid is treated like this Xid.
 OFF_BUS = 79
 UNKNOWN = Xid("unknown to ddp-doctor", "watch")
 
 
 def xids_of(cause: str, *kinds: Class) -> str:
-    """The numbers that speak of a cause of failed jobs, of these kinds, as the alternatives of a pattern."""
+    """Return the Xids of a cause of failed jobs, of these kinds, as the alternatives of a pattern."""
     of_cause = {code: known for code, known in XIDS.items() if known.cause == cause}
     return "|".join(str(code) for code, known in of_cause.items() if not kinds or known.kind in kinds)
 
 
-#: NVLink 5: the text says whether such an error is fatal, and a fatal one takes a reset.
+#: NVLink 5: the text shows whether such an error is fatal; a fatal error requires a reset.
 NVLINK5 = range(144, 151)
 
-#: How long ago a fault may lie to be called recent: jobs of the same day may still suffer from its cause.
+#: Maximum age of a recent fault: jobs of the same day may still suffer from its cause.
 RECENT_S = 24 * 3600.0
-#: Crashes of applications are worth a line while their cause may still be sought.
+#: Maximum age of an application's crash that is worth a line, because its cause may still be sought.
 JUST_NOW_S = 3600.0
 
 
 def xid(code: int, detail: str = "") -> Xid:
-    """What an Xid means; ``detail`` is "Fatal" where its text says so."""
+    """Return the meaning of an Xid. ``detail`` is "Fatal" if its text contains that word."""
     known = XIDS.get(code, UNKNOWN)
     if code in NVLINK5 and detail == "Fatal":
         return Xid(f"fatal {known.meaning}", "reset", stays=True)

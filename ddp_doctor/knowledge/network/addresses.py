@@ -1,8 +1,8 @@
-"""Addresses: which host is reached at which, which host dials which, and which networks several hosts share.
+"""Addresses: which host an address leads to, which host dials which, and which networks several hosts share.
 
-gloo makes one connection for each pair of ranks: the side whose address is larger, byte by byte, dials the
-smaller one (gloo/transport/tcp/device.cc, Device::isInitiator). So a host that gives out 127.0.1.1 still dials all
-of 10.0.0.0/8, and is dialled by all of 172.16.0.0/12 and 192.168.0.0/16, which then reach themselves.
+gloo makes one connection for each pair of ranks: the side with the larger address, byte by byte, dials the smaller one
+(gloo/transport/tcp/device.cc, Device::isInitiator). A host that gives out 127.0.1.1 therefore still dials all of
+10.0.0.0/8. It is dialed by all of 172.16.0.0/12 and 192.168.0.0/16, which then reach themselves.
 """
 
 import ipaddress
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ddp_doctor.model.context import Interface
 
-#: Bridges that a container engine, libvirt or LXC makes for this host alone: docker0, docker's networks
-#: (br- and 12 hexadecimal digits), podman, CNI's default, containerd's nerdctl, LXC, VirtualBox, VMware.
+#: Bridges that a container engine, libvirt or LXC makes only for this host: docker0, docker's networks (br- and 12
+#: hexadecimal digits), podman, CNI's default, containerd's nerdctl, LXC, VirtualBox, VMware.
 _OWN_BRIDGES = re.compile(
     r"(docker|virbr|podman|cni-podman|nerdctl|lxcbr|lxdbr|vboxnet|vmnet)\d+(-nic)?|br-[0-9a-f]{12}"
 )
@@ -30,12 +30,12 @@ class Held(NamedTuple):
 
 
 def address_of(with_prefix: str) -> str:
-    """ "10.0.0.1" of "10.0.0.1/24"."""
+    """Return "10.0.0.1" for "10.0.0.1/24"."""
     return with_prefix.partition("/")[0]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether the address means the host itself, on every host; what is none, as a name, does not."""
+    """Return True if the address means the host itself on every host. False if the text is not an address."""
     try:
         return plain_address(address).is_loopback
     except ValueError:
@@ -43,28 +43,28 @@ def is_loopback(address: str) -> bool:
 
 
 def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address without its zone; an IPv4 one that a socket of both families shows as ``::ffff:10.0.0.1`` as such."""
+    """Return an address without its zone; an IPv4 address in a dual-stack form such as ``::ffff:10.0.0.1`` as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_own_bridge(interface: str) -> bool:
-    """Whether such an interface usually leads to containers or virtual machines of this host only."""
+    """Return True if such an interface usually leads only to containers or virtual machines of this host."""
     return _OWN_BRIDGES.fullmatch(interface) is not None
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether the address is of IPv6."""
+    """Return True for an IPv6 address."""
     return ":" in address
 
 
 def packed(address: str) -> bytes:
-    """The address as gloo compares it: in network order, without a scope."""
+    """Return the address as gloo compares it: in network order, without a scope."""
     return ipaddress.ip_address(address).packed
 
 
 def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
-    """The network in which a host has the address; None where it does not, or alone (/32, /128)."""
+    """Return the network of a host's address; None if the host lacks the address, or it is a single one (/32, /128)."""
     for interface in interfaces:
         for held in interface.addresses:
             if address_of(held) == address:
@@ -76,11 +76,10 @@ def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
 def shared_interface(
     hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None, in_use: frozenset[str] = frozenset()
 ) -> dict[int, str]:
-    """For each host its interface on a network (of the family) that all have; empty where there is none.
+    """Return each host's interface on a network (of the family) that all hosts have, or {} without such a network.
 
-    Loopback, link-local and single addresses are no network, nor is one in which two hosts have the same
-    address (every docker0). Of several that one is taken in which most addresses ``in_use`` are, then the
-    fastest, then the first.
+    Loopback, link-local and single addresses are not networks. A network with the same address on two hosts (every
+    docker0) does not count. The network with the most addresses ``in_use`` is chosen, then the fastest, then the first.
     """
     shared = shared_networks(hosts, ipv6=ipv6)
     if not shared:
@@ -97,7 +96,7 @@ def shared_interface(
 def shared_networks(
     hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None
 ) -> dict[Network, dict[int, Held]]:
-    """All networks (of the family) in which each host has an address of its own, in the first host's order."""
+    """Return all networks (of the family) that each host has a distinct address in, in the first host's order."""
     offers = [_networks(interfaces, ipv6) for interfaces in hosts.values()]
     if not offers:
         return {}
@@ -113,7 +112,7 @@ def shared_networks(
 
 
 def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:
-    """The first address and interface in each network (of the family) that may lead to other hosts."""
+    """Return the first address and interface in each network (of the family) that may lead to other hosts."""
     found: dict[Network, Held] = {}
     for interface in interfaces:
         for held in interface.addresses if interface.running and not is_own_bridge(interface.name) else ():
@@ -125,5 +124,5 @@ def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Networ
 
 
 def likely_interface(interfaces: Sequence[Interface], *, ipv6: bool | None = None) -> str | None:
-    """The first running interface with an address (of the family) that may lead to other hosts, if any."""
+    """Return the first running interface with an address (of the family) that may lead to other hosts, if any."""
     return next((interface.name for _, interface in _networks(interfaces, ipv6).values()), None)

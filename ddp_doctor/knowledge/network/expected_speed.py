@@ -1,13 +1,13 @@
-"""How fast a collective of NCCL ought to be: a band of busbw, or None where nothing is known.
+"""The expected speed of a collective of NCCL: a band of busbw, or None if unknown.
 
-NCCL itself plans each call. For every algorithm and protocol it has a latency and a bandwidth, and takes the one whose
-``latency + bytes / bandwidth`` is least (src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; since 2.31
+NCCL itself plans each call. For every algorithm and protocol it has a latency and a bandwidth, and uses the plan with
+the lowest ``latency + bytes / bandwidth`` (src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; since 2.31
 src/tuning). data/nccl_tuning.csv has these numbers as the unchanged libnccl prints them (NCCL_DEBUG_SUBSYS=TUNING) on
-planted machines (tests/planted/tuning.py). What a call within a node takes beside that is fitted to curves that people
-have published (data/published_bandwidth.ini, tests/published.py); between nodes their curves fit the plan as it is.
+simulated machines (tests/planted/tuning.py). The additional time of a call within a node is fitted to published curves
+(data/published_bandwidth.ini, tests/published.py). Between nodes, published curves fit the plan without a correction.
 
-Nothing is guessed: a machine, collective, network or size without a row or a curve has no band. Sizes and busbw are
-those of nccl-tests: of an all_gather and a reduce_scatter the size is that of all ranks' shares together.
+No value is guessed: a machine, collective, network or size without a row or a curve has no band. Sizes and busbw are as
+in nccl-tests: the size of an all_gather or reduce_scatter counts all ranks' shares.
 """
 
 import csv
@@ -24,13 +24,13 @@ from ddp_doctor.knowledge.versions import Version, release
 TABLE = Path(__file__).parent / "data/nccl_tuning.csv"
 MIB, GIB = 1 << 20, 1 << 30
 
-#: Upper edge over lower edge, from this size on. Two published runs on the same hardware differ by as much: two p5 of
-#: AWS give 343 and 167 GB/s at 256 MiB, 437 and 313 at 1 GiB, 444 and 438 at 2 GiB.
+#: Upper edge over lower edge, by minimum size. Two published runs on the same hardware differ by as much: two p5 of AWS
+#: give 343 and 167 GB/s at 256 MiB, 437 and 313 at 1 GiB, 444 and 438 at 2 GiB.
 WIDTHS = ((GIB, 1.5), (64 * MIB, 2.0), (0, 2.5))
-#: Bytes from which on curves are published and agree, by network, "" within a node. Of InfiniBand the smallest point is
-#: 512 MiB. Below 2 GiB what a call costs over EFA differs between three published clusters from 0.1 to 2 ms.
+#: Minimum bytes with published curves that agree, by network, "" within a node. The smallest point for InfiniBand is
+#: 512 MiB. Below 2 GiB, the cost of a call over EFA differs between three published clusters from 0.1 to 2 ms.
 LEAST_BYTES = {"": 32 << 10, "IB": 512 * MIB, "AWS Libfabric": 2 * GIB}
-#: Names that torch and NVML give, and what the table calls these GPUs. H200 and H800 are H100 to NCCL.
+#: Names of GPUs in torch and NVML, and in the table. H200 and H800 are H100 to NCCL.
 _GPUS = (
     (r"\bA100-SXM", "A100 SXM"),
     (r"\bA100\b.*PCIE\b", "A100 PCIe"),
@@ -39,22 +39,24 @@ _GPUS = (
     (r"\bGB200\b", "GB200"),
     (r"\bB200\b", "B200"),
 )
-#: Releases that know these GPUs. The table has the newest alone: since 2.28 NCCL plans NVLink SHARP on Blackwell with
-#: 0.74 of its rate, before with all of it, 933 GB/s of eight B200 where 846 were measured and 626 at 64 MiB for 401.
+#: First releases that know these GPUs. The table has only the newest: since 2.28 NCCL plans NVLink SHARP on Blackwell
+#: with 0.74 of its rate, before with all of it, which gives 933 GB/s for eight B200 instead of the measured 846, and
+#: 626 at 64 MiB instead of 401.
 _KNOWN_SINCE = {"B200": (2, 27), "GB200": (2, 27)}
-#: From 64 B on, by powers of two: trees do not follow the plan at medium sizes, and NCCL corrects their bandwidth so.
+#: By powers of two, starting at 64 B: trees do not follow the plan at medium sizes, and NCCL multiplies their bandwidth
+#: by these factors.
 _OF_TREES = {
     "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, *[0.6] * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
     "Simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }
-#: NCCL's latency of a ring across nodes times this ("plateau effect"), of GPUs since A100.
+#: NCCL multiplies the latency of a ring across nodes by this ("plateau effect"), for A100 and later GPUs.
 _PLATEAU = 1.4
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What takes part: nodes that are alike, with as many ranks each, one a GPU."""
+    """The participants: equal nodes with the same number of ranks, one per GPU."""
 
     gpu: str  # as torch and NVML name it: NVIDIA H100 80GB HBM3
     link: str  # nvidia-smi's code between the GPUs of a node: NV18
@@ -62,13 +64,13 @@ class Machine:
     nccl: str
     nodes: int = 1
     nics_mbps: tuple[int, ...] = ()  # of a node's adapters that NCCL uses
-    network: str = ""  # NCCL's name of what it uses between nodes: IB, AWS Libfabric, Socket
-    nvls: bool = True  # whether NVLink SHARP is there and not turned off
+    network: str = ""  # NCCL's name of the network between nodes: IB, AWS Libfabric, Socket
+    nvls: bool = True  # NVLink SHARP is available and not disabled
 
 
 @dataclass(frozen=True)
 class Band:
-    """What busbw is to be expected, in GB/s; without an upper edge where only the least is known."""
+    """The expected busbw in GB/s, without an upper edge if only the minimum is known."""
 
     low: float
     high: float | None
@@ -76,13 +78,13 @@ class Band:
 
     @property
     def middle(self) -> float:
-        """What is most to be expected."""
+        """The geometric mean of the edges, or the lower edge if it is the only one."""
         return math.sqrt(self.low * self.high) if self.high is not None else self.low
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a call takes within a node beside NCCL's plan: so many µs, and the planned latency so many times."""
+    """The cost of a call within a node in addition to NCCL's plan: µs, and a factor of the planned latency."""
 
     launch_us: float
     latency: float
@@ -94,7 +96,7 @@ COSTS = Costs(launch_us=15.4, latency=2.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to do a collective among so many ranks: latency and transfer in µs."""
+    """A way to do a collective among some ranks: latency and transfer in µs."""
 
     ranks: int
     algorithm: str
@@ -105,7 +107,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; a cell is algorithm, protocol, latency in µs and algbw in GB/s."""
+    """A row of the table; a cell is algorithm, protocol, latency in µs and algbw in GB/s."""
 
     release: Version
     gpu: str
@@ -114,7 +116,7 @@ class Row:
     cells: tuple[tuple[str, str, float, float], ...]
 
     def plan(self, collective: str, size_bytes: int, *, nvls: bool) -> Plan:
-        """What NCCL takes for this size: that with the least time."""
+        """Return the plan that NCCL uses for this size: the fastest."""
         plans = [
             self._planned(cell, collective, size_bytes) for cell in self.cells if nvls or not cell[0].startswith("NVLS")
         ]
@@ -132,7 +134,7 @@ class Row:
 
 
 def band(machine: Machine, collective: str, size_bytes: int) -> Band | None:
-    """The busbw to be expected of a collective of this size; None where no row and no curve says."""
+    """Return the expected busbw of a collective of this size, or None without a row and a curve."""
     rows = rows_of(machine, collective)
     if not rows or size_bytes < LEAST_BYTES[_between(machine)]:
         return None
@@ -143,12 +145,12 @@ def band(machine: Machine, collective: str, size_bytes: int) -> Band | None:
 
 
 def width(size_bytes: int) -> float:
-    """Upper edge of a band over its lower edge."""
+    """Return the ratio of a band's upper edge to its lower edge."""
     return next(ratio for least, ratio in WIDTHS if size_bytes >= least)
 
 
 def busbw(plan: Plan, machine: Machine, collective: str, size_bytes: int, costs: Costs = COSTS) -> float:
-    """GB/s that a plan and the costs come to."""
+    """Return the busbw of a plan with these costs, in GB/s."""
     took_us = plan.latency + plan.transfer
     if machine.nodes == 1:
         took_us = costs.launch_us + costs.latency * plan.latency + plan.transfer
@@ -156,7 +158,7 @@ def busbw(plan: Plan, machine: Machine, collective: str, size_bytes: int, costs:
 
 
 def rows_of(machine: Machine, collective: str) -> tuple[Row, ...]:
-    """The row of a machine, or those of the next fewer and the next more nodes; none where nothing is known."""
+    """Return the row of a machine, or the rows of the next fewer and the next more nodes; () if unknown."""
     gpu = next((ours for name, ours in _GPUS if re.search(name, machine.gpu, re.IGNORECASE)), None)
     total = round(sum(machine.nics_mbps) / 8000) if machine.nodes > 1 else 0
     known = _table().get((gpu, machine.link, machine.ranks, total, collective), {})
@@ -170,7 +172,7 @@ def rows_of(machine: Machine, collective: str) -> tuple[Row, ...]:
 
 
 def _between(machine: Machine) -> str:
-    """The network that a collective goes over, "" within a node."""
+    """Return the network of a collective, or "" within a node."""
     return machine.network if machine.nodes > 1 else ""
 
 
@@ -179,7 +181,7 @@ Key = tuple[str | None, str, int, int, str]
 
 @lru_cache(maxsize=1)
 def _table() -> dict[Key, dict[Version, dict[int, Row]]]:
-    """Rows by GPU, link, ranks, GB/s of a node's NICs and collective; then by release; then by nodes."""
+    """Return rows by GPU, link, ranks, GB/s of a node's NICs and collective; then by release; then by nodes."""
     found: dict[Key, dict[Version, dict[int, Row]]] = {}
     with TABLE.open(newline="") as lines:
         for line in csv.DictReader(lines):
@@ -192,7 +194,7 @@ def _table() -> dict[Key, dict[Version, dict[int, Row]]]:
 
 
 def cells(line: Mapping[str, str]) -> Iterator[tuple[str, str, float, float]]:
-    """Those of a line of the table: under "Ring LL" stands "15.0/80.6"."""
+    """Yield the cells of a line of the table, such as "15.0/80.6" in the column "Ring LL"."""
     for column, cell in line.items():
         algorithm, of_two, protocol = column.partition(" ")
         if of_two and cell:
@@ -201,7 +203,7 @@ def cells(line: Mapping[str, str]) -> Iterator[tuple[str, str, float, float]]:
 
 
 def _source(machine: Machine, rows: Sequence[Row]) -> str:
-    """Where a band comes from, for a finding."""
+    """Return the source of a band, for a finding."""
     table, its_own = rows[0].release, release(machine.nccl)
     nearest = "" if table == its_own else f" (the nearest to {machine.nccl})"
     of = f"{machine.ranks} {machine.gpu.removeprefix('NVIDIA ').split()[0]} joined by {machine.link}"

@@ -1,9 +1,9 @@
-"""Which network interface gloo and NCCL take on a host, and the address they give to the other nodes.
+"""The network interface that gloo and NCCL use on a host, and the address they give to the other nodes.
 
 Sources: torch 2.13 torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (createDefaultDevice) and init.cpp, gloo
 gloo/transport/tcp/device.cc (lookupAddrForIface, lookupAddrForHostname); NCCL 2.30.7 src/misc/socket.cc
-(ncclFindInterfaces), src/os/linux.cc (ncclOsFindInterfaces), src/misc/utils.cc (parseStringList,
-matchIfList) and src/bootstrap.cc. Both walk getifaddrs(3): all of IPv4, then all of IPv6, by interface index.
+(ncclFindInterfaces), src/os/linux.cc (ncclOsFindInterfaces), src/misc/utils.cc (parseStringList, matchIfList) and
+src/bootstrap.cc. Both walk getifaddrs(3): all of IPv4, then all of IPv6, by interface index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
 NCCL_COMM_ID = "NCCL_COMM_ID"
-#: What decides; the values that were set stand in the fact.
+#: The variables that decide; their values are in the fact.
 SETTINGS = (GLOO_IFNAME, NCCL_IFNAME, NCCL_FAMILY, NCCL_COMM_ID)
 
-#: NCCL's own order where nothing is set: the first that finds one.
+#: NCCL's own order without a setting: the first entry that finds an interface.
 NCCL_ORDER = (
     ("ib", "its name begins with ib"),
     ("^docker,lo,virbr", "it is the first that is not docker*, lo* or virbr*"),
@@ -31,17 +31,17 @@ NCCL_ORDER = (
 
 
 class Choice(Frozen):
-    """What a backend takes here. Neither ``address`` nor ``error``: it cannot be predicted, and why."""
+    """The choice of a backend on this host. If ``address`` and ``error`` are None, ``why`` says why it is unknown."""
 
     interface: str | None = None
     address: str | None = None  # without a prefix length
-    why: str = ""  # completes "it takes this one, because …"; NAME=VALUE where a setting says so
+    why: str = ""  # completes "it takes this one, because …"; NAME=VALUE if a setting decided
     error: str | None = None  # the backend finds none, and fails
     setting: str | None = None  # the variable that decided
 
 
 def holder(interfaces: Sequence[Interface], address: str) -> str | None:
-    """The interface that has the address; all of 127.0.0.0/8 is on the one with 127.0.0.1."""
+    """Return the interface that has the address. All of 127.0.0.0/8 belongs to the interface with 127.0.0.1."""
     for interface in interfaces:
         for held in map(address_of, interface.addresses):
             if held == address or (":" not in address and is_loopback(address) and is_loopback(held)):
@@ -50,11 +50,10 @@ def holder(interfaces: Sequence[Interface], address: str) -> str | None:
 
 
 def gloo_choice(interfaces: Sequence[Interface], env: Mapping[str, str], own_addresses: Sequence[str] | None) -> Choice:
-    """gloo's choice: the interface that is set, else the address of the host's own name, else loopback.
+    """Return gloo's choice: the configured interface, or the address of the host's own name, or loopback.
 
-    ``own_addresses`` are those that the name resolves to, in the resolver's order; None where the resolver
-    did not answer in time. A name that leads to no address of this host is not an error for torch: it
-    warns and takes 127.0.0.1.
+    ``own_addresses`` are the addresses of that name, in the resolver's order, or None if the resolver did not answer in
+    time. A name without an address of this host is not an error for torch: it warns and uses 127.0.0.1.
     """
     if env.get(GLOO_IFNAME):
         return _gloo_told(interfaces, env[GLOO_IFNAME])
@@ -70,7 +69,7 @@ def gloo_choice(interfaces: Sequence[Interface], env: Mapping[str, str], own_add
 
 
 def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
-    """Exact names; a list makes a device of each, so one that is wrong fails all."""
+    """Return the choice for exact names. A list makes one device per name, so one wrong name fails all."""
     by_name = {interface.name: interface for interface in reversed(interfaces)}
     choices = []
     for name in value.removesuffix(",").split(","):
@@ -86,10 +85,10 @@ def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
 
 
 def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choice:
-    """NCCL's choice for its bootstrap: the first running interface that the setting, or its own order, allows.
+    """Return NCCL's choice for its bootstrap: the first running interface that the setting, or its own order, allows.
 
-    NCCL before 2.28 also takes an interface that is down, if it has an address (seen with 2.27.5), which is
-    why libnccl itself is asked wherever it can be.
+    NCCL before 2.28 also uses an interface that is down, if it has an address (seen with 2.27.5). Therefore libnccl
+    itself is asked if possible.
     """
     if len(env.get(NCCL_COMM_ID, "")) > 1:
         return Choice(why=f"{NCCL_COMM_ID} is set, and NCCL looks for the network of that address")
@@ -111,7 +110,7 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
 
 
 def _first_match(running: Iterable[Interface], names: str, family: str) -> Choice | None:
-    """The first address, IPv4 first over all interfaces, on an interface that the list names."""
+    """Return the first address on an interface that the list allows; IPv4 on any interface comes before IPv6."""
     ipv6 = {"AF_INET": False, "AF_INET6": True}.get(family)  # any other value is ignored
     usable = [
         (":" in address, position, interface.name, address)

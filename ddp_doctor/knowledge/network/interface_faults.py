@@ -1,7 +1,8 @@
-"""What is wrong with the addresses that the nodes of a run give to each other, before anybody dials.
+"""Faults of the addresses that the nodes of a run give to each other, before any node dials.
 
-An address of 127.0.0.0/8, one that two hosts have, and that of a bridge for local containers are useless to other
-nodes. Whether the job then fails depends on gloo's rule of which node dials which (knowledge/network/addresses.py).
+An address of 127.0.0.0/8, an address that two hosts have, and the address of a bridge for local containers are useless
+to other nodes. Whether the job then fails depends on gloo's rule of which node dials which
+(knowledge/network/addresses.py).
 """
 
 from collections import Counter
@@ -13,17 +14,18 @@ from ddp_doctor.knowledge.network import addresses
 from ddp_doctor.knowledge.network.interface_choice import Choice
 from ddp_doctor.model.context import Interface
 
-#: unusable: none found, or down; own-name, unresolved: what the host's name leads to; hidden: useless to others.
+#: unusable: none found, or down; own-name: the host's name resolves to loopback; unresolved: the name does not resolve
+#: to the host; hidden: useless to others.
 Kind = Literal["unusable", "own-name", "unresolved", "hidden"]
 
 
 class Offer(NamedTuple):
-    """One node, as one backend would present it to the others."""
+    """A node as one backend would present it to the other nodes."""
 
     node: int
     choice: Choice
     interfaces: tuple[Interface, ...]
-    own_addresses: tuple[str, ...]  # what the host's own name resolves to there
+    own_addresses: tuple[str, ...]  # addresses of the host's own name on that host
     backend: str
     setting: str | None = None  # the value of the variable that decided
     default_does: bool = False  # without that variable the others could reach it
@@ -31,12 +33,12 @@ class Offer(NamedTuple):
 
     @property
     def address(self) -> str:
-        """What it gives out; empty where nothing is known."""
+        """The address that the node gives out, or "" if unknown."""
         return "" if self.choice.error else self.choice.address or ""
 
 
 class Fault(NamedTuple):
-    """Why an offer's address is useless to others. ``why`` completes "…, for"; a sure one is no guess by name."""
+    """The reason why an address is useless to others. ``why`` completes "…, for"; not ``sure``: a guess by name."""
 
     kind: Kind
     why: str
@@ -44,9 +46,9 @@ class Fault(NamedTuple):
 
 
 def faults(offers: Sequence[Offer]) -> dict[int, Fault]:
-    """The offers whose choice is useless to the others, by node."""
+    """Return the faults of the offers that are useless to the other nodes, by node."""
     if len({offer.host for offer in offers}) < 2:
-        return {}  # all on one host: loopback serves them
+        return {}  # all on one host: loopback is enough
     holders = Counter(address for address, _ in {(offer.address, offer.host) for offer in offers})
     found = ((offer.node, _fault(offer, shared=holders[offer.address] > 1)) for offer in offers)
     return {node: fault for node, fault in found if fault is not None}
@@ -89,10 +91,10 @@ def _is_down(offer: Offer) -> bool:
 
 
 def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
-    """The nodes that cannot connect to a sick one: with NCCL all nodes, with gloo the nodes that must dial it.
+    """Return the nodes that cannot connect to an unhealthy one: with NCCL all nodes, with gloo those that must dial it.
 
-    A unhealthy node whose link is down cannot dial its neighbors either.
-    Two unhealthy nodes of one address family decide for all: the lowest address, and the lowest on another host.
+    An unhealthy node whose link is down cannot dial its neighbors either. Two unhealthy nodes of one address family
+    decide for all: the lowest address, and the lowest on another host.
     """
     if sick[0].backend != "gloo" or not sick[0].address:
         return [offer for offer in offers if any(sick_offer.host != offer.host for sick_offer in sick)]
@@ -118,7 +120,7 @@ def _lowest(sick: Sequence[Offer], *, ipv6: bool) -> list[Offer]:
 
 
 def _dials(offer: Offer, peer: Offer) -> bool:
-    """Whether gloo at ``offer`` may dial the peer, on another host; between equal addresses ports decide."""
+    """Return True if gloo at ``offer`` may dial the peer, on another host. Ports decide between equal addresses."""
     if offer.host == peer.host or not offer.address:
         return False
     mine, theirs = addresses.packed(offer.address), addresses.packed(peer.address)
@@ -126,38 +128,41 @@ def _dials(offer: Offer, peer: Offer) -> bool:
 
 
 def is_fine(choice: Choice, interfaces: Iterable[Interface]) -> bool:
-    """Whether a choice is, as far as this host alone can show, one that others can reach."""
+    """Return True if other nodes can reach the choice, as far as this host can tell."""
     offer = Offer(0, choice, tuple(interfaces), (), "")
     return bool(offer.address) and _fault(offer, shared=False) is None
 
 
 def family_sides(offers: Sequence[Offer]) -> tuple[list[Offer], list[Offer]]:
-    """Those that give out IPv4, and those that give out IPv6."""
+    """Return the offers with IPv4 addresses, and the offers with IPv6 addresses."""
     old = [offer for offer in offers if offer.address and not addresses.is_ipv6(offer.address)]
     new = [offer for offer in offers if offer.address and addresses.is_ipv6(offer.address)]
     return old, new
 
 
 def can_speak(offer: Offer, *, ipv6: bool) -> bool:
-    """Whether a running interface of the host has an address of the family that may lead to other hosts."""
+    """Return True if a running interface of the host has an address of the family that may lead to other hosts."""
     return addresses.likely_interface(offer.interfaces, ipv6=ipv6) is not None
 
 
 def apart(offers: Sequence[Offer]) -> bool:
-    """Whether the chosen addresses lie in different networks; False where one lies in no network."""
+    """Return True if the chosen addresses are in different networks; False if one has no network."""
     networks = [addresses.network_of(offer.interfaces, offer.address) for offer in offers]
     return None not in networks and len(set(networks)) > 1
 
 
 class Better(NamedTuple):
-    """An interface for each node; ``shared``: all in one network, else only the likely ones."""
+    """An interface for each node. ``shared``: all are in one network; otherwise they are only likely ones."""
 
     interfaces: dict[int, str]
     shared: bool
 
 
 def better_interfaces(offers: Sequence[Offer], *, ipv6: bool | None = None) -> Better:
-    """What the nodes share; else what each takes now where that is no fault, or may lead to other hosts."""
+    """Return interfaces on a shared network, or each node's current or likely one.
+
+    The current interface is kept if it is fine. A likely interface may lead to other hosts.
+    """
     wrong = faults(offers)
     shared = addresses.shared_interface(
         {offer.node: offer.interfaces for offer in offers},

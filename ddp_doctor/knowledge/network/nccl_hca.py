@@ -1,21 +1,21 @@
-"""Which RDMA ports NCCL takes: NCCL_IB_HCA as it is parsed, and how one is written that means what it says.
+"""The RDMA ports that NCCL uses: how it parses NCCL_IB_HCA, and how to write an exact value.
 
-    NCCL_IB_HCA=mlx5_0,mlx5_1        names are prefixes: mlx5_1 means mlx5_10 and mlx5_11 too
-    NCCL_IB_HCA==mlx5_0:1,mlx5_1:1   exact names, and of each device one port
+    NCCL_IB_HCA=mlx5_0,mlx5_1        names are prefixes: mlx5_1 also means mlx5_10 and mlx5_11
+    NCCL_IB_HCA==mlx5_0:1,mlx5_1:1   exact names, and one port of each device
     NCCL_IB_HCA=^=mlx5_2             all but this one; ^ comes before =
 
 Sources: NCCL 2.30.7 src/transport/net_ib/init.cc (ncclIbInitDevices: active ports of InfiniBand and Ethernet, in the
-order of their PCI addresses) and src/misc/utils.cc (parseStringList, matchIfList); 2.30.7 reads a rail and a
-plane after the port.
+order of their PCI addresses) and src/misc/utils.cc (parseStringList, matchIfList); 2.30.7 reads a rail and a plane
+after the port.
 """
 
 import re
 from collections.abc import Collection, Iterable, Sequence
 
 HCA = "NCCL_IB_HCA"
-#: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL leaves out more of them silently.
+#: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL silently ignores further devices.
 MOST_DEVICES = 32
-#: What the internal transport can use; EFA and others say "Unspecified".
+#: The link layers that the internal transport can use; EFA and others report "Unspecified".
 LINK_LAYERS = ("InfiniBand", "Ethernet")
 
 #: A device name that may be in a suggested setting.
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def entries(value: str) -> tuple[tuple[str, int | None], ...]:
-    """The names and ports of a value, without the signs before them."""
+    """Return the names and ports of a value, without the signs before them."""
     found = []
     for word in value.removeprefix("^").removeprefix("=").split(","):
         name, _, after_name = word.partition(":")
@@ -35,17 +35,17 @@ def entries(value: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def is_exclusion(value: str) -> bool:
-    """Whether the list names what is not to be used."""
+    """Return True if the list excludes devices."""
     return value.startswith("^")
 
 
 def is_exact(value: str) -> bool:
-    """Whether names mean themselves and not all that begins with them."""
+    """Return True if names are exact, not prefixes."""
     return value.removeprefix("^").startswith("=")
 
 
 def absent(value: str, names: Collection[str]) -> tuple[str, ...]:
-    """The names in a value that no device has or, where they are prefixes, begins with; none of an exclusion."""
+    """Return the names in a value that match no device; () for an exclusion."""
     if is_exclusion(value):
         return ()
     exact = is_exact(value)
@@ -54,9 +54,9 @@ def absent(value: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 def takes(value: str, name: str, port: int | None = None) -> bool:
-    """Whether a value lets NCCL use a device's port, or a network interface; an empty one lets it use all.
+    """Return True if a value lets NCCL use a device's port or a network interface. An empty value allows all.
 
-    NCCL_SOCKET_IFNAME is a list of the same kind, in which ports mean nothing.
+    NCCL_SOCKET_IFNAME is a list of the same kind, without ports.
     """
     listed, exact = entries(value), is_exact(value)
     words = [word for word, number in listed if port is None or number in (None, port)]
@@ -65,22 +65,22 @@ def takes(value: str, name: str, port: int | None = None) -> bool:
 
 
 def names_port(value: str, name: str, port: int) -> bool:
-    """Whether a list of what is to be used names this port."""
+    """Return True if the value lists devices to use, and this port is one of them."""
     return bool(entries(value)) and not is_exclusion(value) and takes(value, name, port)
 
 
 def names_in_full(value: str, name: str) -> bool:
-    """Whether a list of what is to be used has this name itself; ``mlx5`` means all and asks for none."""
+    """Return True if the value lists devices to use, and this exact name; ``mlx5`` means all and requires none."""
     return not is_exclusion(value) and any(word == name for word, _ in entries(value))
 
 
 def is_name(text: str) -> bool:
-    """Whether a device's name may be in a suggested setting."""
+    """Return True if a device's name may be in a suggested setting."""
     return _NAME.fullmatch(text) is not None
 
 
 def exactly(ports: Iterable[tuple[str, int]]) -> str | None:
-    """The value that means these ports and no others; None where a name cannot be written in it."""
+    """Return the value that means exactly these ports, or None if a name cannot be written in it."""
     wanted = list(ports)
     if not wanted or not all(is_name(name) for name, _ in wanted):
         return None
@@ -88,5 +88,5 @@ def exactly(ports: Iterable[tuple[str, int]]) -> str | None:
 
 
 def natural(name: str) -> tuple[Sequence[object], str]:
-    """mlx5_2 before mlx5_10, as people count."""
+    """Return a sort key with mlx5_2 before mlx5_10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name

@@ -1,12 +1,12 @@
-"""NCCL's plug-ins: which NCCL searches for, where sites install them, and what happens when one is missing.
+"""NCCL's plug-ins: names that NCCL searches for, usual directories, and the effect of a missing plug-in.
 
     NCCL_NET_PLUGIN=ofi                 libraries "ofi", then "libnccl-net-ofi.so"
-    NCCL_NET_PLUGIN unset               library "libnccl-net.so"; none is no fault
-    NCCL_NET="AWS Libfabric"            "Failed to initialize any NET plugin", where no plug-in has that name
+    NCCL_NET_PLUGIN unset               library "libnccl-net.so"; it may be missing
+    NCCL_NET="AWS Libfabric"            "Failed to initialize any NET plugin", if no plug-in has that name
 
 Sources: NCCL 2.21 src/net.cc and src/misc/tuner.cc, 2.30 src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc.
-In every release a plug-in that is missing, does not load or finds no device is passed over with a line of level
-INFO, and NCCL's own InfiniBand or sockets take its place; a network named by NCCL_NET that none has ends the job.
+In every release, NCCL skips a plug-in that is missing, does not load or finds no device, with a line of level INFO, and
+uses its own InfiniBand or sockets. A network named by NCCL_NET that no plug-in has ends the job.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ SETTINGS: dict[PluginKind, tuple[str, str]] = {
 #: The names that NCCL_NET may have without a plug-in, compared without case (src/include/net.h).
 OWN_NETWORKS = ("ib", "socket")
 
-#: NCCL reads NCCL_CONF_FILE from here on (src/misc/param.cc).
+#: First release that reads NCCL_CONF_FILE (src/misc/param.cc).
 CONF_FILE_SINCE = (2, 23, 4)
-#: ~ is $HOME from here on, and the passwd entry's folder before (tried: 2.20.5 to 2.29.7, 2.30.4 to 2.32.3).
+#: ~ is $HOME since this release, and the passwd entry's directory before (tested: 2.20.5 to 2.29.7, 2.30.4 to 2.32.3).
 HOME_SINCE = (2, 30)
 
-#: Where images and installers put network plug-ins, which LD_LIBRARY_PATH must then name: the EFA installer's
+#: Directories of network plug-ins in images and installers, which LD_LIBRARY_PATH must then name: the EFA installer's
 #: releases, HPC-X in NVIDIA's images, Google's TCPX, TCPXO and gIB installers.
 USUAL_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
@@ -43,7 +43,7 @@ USUAL_FOLDERS = (
     "/usr/local/gib/lib64",
 )
 
-#: What ld.so looks through after its cache (ld.so(8)); which of them exist depends on the distribution.
+#: The directories that ld.so searches after its cache (ld.so(8)); which of them exist depends on the distribution.
 DEFAULT_FOLDERS = (
     "/lib64",
     "/usr/lib64",
@@ -55,24 +55,24 @@ DEFAULT_FOLDERS = (
     "/usr/lib",
 )
 
-#: Libraries that a CUDA build of torch has loaded before NCCL looks for plug-ins: a plug-in that needs one
-#: loads, though ldd alone does not find it (dlopen takes a library that is loaded under the same name).
+#: Libraries that a CUDA build of torch has loaded before NCCL searches for plug-ins. A plug-in that needs one of them
+#: loads even if ldd does not find it (dlopen uses a library that is loaded under the same name).
 LOADED_BY_TORCH = ("libcuda", "libcudart", "libnccl", "libnvidia-ml", "libnvToolsExt", "libcupti", "libstdc++")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One plug-in that NCCL tries: the names it hands to dlopen, in order."""
+    """A plug-in that NCCL tries: the names it passes to dlopen, in order."""
 
     asked: str
     names: tuple[str, ...]
 
 
 def wanted(kind: PluginKind, value: str | None) -> tuple[Wanted, ...]:
-    """What NCCL tries for a value of the kind's variable; nothing where plug-ins are turned off.
+    """Return the plug-ins that NCCL tries for a value of the kind's variable; () if plug-ins are disabled.
 
-    A comma parts several (since 2.27, networks only). An empty value is the default before 2.27 and none after:
-    it is taken for the default, whose absence is no fault.
+    A comma separates several (since 2.27, networks only). An empty value means the default before 2.27 and no plug-in
+    after. It is treated as the default, which may be missing.
     """
     prefix = SETTINGS[kind][1]
     if not value:

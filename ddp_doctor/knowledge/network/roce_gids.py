@@ -1,4 +1,4 @@
-"""Which entry of a RoCE port's GID table NCCL takes, by its version and settings, and which entries do.
+"""The entry of a RoCE port's GID table that NCCL uses, by its version and settings, and the usable entries.
 
     DEV     PORT  INDEX  GID                                      IPv4         VER  DEV
     mlx5_0  1     0      fe80:0000:0000:0000:0ac0:ebff:feda:1cfb               v1   eth2
@@ -6,10 +6,10 @@
     mlx5_0  1     2      0000:0000:0000:0000:0000:ffff:c800:d106  200.0.209.6  v1   eth2
     mlx5_0  1     3      0000:0000:0000:0000:0000:ffff:c800:d106  200.0.209.6  v2   eth2
 
-Sources: NCCL 2.30.7 src/transport/net_ib/connect.cc (ncclIbGetGidIndex, ncclUpdateGidIndex, validGid); before
-2.21.5 the index is NCCL_IB_GID_INDEX, 0 by default. In a container with a network of its own the kernel shows
-the addresses of the host's entries too, but not their type (EINVAL): NCCL 2.21 to 2.25 stops at that (NVIDIA/nccl
-issues 1538 and 1573), 2.26 goes on.
+Sources: NCCL 2.30.7 src/transport/net_ib/connect.cc (ncclIbGetGidIndex, ncclUpdateGidIndex, validGid); before 2.21.5
+the index is NCCL_IB_GID_INDEX, 0 by default. In a container with a separate network, the kernel also shows the
+addresses of the host's entries, but not their type (EINVAL): NCCL 2.21 to 2.25 stops at such an entry (NVIDIA/nccl
+issues 1538 and 1573), 2.26 continues.
 """
 
 import ipaddress
@@ -24,43 +24,43 @@ INDEX = "NCCL_IB_GID_INDEX"
 FAMILY = "NCCL_IB_ADDR_FAMILY"
 VERSION = "NCCL_IB_ROCE_VERSION_NUM"
 RANGE = "NCCL_IB_ADDR_RANGE"
-#: What steers the search; each of them can lead it astray.
+#: Settings of the search; each of them can make it choose a wrong entry.
 SEARCH_SETTINGS = (FAMILY, VERSION, RANGE)
 
-#: NCCL searches the table from this release on.
+#: First release of NCCL that searches the table.
 SEARCHES_SINCE: Version = (2, 21)
-#: From this one on an entry of another network namespace does not stop it.
+#: First release that continues after an entry of another network namespace.
 PASSES_HIDDEN_SINCE: Version = (2, 26)
 
 
 class Gid(Frozen):
-    """One entry of a port's table; entries that are all zero are left out."""
+    """An entry of a port's table; all-zero entries are omitted."""
 
     index: int
     address: str  # compressed: "fe80::ac0:ebff:feda:1cfb", "::ffff:200.0.209.6"
-    roce: int | None = None  # 1 or 2; None where the kernel does not say
+    roce: int | None = None  # 1 or 2; None if the kernel does not report it
     netdev: str | None = None
     hidden: bool = False  # of another network namespace
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether it holds an IPv4 address."""
+        """Return True if it holds an IPv4 address."""
         return self.address.startswith("::ffff:")
 
     @property
     def is_link_local(self) -> bool:
-        """Whether it is good for one network segment only, as the default entries are."""
+        """Return True if it is valid only on one network segment, like the default entries."""
         return self.address.startswith("fe80:")
 
     @property
     def is_routable(self) -> bool:
-        """Whether RoCE v2 carries it between segments."""
+        """Return True if RoCE v2 carries it between segments."""
         return self.roce == 2 and not self.is_link_local and not self.hidden
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The index that NCCL takes; None where it fails first. ``gid`` is what is there, if anything."""
+    """The index that NCCL uses, or None if it fails first. ``gid`` is the entry at the index, if any."""
 
     index: int | None
     gid: Gid | None
@@ -68,7 +68,7 @@ class Choice:
 
 
 def compressed(address: str) -> str | None:
-    """A GID as sysfs prints it, shortened; None for nonsense and for an empty entry."""
+    """Return a GID as sysfs prints it in short form, or None if it is invalid or empty."""
     try:
         parsed = ipaddress.IPv6Address(address.strip())
     except ValueError:
@@ -79,7 +79,7 @@ def compressed(address: str) -> str | None:
 
 
 def nccl_choice(gids: Sequence[Gid], nccl: Version, env: Mapping[str, str]) -> Choice:
-    """The entry of a RoCE port that this release takes."""
+    """Return the entry of a RoCE port that this release uses."""
     table = {gid.index: gid for gid in gids}
     configured = configured_index(env)
     if configured is not None:
@@ -99,7 +99,7 @@ def nccl_choice(gids: Sequence[Gid], nccl: Version, env: Mapping[str, str]) -> C
 
 
 def configured_index(env: Mapping[str, str]) -> int | None:
-    """The index that the environment sets; a negative one, or no number, means that none is set."""
+    """Return the index that the environment sets, or None if it is unset, negative or not a number."""
     try:
         index = int(env.get(INDEX, "").strip(), 0)
     except ValueError:
@@ -109,7 +109,7 @@ def configured_index(env: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What NCCL looks for: a family, a version of RoCE, a range of addresses."""
+    """The entry that NCCL searches for: family, version of RoCE, range of addresses."""
 
     ipv4: bool
     version: int
@@ -126,7 +126,7 @@ class _Wanted:
         return cls(ipv4, version, None)
 
     def prefers(self, held: Gid | None, candidate: Gid, nccl: Version) -> tuple[bool, bool]:
-        """Whether NCCL fails at this step, and whether it takes the candidate for the one it holds."""
+        """Return whether NCCL fails at this step, and whether it replaces the entry it holds with the candidate."""
         if candidate.is_ipv4 != self.ipv4 or not self._in_range(candidate):
             return False, False
         if (held is not None and held.is_ipv4) != candidate.is_ipv4:
@@ -148,6 +148,6 @@ class _Wanted:
 
 
 def common_index(tables: Sequence[Sequence[Gid]]) -> int | None:
-    """The lowest index that holds a routable IPv4 entry of RoCE v2 in each of these tables."""
+    """Return the lowest index with a routable IPv4 entry of RoCE v2 in each of these tables, or None."""
     fit = [{gid.index for gid in gids if gid.is_routable and gid.is_ipv4} for gids in tables]
     return min(set.intersection(*fit), default=None) if fit else None

@@ -1,11 +1,11 @@
-"""What kind of cluster a node belongs to, by its own facts: a cloud's network, InfiniBand, RoCE or Ethernet.
+"""The kind of cluster that a node belongs to, by its own facts: a cloud's network, InfiniBand, RoCE or Ethernet.
 
     sys_vendor         Amazon EC2 · Google · Microsoft Corporation · Supermicro
     product_name       p5.48xlarge · Google Compute Engine · Virtual Machine
     chassis_asset_tag  7783-7084-3265-9085-8269-3286-77, which Azure gives every machine, and no other Hyper-V
     network drivers    ena · gve · mana, hv_netvsc · mlx5_core, bnxt_en, ice
 
-Nothing is assumed: without a maker's name that a cloud uses, the links decide; where they show nothing, it is unknown.
+There is no default: without a cloud's vendor name the links decide, and if they show nothing, the kind is unknown.
 Sources: systemd src/basic/virt.c (vendors of virtual machines), cloud-init DataSourceAzure.py (the tag) and
 DataSourceGCE.py (the product); the kernel's drivers/net/ethernet/{amazon/ena,google/gve,microsoft/mana}; the pages of
 AWS on EFA, of Google Cloud on GPU networking and of Azure on the ND series: A3 High and Mega have no RDMA, A3 Ultra and
@@ -43,7 +43,7 @@ _ETHERNET = frozenset(
 
 _Fabric = Literal["InfiniBand", "RoCE"]
 _PORTS: dict[_Fabric, str] = {"InfiniBand": "active InfiniBand ports", "RoCE": "active RDMA ports on Ethernet"}
-#: Each cloud with its fabric and without, and which fabric that is.
+#: The kind of each cloud with and without its fabric, and that fabric.
 _CLOUDS: dict[str, tuple[Kind | None, Kind, _Fabric | None]] = {
     "AWS": (None, "AWS without EFA", None),
     "Google Cloud": ("Google Cloud with RoCE", "Google Cloud without RDMA", "RoCE"),
@@ -53,7 +53,7 @@ _CLOUDS: dict[str, tuple[Kind | None, Kind, _Fabric | None]] = {
 
 @dataclass(frozen=True)
 class Maker:
-    """What firmware and drivers say of a machine."""
+    """What firmware and drivers report about a machine."""
 
     vendor: str | None = None
     product: str | None = None
@@ -63,19 +63,19 @@ class Maker:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The kind, and what shows it."""
+    """The kind of a cluster, and the evidence for it."""
 
     kind: Kind
     why: tuple[str, ...] = ()
 
     @property
     def in_words(self) -> str:
-        """For a line of evidence."""
+        """The kind and its evidence as text."""
         return f"{self.kind} ({', '.join(self.why)})" if self.why else self.kind
 
 
 def cluster_of(maker: Maker, layers: Collection[str], *, has_efa: bool) -> Cluster:
-    """The kind by maker, drivers and ``layers``: "InfiniBand" and "Ethernet", of the fabric's active RDMA ports."""
+    """Return the kind by maker, drivers and the ``layers`` of active RDMA ports: "InfiniBand" and "Ethernet"."""
     cloud, evidence = _cloud(maker)
     fabric: _Fabric | None = "InfiniBand" if "InfiniBand" in layers else "RoCE" if "Ethernet" in layers else None
     if has_efa:
@@ -92,7 +92,7 @@ def cluster_of(maker: Maker, layers: Collection[str], *, has_efa: bool) -> Clust
 
 
 def _cloud(maker: Maker) -> tuple[str | None, tuple[str, ...]]:
-    """The cloud that made the machine, and the evidence for it."""
+    """Return the cloud that made the machine, and the evidence for it."""
     if maker.vendor == _AWS:
         return "AWS", (_AWS,)
     if maker.vendor == _GOOGLE and (maker.product or "Google Compute Engine").startswith("Google Compute"):

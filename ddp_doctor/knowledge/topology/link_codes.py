@@ -1,14 +1,12 @@
-"""What the link codes of ``nvidia-smi topo -m`` mean, and how far NCCL goes on its own.
+"""The link codes and P2P statuses of ``nvidia-smi topo``, and how far NCCL's P2P goes by default.
 
-Meanings are the legend of nvidia-smi's own output, in our words. NCCL measures paths itself
-(src/graph/topo.h, ``PATH_*``); it has no NODE: a path between two host bridges of one NUMA node
-counts as PHB there. SOC is the name that drivers up to about 2017 gave to SYS.
+The codes of ``topo -m`` mean what the legend of nvidia-smi's output says, in our words. NCCL measures paths itself
+(src/graph/topo.h, ``PATH_*``). It has no NODE: a path between two host bridges of one NUMA node counts as PHB. SOC is
+the name of SYS in drivers up to about 2017.
 
-What the words of ``nvidia-smi topo -p2p`` mean, and what NCCL makes of them.
-
-The words are nvidia-smi's own legend; they are the values of nvmlGpuP2PStatus_t in nvml.h. NCCL asks
-NVML for read and write (src/graph/paths.cc, ncclTopoCheckP2p): where one of them is not OK it fails for
-GPUs that NVLink joins, and otherwise goes through host memory.
+The words of ``topo -p2p`` are from nvidia-smi's legend. They are the values of nvmlGpuP2PStatus_t in nvml.h. NCCL asks
+NVML for read and write (src/graph/paths.cc, ncclTopoCheckP2p). If one of them is not OK, NCCL fails for GPUs that
+NVLink joins, and otherwise uses host memory.
 """
 
 import re
@@ -19,7 +17,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LinkCode:
-    """One code: ``distance`` orders the codes from near to far; ``nccl_path`` is NCCL's own word."""
+    """A link code. ``distance`` orders the codes from near to far; ``nccl_path`` is NCCL's own name."""
 
     code: str
     distance: int
@@ -43,12 +41,12 @@ _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 
 #: NCCL's path types from near to far (src/graph/topo.h); NCCL_P2P_LEVEL takes these names, in capitals.
 NCCL_PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-#: What the digits of the old style mean; above 4 is 4 (src/graph/paths.cc, ncclGetLevel).
+#: Meanings of the old style's digits; a larger number means 4 (src/graph/paths.cc, ncclGetLevel).
 _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
-#: How far NCCL lets GPUs talk directly by default (ncclTopoCheckP2p).
+#: How far NCCL lets GPUs communicate directly by default (ncclTopoCheckP2p).
 DEFAULT_P2P_LIMIT = "PXB"
-#: … except on x86 with this CPU vendor and at most this many GPUs, where the limit is SYS.
+#: … except on x86 with this CPU vendor and at most this many GPUs: the limit is SYS then.
 SYS_BY_DEFAULT_VENDOR = "AuthenticAMD"
 SYS_BY_DEFAULT_GPUS = 2
 #: Before this release AMD CPUs had no limit, whatever the number of GPUs (release notes of 2.23.4).
@@ -56,29 +54,29 @@ AMD_LIMIT_SINCE = (2, 23)
 
 
 def link_code(code: str) -> LinkCode:
-    """The entry of a code as printed ("NV18" too). Raises KeyError for an unknown one."""
+    """Return the entry of a code as printed, including "NV18". Raises KeyError if it is unknown."""
     return _BY_CODE["NV#" if _NVLINK.fullmatch(code) else code]
 
 
 def meaning_of(code: str) -> str:
-    """The code in words; of NV4 "4 bonded NVLinks"."""
+    """Return the code in words, such as "4 bonded NVLinks" for NV4."""
     words = link_code(code).meaning.replace("#", code[2:])
     return words.removesuffix("s") if code == "NV1" else words
 
 
 def nvlinks(code: str) -> int:
-    """How many NVLinks a code means; 0 where the path is no NVLink."""
+    """Return the number of NVLinks of a code, or 0 if the path is not NVLink."""
     found = _NVLINK.fullmatch(code)
     return int(found[1]) if found else 0
 
 
 def crosses_sockets(code: str) -> bool:
-    """Whether the path leaves the NUMA node (SYS, formerly SOC)."""
+    """Return True if the path leaves the NUMA node (SYS, formerly SOC)."""
     return link_code(code).nccl_path == "SYS"
 
 
 def p2p_level(value: str) -> str | None:
-    """The path type that a value of NCCL_P2P_LEVEL allows up to; None where NCCL ignores the value."""
+    """Return the farthest path type that a value of NCCL_P2P_LEVEL allows, or None if NCCL ignores the value."""
     if value in NCCL_PATHS:
         return value
     digits = re.match(r"\d{1,9}", value)
@@ -86,10 +84,10 @@ def p2p_level(value: str) -> str | None:
 
 
 def p2p_limit(gpus: int, cpu_vendor: str | None, level: str | None, version: tuple[int, ...] = ()) -> tuple[str, str]:
-    """How far NCCL lets ``gpus`` GPUs of a node talk directly, and what says so.
+    """Return how far NCCL lets ``gpus`` GPUs of a node communicate directly, and the source of that limit.
 
-    ``level`` is the value of NCCL_P2P_LEVEL. A CPU of unknown vendor may be the one with the wider limit.
-    ``version`` is NCCL's; () where it is not known, then a recent one is meant.
+    ``level`` is the value of NCCL_P2P_LEVEL. A CPU of unknown vendor may be the one with the wider limit. ``version``
+    is NCCL's; () is unknown and counts as a recent release.
     """
     known = p2p_level(level) if level else None
     if known:
@@ -103,7 +101,7 @@ def p2p_limit(gpus: int, cpu_vendor: str | None, level: str | None, version: tup
 
 
 def allowed(code: str, limit: str) -> bool:
-    """Whether a path of this code is within NCCL's limit, both inclusive."""
+    """Return True if a path of this code is within NCCL's limit (inclusive)."""
     return NCCL_PATHS.index(link_code(code).nccl_path) <= NCCL_PATHS.index(limit)
 
 
@@ -111,9 +109,9 @@ NUMBERED = re.compile("(?:GPU|NIC)(?:0|[1-9][0-9]{0,3})")
 
 
 def connected(names: Sequence[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """For each name the first name of its group: what links join, directly or through others.
+    """Return for each name the first name of its group, which links join directly or through others.
 
-    A name without a link is a group of its own.
+    A name without a link is a separate group.
     """
     first = {name: name for name in names}
 
@@ -131,7 +129,7 @@ def connected(names: Sequence[str], links: Iterable[tuple[str, str]]) -> dict[st
 
 @dataclass(frozen=True)
 class P2pStatus:
-    """One word; ``cause`` says where to look: the board, the GPU, the path between, or a setting."""
+    """A status word. ``cause`` is the place of the cause: the board, the GPU, the path between, or a setting."""
 
     word: str
     meaning: str
@@ -149,13 +147,13 @@ P2P_STATUSES: tuple[P2pStatus, ...] = (
 )
 _BY_WORD = {entry.word: entry for entry in P2P_STATUSES}
 
-#: What the letters behind -p2p ask for (nvidia-smi topo --help); NCCL looks at r and w alone.
+#: Capabilities by the letters after -p2p (nvidia-smi topo --help); NCCL only checks r and w.
 CAPABILITIES = {"r": "reads", "w": "writes", "n": "NVLink", "a": "atomics", "p": "PCIe"}
 ASKED_BY_NCCL = "rw"
-#: … and what the same answers are called where NVML gave them.
+#: … and NVML's names of the same answers.
 CAPABILITY_NAMES = {"r": "read", "w": "write", "n": "nvlink", "a": "atomics"}
 
 
 def p2p_status(word: str) -> P2pStatus:
-    """The entry of a word as printed. Raises KeyError for an unknown one."""
+    """Return the entry of a word as printed. Raises KeyError if it is unknown."""
     return _BY_WORD[word]

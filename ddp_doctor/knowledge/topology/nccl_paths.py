@@ -1,10 +1,9 @@
-"""What NCCL should use between two GPUs of one node: P2P, shared memory or the network, and why.
+"""The transport that NCCL should use between two GPUs of one node (P2P, shared memory or network), and why.
 
-The order of its transports is P2P, SHM, NET; the first that says it can connect is taken
-(src/transport/transport.cc). P2P says so within the limit of link_codes.p2p_limit and where NVML reports
-reading and writing as OK; it and SHM need one host and one /dev/shm (src/graph/paths.cc,
-ncclTopoCheckP2p; src/transport/shm.cc, shmCanConnect). Both step back where the network is faster, which
-between GPUs beyond a host bridge it may be (ncclTopoCheckNet).
+NCCL tries its transports in the order P2P, SHM, NET and uses the first that reports it can connect
+(src/transport/transport.cc). P2P does within the limit of link_codes.p2p_limit if NVML reports reads and writes as OK.
+P2P and SHM need one host and one /dev/shm (src/graph/paths.cc, ncclTopoCheckP2p; src/transport/shm.cc, shmCanConnect).
+Both yield to a faster network, which is possible between GPUs beyond a host bridge (ncclTopoCheckNet).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +14,27 @@ from ddp_doctor.knowledge.topology import link_codes
 
 Kind = Literal["P2P", "SHM", "NET"]
 
-#: NCCL up to here goes through the host bridge of newer Intel CPUs by P2P; when that ended is not recorded.
+#: Releases before this may use P2P through the host bridge of newer Intel CPUs; when that ended is not recorded.
 _OLD = (2, 12)
-#: Words in the names of GPUs that have no GPUDirect RDMA, which NVIDIA offers on data center and
-#: workstation boards alone (https://docs.nvidia.com/cuda/gpudirect-rdma/).
+#: Words in the names of GPUs without GPUDirect RDMA, which NVIDIA offers only on data center and workstation boards
+#: (https://docs.nvidia.com/cuda/gpudirect-rdma/).
 WITHOUT_GPUDIRECT = ("GeForce", "TITAN")
 
-#: How far GPUDirect RDMA goes.
+#: The variable that limits how far GPUDirect RDMA goes.
 GDR_LEVEL = "NCCL_NET_GDR_LEVEL"
 #: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU (src/graph/paths.cc: 0 in 2.26.2
 #: to 2.26.6, 1 in 2.27.3 and newer; the path from GPU to NIC is then P2C, nearer than PHB).
 GDR_C2C = "NCCL_NET_GDR_C2C"
 GDR_C2C_SINCE = (2, 27)
 
-#: On one planted machine 2.21.5, 2.27.5 and 2.32.3 took the network between the sockets of a node, and 2.30.7 shared
-#: memory ("via SHM/direct", 2026-11-23). Releases between were not tried.
+#: On one simulated machine, 2.21.5, 2.27.5 and 2.32.3 used the network between the sockets of a node, and 2.30.7 shared
+#: memory ("via SHM/direct", 2026-11-23). Releases in between were not tested.
 _STAY_IN_MEMORY = ((2, 28), (2, 32))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What NCCL should use and the reason; not ``sure`` where something that decides is not known."""
+    """The transport that NCCL should use, and the reason. Not ``sure``: a deciding fact is unknown."""
 
     kind: Kind
     why: str
@@ -44,30 +43,30 @@ class Choice:
 
 @dataclass(frozen=True)
 class Node:
-    """What decides on one node. ``version`` is NCCL's, () where it is not known."""
+    """The deciding facts of one node. ``version`` is NCCL's, or () if unknown."""
 
-    gpus: int  # that the job uses here
+    gpus: int  # that the job uses on the node
     cpu_vendor: str | None = None
     version: tuple[int, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def is_on(self, name: str) -> bool:
-        """Whether a variable is set to 1."""
+        """Return True if a variable is set to 1."""
         return self.settings.get(name, "").strip() == "1"
 
     def limit(self) -> tuple[str, str]:
-        """How far P2P goes, and what says so."""
+        """Return how far P2P goes, and the source of that limit."""
         level = self.settings.get("NCCL_P2P_LEVEL")
         return link_codes.p2p_limit(self.gpus, self.cpu_vendor, level, self.version)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What decides between two GPUs.
+    """The deciding facts of two GPUs.
 
-    ``p2p_status`` is NVML's word for reading and writing ("OK", "CNS"), the worse of both, None where it
-    was not asked; ``bridged``: each is joined by NVLink to a third; ``near_network``: a NIC within PXB of each
-    is faster than the way through the CPU, None where that is not known.
+    ``p2p_status`` is NVML's word for reads and writes ("OK", "CNS"), the worse of both, or None if it was not queried.
+    ``bridged``: each is joined by NVLink to a third GPU. ``near_network``: a NIC within PXB of each is faster than the
+    path through the CPU; None if unknown.
     """
 
     code: str
@@ -77,7 +76,7 @@ class Pair:
 
 
 def choose(node: Node, pair: Pair) -> Choice:
-    """What NCCL should use between two GPUs of this node."""
+    """Return the transport that NCCL should use between two GPUs of this node."""
     choice = _p2p(node, pair)
     if choice.kind == "SHM" and node.is_on("NCCL_SHM_DISABLE"):
         why = f"{choice.why}; NCCL_SHM_DISABLE=1 forbids shared memory"
@@ -94,12 +93,12 @@ def choose(node: Node, pair: Pair) -> Choice:
 
 
 def _p2p(node: Node, pair: Pair) -> Choice:
-    """P2P, or SHM with the reason against P2P."""
+    """Return P2P, or SHM with the reason against P2P."""
     if node.is_on("NCCL_P2P_DISABLE"):
         return Choice("SHM", "NCCL_P2P_DISABLE=1 forbids P2P")
     path = link_codes.link_code(pair.code).nccl_path
     if pair.bridged and path != "NVL":
-        path = "NVB"  # two NVLinks by way of a third GPU are nearer than PCIe (PATH_NVB)
+        path = "NVB"  # two NVLinks through a third GPU are nearer than PCIe (PATH_NVB)
     limit, says = node.limit()
     if link_codes.NCCL_PATHS.index(path) > link_codes.NCCL_PATHS.index(limit):
         sure = not (path == "PHB" and node.version and node.version < _OLD)
@@ -109,7 +108,7 @@ def _p2p(node: Node, pair: Pair) -> Choice:
         return Choice("SHM", f"the driver offers no P2P here ({pair.p2p_status})")
     if path in {"NVL", "NVB"}:
         return Choice("P2P", "NVLink" if path == "NVL" else "NVLink through another GPU", path == "NVL")
-    # Through a CPU, P2P needs its vendor to be known: with two GPUs an unknown one may be AMD's.
+    # P2P through a CPU depends on its vendor: with two GPUs, an unknown vendor may be AMD.
     vendor = path in {"PIX", "PXB"} or node.cpu_vendor is not None or says.startswith("NCCL_P2P_LEVEL")
     sure = vendor and (ignored or pair.p2p_status == "OK")
     unasked = "" if pair.p2p_status or ignored else ", where the driver offers it"
@@ -119,7 +118,7 @@ def _p2p(node: Node, pair: Pair) -> Choice:
 def gpudirect(
     node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str], c2c: bool = False
 ) -> tuple[bool | None, str]:
-    """Return if NCCL lets a NIC read and write a GPU's memory itself, and why; None if unknown.
+    """Return whether NCCL lets a NIC read and write a GPU's memory itself (None if unknown), and why.
 
     The default limit is PXB (src/graph/paths.cc, ncclTopoCheckGdr). ``kernel`` is the answer for the kernel module or
     dma-buf. ``c2c``: the GPU is attached to the CPU by C2C.
@@ -142,7 +141,7 @@ def gpudirect(
 
 
 def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> int:
-    """How many NVLinks join two GPUs through that third which has most to both; 0 where they are joined themselves."""
+    """Return how many NVLinks join two GPUs through the best third GPU, or 0 if they are joined directly."""
     if link_codes.nvlinks(links[first].get(second, "")):
         return 0
     others = (gpu for gpu in gpus if gpu not in (first, second))
@@ -151,5 +150,5 @@ def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: 
 
 
 def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:
-    """Whether each GPU, given its codes to all NICs, has one within PXB."""
+    """Return True if each GPU, given its codes to all NICs, has a NIC within PXB."""
     return all(any(link_codes.allowed(code, "PXB") for code in codes) for codes in codes_to_nics)
