@@ -1,1 +1,1 @@
-"""The concept: facts, readings, recordings, checks, rules, findings, reports. No I/O, no torch."""
+"""The core types: facts, readings, recordings, checks, rules, findings and reports. No I/O, no torch."""

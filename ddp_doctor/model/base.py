@@ -1,4 +1,4 @@
-"""The pydantic base of everything that is recorded or reported, what is kept of it, and how it is grouped."""
+"""The pydantic base of everything that is recorded or reported, its cache, and grouping."""
 
 from collections.abc import Callable, Hashable, Iterable
 from operator import is_
@@ -14,16 +14,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Frozen(BaseModel):
-    """An immutable value; unknown fields of a newer minor schema are dropped, not fatal."""
+    """An immutable value. Unknown fields of a newer minor schema version are dropped."""
 
     model_config = ConfigDict(defer_build=True, frozen=True, extra="ignore")
 
 
 class Memo:
-    """What was worked out of a frozen value; a private attribute of it, and no part of the value.
+    """Values computed from a frozen value, in a private attribute that is not part of the value.
 
-    ``model_copy`` hands a model's private attributes on to its copy, also where the copy is given other
-    fields. So what is kept here belongs to the very objects it was worked out of, and to no others.
+    ``model_copy`` passes a model's private attributes to its copy, even if the copy gets other fields. Therefore a kept
+    value belongs to the exact objects that it was computed from.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Memo:
         self._kept: dict[object, Any] = {}
 
     def once(self, of: tuple[object, ...], name: object, make: Callable[[], T]) -> T:
-        """``make()``, called once for each ``name`` as long as ``of`` are the same objects."""
+        """Return ``make()``, called once for each ``name`` as long as ``of`` are the same objects."""
         if len(of) != len(self._of) or not all(map(is_, of, self._of)):
             self._of, self._kept = of, {}
-        kept = self._kept  # of these objects, whatever ``make`` asks a copy for
+        kept = self._kept  # of these objects, even if ``make`` uses a copy
         if name not in kept:
             kept[name] = make()
         made: T = kept[name]
@@ -47,7 +47,7 @@ class Memo:
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """The values of each key; keys and values in the order in which they come."""
+    """Return the values of each key; keys and values in their original order."""
     groups: dict[K, list[T]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)

@@ -1,4 +1,4 @@
-"""A check: one subject, the probe that reads it, and the rules that judge what it read."""
+"""A check: one subject, the probe that reads it, and the rules that evaluate its readings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import Rule
 
-#: The checks that the engine knows by name.
+#: The ids of checks that the engine refers to.
 ENV_VARS, NCCL, GPUS, ROLL_CALL, REPEATS = "env_vars", "nccl", "gpus", "roll_call", "repeats"
 PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES = "process_group", "collectives", "mesh", "job_collectives"
 P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = "p2p", "user_model", "compile", "step_time", "baseline"
 SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
 ISOLATION, STRAGGLERS = "isolation", "stragglers"
 
-#: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
-#: tells which, so the parameter cannot be one static type.
+#: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank. ``where`` decides which, so the
+#: parameter cannot be one static type.
 Probe = Callable[[Any], Fact]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of CHECKS.
+    """An entry of CHECKS.
 
-    ``cost_s`` is the expected time at level standard, for the budget; ``deadline_s`` is when the
-    agent judges a rank check that has not ended, or abandons a node probe.
+    ``cost_s`` is the expected time at level standard, for the budget. ``deadline_s`` is when the agent evaluates a rank
+    check that has not ended, or abandons a node probe.
     """
 
     id: str
@@ -37,39 +37,40 @@ class Check:
     facts: tuple[type[Fact], ...]
     rules: tuple[Rule, ...] = ()
     level: Level = Level.QUICK
-    still_s: float | None = None  # … and when it judges one in which no rank does anything; None: not before
+    still_s: float | None = None  # … and when it evaluates a check whose ranks are all idle; None: not earlier
     min_ranks: int = 1
     cost_s: float = 0.2
     deadline_s: float = 10.0
-    is_essential: bool = False  # a verdict rests on it, so a short budget leaves it out last
-    stops_ranks: bool = False  # with an error of its rules, ranks of several nodes are not worth starting
-    needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
-    needs_model: bool = False  # the user's own, from --model
-    needs_mesh: bool = False  # from --mesh or the user's model; and all ranks, for a mesh is of all
-    needs_job: bool = False  # its collectives, from --collectives-of; all its ranks take part, or none
-    level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
-    #: What it does one after the other, each with the whole deadline and a reading of its own: a rank that hangs in one
-    #: of them costs only that one.
+    is_essential: bool = False  # a verdict rests on it, so a short budget skips it last
+    stops_ranks: bool = False  # after an error of its rules, ranks of several nodes are not started
+    needs_baseline: bool = False  # measurements of healthy runs, from --baseline; its probe never runs
+    needs_model: bool = False  # the user's model, from --model
+    needs_mesh: bool = False  # from --mesh or the user's model; and all ranks, because a mesh has all of them
+    needs_job: bool = False  # a job's collectives, from --collectives-of; all its ranks take part, or none
+    level_with_model: Level | None = None  # minimum level to run on the user's model instead of ddp-doctor's
+    #: Its parts, run one after the other, each with the full deadline and a separate reading: a rank that hangs in one
+    #: part only loses that part.
     parts: Callable[[Options], tuple[str, ...]] | None = None
-    parts_by: str = ""  # the options that name parts, for a sentence
-    #: The rules on whether ranks can use GPUs. A check with such rules looks wherever ranks start; they judge what it
-    #: read where nobody selected it, too.
+    parts_by: str = ""  # the options that give the parts, for a sentence
+    #: The rules on whether ranks can use GPUs. A check with such rules runs whenever ranks start, and the rules
+    #: evaluate its readings even if it was not selected.
     decides_world: tuple[Rule, ...] = ()
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
-    untested: Callable[[Recording], str] = lambda _recording: ""  # why what its ranks read passes nothing
-    #: What its ranks have in their environment besides; then its trial is its own, comes last, and judges no rank.
+    untested: Callable[[Recording], str] = lambda _recording: ""  # why its readings do not count as passed, or ""
+    #: Additional environment variables of its ranks. Its trial is then separate and the last one, and no rank is
+    #: evaluated.
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def group(self) -> str:
-        """What it is about: the package of its facts, which is that of its module, too; empty where it records none."""
+        """The subject: the package of its facts and of its module, or "" if it records no facts."""
         group = self.facts[0].__module__.split(".")[2] if self.facts else ""
         return {"ddp": "DDP"}.get(group, group)
 
     def from_level(self, model: str) -> Level:
-        """The level from which it runs, with the user's own model or none ("")."""
+        """Return the minimum level to run it, with the user's model or without a model ("")."""
         return self.level_with_model if model and self.level_with_model else self.level
 
     def runs_model(self, model: str) -> bool:
-        """Whether code of the user's own model runs in it."""
+        """Return True if it runs code of the user's model."""
         return self.needs_model or bool(model and self.level_with_model)

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Literal
 
-#: Where a fault is that made a job fail: what decides who has to act.
+#: The place of the fault that made a job fail, which decides who has to act.
 Domain = Literal["code", "data", "host", "gpu", "network", "scheduler", "unknown"]
 #: Whether starting the same job again may help.
 Restart = Literal["no", "on the same nodes", "on other nodes", "unknown"]
 
 
 class Command(str, Enum):
-    """The command that made a recording, and what that says of it."""
+    """The command that made a recording, and its properties."""
 
     RUN = "run"
     PROLOG = "prolog"
@@ -25,7 +25,7 @@ class Command(str, Enum):
     LINT = "lint"
     TRACE = "trace"
     FIT = "fit"
-    OTHER = "another"  # of a newer release: all that it recorded is judged
+    OTHER = "another"  # of a newer release: all its records are evaluated
 
     @classmethod
     def _missing_(cls, value: object) -> "Command":  # noqa: ARG003 - as Enum calls it
@@ -33,17 +33,17 @@ class Command(str, Enum):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether it starts ranks."""
+        """Return True if the command starts ranks."""
         return self in (Command.RUN, Command.FIT)
 
     @property
     def is_of_one_node(self) -> bool:
-        """Whether it looks at nothing but its own node: at no ranks and no other nodes."""
+        """Return True if the command checks only its own node, without ranks and other nodes."""
         return self in (Command.PROLOG, Command.TOPOLOGY, Command.ENV)
 
     @property
     def is_of_root(self) -> bool:
-        """Whether root runs it before a job: the process has neither the job's settings and limits nor its torch."""
+        """Return True if root runs the command before a job, without the job's settings, limits and torch."""
         return self is Command.PROLOG
 
     @property
@@ -53,20 +53,20 @@ class Command(str, Enum):
 
 
 class Severity(str, Enum):
-    """How bad a finding is (DESIGN: error = will not start, hangs, is wrong, or at least 3 times slower)."""
+    """The severity of a finding. Error: the job does not start, hangs, is wrong or at least 3 times slower."""
 
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
 
     def at_least(self, other: "Severity") -> bool:
-        """Whether this severity is as bad as ``other`` or worse."""
+        """Return True if this severity is as bad as ``other`` or worse."""
         order = [Severity.INFO, Severity.WARNING, Severity.ERROR]
         return order.index(self) >= order.index(other)
 
 
 class Consequence(str, Enum):
-    """What a fault does to a job, from which the severity of a rule follows."""
+    """The effect of a fault on a job, which decides the severity of its rule."""
 
     FAILS = "the job does not start, or fails"
     HANGS = "the job hangs"
@@ -81,7 +81,7 @@ class Consequence(str, Enum):
 
     @property
     def severity(self) -> Severity:
-        """The severity unless a finding knows better; of SLOWER, that of a slowdown that was not measured."""
+        """The default severity of findings; for SLOWER, the severity of a slowdown that was not measured."""
         if self in (Consequence.SLOWER, Consequence.COST, Consequence.RISK):
             return Severity.WARNING
         return Severity.INFO if self in (Consequence.NO_EFFECT, Consequence.KNOWN) else Severity.ERROR
@@ -95,16 +95,16 @@ class FailOn(str, Enum):
 
 
 class OutputFormat(str, Enum):
-    """How findings are printed."""
+    """The format of printed findings."""
 
     FULL = "full"
     CONCISE = "concise"  # one line each
     GITHUB = "github"  # annotations of GitHub Actions
-    JSONL = "jsonl"  # one JSON object a line
+    JSONL = "jsonl"  # one JSON object per line
 
 
 class Confidence(str, Enum):
-    """How sure a finding is of its cause."""
+    """How certain a finding is about its cause."""
 
     PROVED = "proved"
     LIKELY = "likely"
@@ -126,20 +126,20 @@ USABLE = (Verdict.HEALTHY, Verdict.DEGRADED)
 
 
 class Level(str, Enum):
-    """How much a run tests."""
+    """The amount of tests in a run."""
 
     QUICK = "quick"
     STANDARD = "standard"
     THOROUGH = "thorough"
 
     def includes(self, other: "Level") -> bool:
-        """Whether a run at this level contains the checks of level ``other``."""
+        """Return True if a run at this level includes the checks of level ``other``."""
         order = [Level.QUICK, Level.STANDARD, Level.THOROUGH]
         return order.index(self) >= order.index(other)
 
 
 class Backend(str, Enum):
-    """The process-group backend asked for; ``auto`` is NCCL where there are GPUs, else gloo."""
+    """The requested process-group backend; ``auto`` is NCCL if there are GPUs, otherwise gloo."""
 
     AUTO = "auto"
     NCCL = "nccl"
@@ -147,24 +147,24 @@ class Backend(str, Enum):
 
 
 class Where(str, Enum):
-    """Where a probe runs."""
+    """The place where a probe runs."""
 
     NODE = "node"  # once per node, in the agent
-    NODES = "nodes"  # once per node, in the agent, when all nodes of a run have met
+    NODES = "nodes"  # once per node, in the agent, after all nodes of a run have checked in
     LAUNCHER = "launcher"  # on ranks that the job's own launcher, torchrun, started
     RANK = "rank"  # on ranks that the agent started
-    GROUPS = "groups"  # in trials of some nodes by themselves, which the head plans; the reading is the head's
-    AFTERWARDS = "afterwards"  # once per node, in the agent, when the ranks have ended
-    FILES = "files"  # nowhere: it judges files that are given
+    GROUPS = "groups"  # in trials of groups of nodes that the head plans; the reading is the head's
+    AFTERWARDS = "afterwards"  # once per node, in the agent, after the ranks have exited
+    FILES = "files"  # on no machine: it evaluates given files
 
     @property
     def needs_ranks(self) -> bool:
-        """Whether ranks must be started for it."""
+        """Return True if ranks must be started for it."""
         return self in (Where.LAUNCHER, Where.RANK, Where.GROUPS)
 
 
 class Status(str, Enum):
-    """What became of one probe. Only ``collected`` carries a fact; the others carry a reason."""
+    """The outcome of one probe. Only ``collected`` has a fact; the others have a reason."""
 
     COLLECTED = "collected"
     ABSENT = "absent"
@@ -174,7 +174,7 @@ class Status(str, Enum):
 
 
 class CheckStatus(str, Enum):
-    """What the report says of one check."""
+    """The outcome of one check in the report."""
 
     PASSED = "passed"
     FOUND = "found"
@@ -184,7 +184,7 @@ class CheckStatus(str, Enum):
 
 
 class Detail(Enum):
-    """How much of a report is printed."""
+    """The amount of a report that is printed."""
 
     VERDICT = "findings and verdict"
     SCREEN = "what fits a screen where all is well"
@@ -202,18 +202,18 @@ class ExitCode(int, Enum):
 
 
 def exit_code(verdict: Verdict, fail_on: FailOn = FailOn.ERROR) -> ExitCode:
-    """The exit code of this verdict. With ``--fail-on warning`` a degraded run fails."""
+    """Return the exit code of this verdict. With ``--fail-on warning``, a degraded run fails."""
     fails = verdict is Verdict.UNHEALTHY or (verdict is Verdict.DEGRADED and fail_on is FailOn.WARNING)
     return ExitCode.UNHEALTHY if fails else ExitCode.UNSURE if verdict is Verdict.UNSURE else ExitCode.HEALTHY
 
 
 class UsageError(Exception):
-    """The user asked for something that cannot be; the message is one sentence with what to do."""
+    """The user asked for something impossible. The message is one sentence with what to do."""
 
 
 @contextmanager
 def as_usage_error(kind: type[Exception] = ValueError) -> Iterator[None]:
-    """An error of this kind says here what is wrong with what was asked, and what to do. Raises UsageError for it."""
+    """Raise UsageError with the message of an error of this kind, which describes what is wrong and what to do."""
     try:
         yield
     except kind as error:

@@ -1,4 +1,4 @@
-"""Facts and readings: what a probe read, or why it could not."""
+"""Facts and readings: the data that a probe read, or the reason why it could not."""
 
 import time
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from ddp_doctor.model.choices import Status
 
 
 class Fact(Frozen):
-    """What a probe read, in units, without opinion.
+    """The data that a probe read, in units, without an evaluation.
 
-    Subclasses name their kind and its version (``KIND = "topology/1"``); units stand in the
-    field names (``busbw_gb_per_s``).
+    Subclasses define their kind and its version (``KIND = "topology/1"``). Units are in the field names
+    (``busbw_gb_per_s``).
     """
 
     KIND: ClassVar[str]
 
     def recorded(self) -> dict[str, Json]:
-        """The fact as it is in a recording: its fields and its kind."""
+        """Return the fact as it is in a recording: its fields and its kind."""
         return {"kind": self.KIND, **self.model_dump(mode="json")}
 
     def collected(self, check: str, node: int = 0, rank: int | None = None) -> "Reading":
-        """The reading of a check that yielded this fact."""
+        """Return the reading of a check that yielded this fact."""
         return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=self.recorded())
 
 
@@ -30,26 +30,26 @@ class Reading(Frozen):
     """The outcome of one probe on one node or rank."""
 
     check: str  # the id of its check
-    status: Status  # whether there is a fact, else why there is none
+    status: Status  # whether there is a fact, or why there is none
     node: int = 0  # node rank
-    rank: int | None = None  # null where the node was read and no rank
-    part: str = ""  # of a check that does several things, each with a reading of its own
-    fact: dict[str, Json] | None = None  # what was read; its `kind` says which fields it has
+    rank: int | None = None  # null if it is a reading of the node instead of a rank
+    part: str = ""  # of a check with several parts, each with a separate reading
+    fact: dict[str, Json] | None = None  # the data that was read; its `kind` determines the fields
     reason: str | None = None  # why there is no fact
     started_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0  # of the probe in seconds
-    misused: bool = False  # not the machine: what was asked for cannot be used, and the reason says why
-    raw: str | None = None  # the text the fact was parsed from, so that a corrected parser can read it again
+    misused: bool = False  # the request is unusable, as the reason explains; the machine is not at fault
+    raw: str | None = None  # the text that the fact was parsed from; a corrected parser can read it again
 
 
 class CouldNotLook(Exception):
-    """Raised by a probe that cannot yield a fact; the message is the reason shown to people."""
+    """Raised by a probe that cannot yield a fact. The message is the reason shown to people."""
 
     status: ClassVar[Status] = Status.FAILED
 
 
 class Absent(CouldNotLook):
-    """What the probe reads does not exist here (no GPU, no such file)."""
+    """The subject of the probe does not exist on this machine (no GPU, no such file)."""
 
     status = Status.ABSENT
 
@@ -61,13 +61,13 @@ class Skip(CouldNotLook):
 
 
 class Failed(CouldNotLook):
-    """It exists, and reading it went wrong."""
+    """The subject exists, but reading it failed."""
 
     status = Status.FAILED
 
 
 class Misused(Failed):
-    """What the user named for the probe is not what it has to be, on every rank: a usage error."""
+    """The user's input for the probe is unusable on every rank: a usage error."""
 
 
 class TookTooLong(CouldNotLook):
@@ -80,7 +80,7 @@ C = TypeVar("C")
 
 
 def read(check: str, probe: Callable[[C], Fact], context: C, node: int = 0, rank: int | None = None) -> Reading:
-    """The reading of one probe. Where the probe could not look, its reason is the reading's."""
+    """Return the reading of one probe. If the probe could not yield a fact, the reading has its reason."""
     started_at, started = time.time(), time.monotonic()
     fact, status, reason, misused = None, Status.COLLECTED, None, False
     try:

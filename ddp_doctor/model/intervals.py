@@ -16,7 +16,7 @@ class Times:
 
     @classmethod
     def union(cls, *intervals: Iterable[Interval]) -> "Times":
-        """What any of these covers."""
+        """Return the union of intervals."""
         every = sorted(interval for some in intervals for interval in some)
         begins, ends = list[float](), list[float]()
         for begin, end in every:
@@ -46,7 +46,7 @@ class Times:
         return Times(begins, ends)
 
     def outside(self, begin: float, end: float) -> "Times":
-        """What lies between two moments and is not in it; all of it lies there."""
+        """Return the time between two moments that is not in the set, which must be within them."""
         spans = [span for span in zip((begin, *self.ends), (*self.begins, end), strict=True) if span[0] < span[1]]
         return Times([first for first, _ in spans], [last for _, last in spans])
 
@@ -54,7 +54,7 @@ class Times:
         return self - (self - other) if other.begins else other
 
     def within(self, begin: float, end: float) -> "Times":
-        """The part between two moments."""
+        """Return the part between two moments."""
         first, last = bisect_right(self.ends, begin), bisect_left(self.begins, end)
         if first >= last:
             return Times()
@@ -64,5 +64,5 @@ class Times:
 
     @property
     def total(self) -> float:
-        """How long all of it is."""
+        """The total length of the set."""
         return float(sum(map(sub, self.ends, self.begins)))  # sums of absolute times would lose whole microseconds

@@ -1,4 +1,4 @@
-"""Texts of errors, which ``explain`` looks up and which ranks of ``run`` may print."""
+"""Error texts that ``explain`` looks up, and that ranks of ``run`` may print."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Page(NamedTuple):
 
 
 class KnownError(NamedTuple):
-    """A text of an error: any of the words, and a regular expression for the line with them."""
+    """An error text: any of the words, and a regular expression for the line with them."""
 
     id: str
     words: tuple[str, ...]
@@ -21,4 +21,4 @@ class KnownError(NamedTuple):
     page: Page | None
     cause: str  # its name; empty if the text names none
     code: str  # of its cause; empty if the text is only a hint
-    run_code: str  # of the rule of ``run`` about it, if NCCL says it before a trial fails
+    run_code: str  # of the rule of ``run`` about it, if NCCL prints it before a trial fails

@@ -1,4 +1,4 @@
-"""The report: what ``--json`` writes. Schema version 1.1, printed by ``ddp-doctor schema report``."""
+"""The report: the document that ``--json`` writes. Schema version 1.1, printed by ``ddp-doctor schema report``."""
 
 from datetime import datetime, timedelta
 from math import ceil
@@ -15,17 +15,17 @@ REPORT_SCHEMA_VERSION = "1.1"
 
 
 class Tool(Frozen):
-    """Who wrote the report."""
+    """The program that wrote the report."""
 
     name: str = "ddp-doctor"  # always ddp-doctor
     version: str  # its release
 
 
 class CheckResult(Frozen):
-    """What became of one check over all nodes and ranks."""
+    """The outcome of one check on all nodes and ranks."""
 
     id: str  # as in --only and --skip
-    title: str  # what it looks at
+    title: str  # what it tests
     #: Passed; found: a finding rests on it; skipped, timed_out or failed: not evaluated, for the reason.
     status: CheckStatus
     reason: str | None = None  # why it was not evaluated, and where, if not everywhere
@@ -33,58 +33,58 @@ class CheckResult(Frozen):
 
 
 class Measurement(Frozen):
-    """One number that was measured, with its unit and what it was measured of."""
+    """A measured number, its unit, and what was measured."""
 
     name: str  # such as allreduce_busbw
     value: float  # in the unit
     unit: str  # B, B/s, s, FLOP/s …; empty for a ratio
-    #: Of what: the rank, the number of bytes, the GPU ….
+    #: What was measured: the rank, the number of bytes, the GPU ….
     labels: dict[str, str | int | float] = Field(default_factory=dict)
 
 
 class NodeVerdict(Frozen):
-    """What the run says of one node."""
+    """The verdict on one node."""
 
     node_rank: int  # its number in the run
-    hostname: str  # its name, as the node itself says it
+    hostname: str  # its host name, as reported by the node itself
     verdict: Verdict  # unhealthy: an error names the node, or only its rank, GPU or link; degraded: a warning
-    findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
-    #: Its hardware, versions of software and settings of the job, as far as they were seen: torch, GPUs, NCCL_ALGO …
+    findings: tuple[str, ...] = ()  # fingerprints of findings that name it, including those with a lower severity
+    #: Its hardware, versions of software and settings of the job that were seen: torch, GPUs, NCCL_ALGO …
     traits: dict[str, str] = Field(default_factory=dict)
-    settings: dict[str, str] | None = None  # the other variables of NCCL, torch and the libraries below; None: unknown
+    settings: dict[str, str] | None = None  # other variables of NCCL, torch and the libraries below; null: unknown
 
 
 class Report(Frozen):
     """The envelope that every diagnosing command writes."""
 
-    #: Of this document; its first number is raised where fields change their meaning or go.
+    #: Version of this document. Its first number is raised if fields are removed or change their meaning.
     schema_version: str = REPORT_SCHEMA_VERSION
-    tool: Tool  # who wrote it
-    run_id: str  # unique for each run; the name of the folder that keeps its recording
+    tool: Tool  # the program that wrote it
+    run_id: str  # unique for each run; the name of the directory with its recording
     started_at: str  # RFC 3339
-    finished_at: str = ""  # RFC 3339; empty where the start is not known
+    finished_at: str = ""  # RFC 3339; empty if the start is unknown
     duration_s: float  # of the run in seconds
-    job: Job | None = None  # the scheduler's, where the run was part of one
-    world: World | None = None  # the nodes and ranks that were tested; null where no machine was
-    nodes: tuple[NodeVerdict, ...] = ()  # each node and what was found of it; empty where no machine was tested
+    job: Job | None = None  # the scheduler's job, if the run was part of one
+    world: World | None = None  # the nodes and ranks that were tested; null if no machine was tested
+    nodes: tuple[NodeVerdict, ...] = ()  # each node and its findings; empty if no machine was tested
     verdict: Verdict  # by the worst finding; unsure: too little could be evaluated, or an error is only possible
-    exit_code: int  # of the command: 0 healthy or degraded, 1 unhealthy, 2 wrongly used, 3 unsure, 130 interrupted
+    exit_code: int  # of the command: 0 healthy or degraded, 1 unhealthy, 2 wrong usage, 3 unsure, 130 interrupted
     summary: str  # the verdict in one sentence
-    checks: tuple[CheckResult, ...] = ()  # what became of each check, in the order of a run
-    findings: tuple[Finding, ...] = ()  # the faults, the gravest first
+    checks: tuple[CheckResult, ...] = ()  # the outcome of each check, in the order of a run
+    findings: tuple[Finding, ...] = ()  # the faults, the most serious first
     measurements: tuple[Measurement, ...] = ()  # the numbers that were measured
 
     def as_json(self) -> str:
-        """One document as ``ddp-doctor schema report`` describes it, indented, ending in a newline."""
+        """Return the document that ``ddp-doctor schema report`` describes, indented, with a final newline."""
         return self.model_dump_json(indent=1, exclude=self._absent(), by_alias=True) + "\n"
 
     def _absent(self) -> set[str]:
-        """The keys that are left out because there is nothing under them."""
+        """Return the keys that are omitted because they are empty."""
         return set()
 
 
 def finished_at(started_at: str, duration_s: float) -> str:
-    """When a run ended that began at ``started_at``, to the second; empty where that is no time of RFC 3339."""
+    """Return when a run ended, to the second, or "" if ``started_at`` is not a time of RFC 3339."""
     try:
         ended = datetime.fromisoformat(started_at.replace("Z", "+00:00")) + timedelta(seconds=ceil(duration_s))
     except (ValueError, OverflowError):
@@ -95,23 +95,23 @@ def finished_at(started_at: str, duration_s: float) -> str:
 class Overruled(Frozen):
     """A value that does not count, because another source of settings comes first."""
 
-    value: str | None  # None: kept back, like a credential
-    source: str  # where it stands
+    value: str | None  # null: withheld, looks like a credential
+    source: str  # where it is set
 
 
 class SettingInForce(Frozen):
-    """One variable: what it is set to, by what, and what that means."""
+    """A variable: its value, the source of the value, and what the value means."""
 
     name: str  # of the variable
-    value: str | None  # None: kept back, like a credential
+    value: str | None  # null: withheld, looks like a credential
     source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
-    since: str | None = None  # who set it, as far as that is known
-    overrides: tuple[Overruled, ...] = ()  # what other sources say, which does not count
-    default: str | None = None  # in the NCCL or torch that is here, else in the newest; None: unset; or "automatic"
-    meaning: str | None = None  # None: nobody knows the name
-    #: Whether NCCL or torch of the releases here read it.
+    since: str | None = None  # what set it, if known
+    overrides: tuple[Overruled, ...] = ()  # values from other sources, which do not count
+    default: str | None = None  # in the installed NCCL or torch, or in the newest; null: unset; or "automatic"
+    meaning: str | None = None  # null: unknown variable
+    #: Whether the installed releases of NCCL or torch read it.
     status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
-    note: str | None = None  # why the value is not judged
+    note: str | None = None  # why the value is not evaluated
 
 
 class UnreadLine(Frozen):
@@ -120,18 +120,16 @@ class UnreadLine(Frozen):
     line: int  # from 1
     text: str  # without credentials
     reason: str  # why it was not read
-    is_launch: bool = False  # it starts ranks, or may, so that the verdict is unsure
+    is_launch: bool = False  # it starts ranks, or may start ranks, so the verdict is unsure
     file: str = ""  # the script that has this line, if the given one runs another
 
 
 class EnvReport(Report):
-    """What ``env --json`` writes: the envelope, and the settings in force."""
+    """The report of ``env --json``: the envelope, and the settings in force."""
 
-    nccl: str | None = None  # the release that would be loaded, of which status and defaults speak
+    nccl: str | None = None  # the release that would be loaded; status and defaults are for it
     torch: str | None = None  # the release that is installed
-    rocm: str | None = (
-        None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
-    )
+    rocm: str | None = None  # the ROCm that torch is built for: its RCCL reads NCCL's names, which are not evaluated
     settings: tuple[SettingInForce, ...] = ()  # the variables that are set, by name
     unread_lines: tuple[UnreadLine, ...] = ()  # lines of the text that were not read
 
@@ -139,89 +137,89 @@ class EnvReport(Report):
 class CauseLine(Frozen):
     """A line of output that a cause rests on."""
 
-    file: str  # as it was given, or ARCHIVE:MEMBER
+    file: str  # as given, or ARCHIVE:MEMBER
     line: int  # from 1
     text: str  # without its prefix and without credentials
 
 
 class JobCauseReport(Frozen):
-    """One thing that made the job fail."""
+    """A cause of the job's failure."""
 
     name: str = Field(serialization_alias="class")  # such as shm-too-small
     confidence: Confidence  # proved by the output; likely; possible: the fact is proved and its cause is not
-    domain: Domain  # where the fault is
+    domain: Domain  # the place of the fault
     restart: Restart  # whether starting the same job again may help
-    lines: tuple[CauseLine, ...] = ()  # what it rests on, the earliest first
+    lines: tuple[CauseLine, ...] = ()  # the lines that it rests on, the earliest first
     next_check: str = ""  # a command or a setting that would prove it
-    culprits: tuple[Culprit, ...] = ()  # who or what is to blame; empty where that is not known
+    culprits: tuple[Culprit, ...] = ()  # what is faulty; empty if unknown
 
 
 class JobFacts(Frozen):
-    """What the output says of the job, failed or not; null or empty where it says nothing."""
+    """Facts about the job from its output, even if it did not fail; null or empty if not in the output."""
 
     launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
     torch: str | None = None  # its release
     backend: str | None = None  # the class behind the process groups: nccl, nccl2, nccl-legacy, gloo
-    nccl: str | None = None  # its release, and CUDA's it was built with: 2.27.5+cuda12.8; of several the first
-    driver_cuda: str | None = None  # the newest CUDA that the driver knows
+    nccl: str | None = None  # its release and the CUDA release it was built with: 2.27.5+cuda12.8; the first of several
+    driver_cuda: str | None = None  # the newest CUDA that the driver supports
     ranks: int | None = None  # of the job
     nodes: tuple[str, ...] = ()  # host names
     communicators: tuple[int, ...] = ()  # NCCL's, by the number of their ranks
-    communicators_begun: int = 0  # by a rank each; those of NCCL before 2.18.3 are known where they are complete
+    communicators_begun: int = 0  # one per rank; before NCCL 2.18.3 only complete ones are known
     communicators_complete: int = 0  # … and ready on that rank
-    rings: int | None = None  # of a communicator, the most there are
-    interfaces: tuple[str, ...] = ()  # those that NCCL bootstraps over
+    rings: int | None = None  # of a communicator, the maximum
+    interfaces: tuple[str, ...] = ()  # that NCCL bootstraps over
     nics: tuple[str, ...] = ()  # RDMA ports that NCCL found
     plugins: tuple[str, ...] = ()  # of NCCL, loaded from outside
-    network: tuple[str, ...] = ()  # what NCCL chose between nodes: IB, Socket, AWS Libfabric …
+    network: tuple[str, ...] = ()  # NCCL's choice between nodes: IB, Socket, AWS Libfabric …
     transports: dict[str, int] = Field(default_factory=dict)  # directed pairs of ranks by transport: P2P/CUMEM
-    gpudirect: bool | None = None  # whether NICs read or write GPU memory; null where no data goes by the network
-    nvls: bool | None = None  # whether some GPU offers NVSwitch's multicast; null where none says so
-    measured_by: str | None = None  # who measured the all-reduces: nccl-tests, NCCL Inspector
-    gpus: str | None = None  # those that nccl-tests measured: 8 NVIDIA H100 80GB HBM3
+    gpudirect: bool | None = None  # whether NICs read or write GPU memory; null if no data crosses the network
+    nvls: bool | None = None  # whether any GPU offers NVSwitch's multicast; null if not reported
+    measured_by: str | None = None  # the program that measured the all-reduces: nccl-tests, NCCL Inspector
+    gpus: str | None = None  # measured by nccl-tests: 8 NVIDIA H100 80GB HBM3
 
 
 class LogsReport(Report):
-    """What ``logs --json`` writes: the envelope, the causes, and what the output says of the job."""
+    """The report of ``logs --json``: the envelope, the causes, and facts about the job from its output."""
 
-    causes: tuple[JobCauseReport, ...] = ()  # in the order of time
+    causes: tuple[JobCauseReport, ...] = ()  # ordered by time
     facts: JobFacts = JobFacts()
 
 
 class FitEstimate(Frozen):
-    """What a rank needs of memory under one strategy, and what was measured of it."""
+    """The memory that a rank needs under one strategy, estimated and measured."""
 
     strategy: str  # as --strategy takes it: ddp, ddp-bucket-view, zero1, zero2, zero3, hsdp, zero3-offload
-    words: str  # what it is: "ZeRO-3: FSDP2"
-    checkpointing: bool  # activations are computed again in the backward
-    moment: str  # at which the memory is highest: wrap, forward, backward, optimizer
-    parts: dict[str, int]  # bytes at that moment by what takes them: parameters, gradients, optimizer, activations …
+    words: str  # its name in words: "ZeRO-3: FSDP2"
+    checkpointing: bool  # activations are recomputed in the backward
+    moment: str  # the moment of the highest memory: wrap, forward, backward, optimizer
+    parts: dict[str, int]  # bytes at that moment by use: parameters, gradients, optimizer, activations …
     peak_bytes: int  # their sum
-    needed_bytes: int  # … or the peak that was measured, if higher, and what CUDA's caching allocator keeps beyond it
-    fits: bool | None  # null where no memory is known, or a part of the estimate is missing
-    batch: int | None  # samples of the largest batch of a rank that fits; null where that is not known
-    sent_bytes: int  # that a rank sends in one step
-    host_bytes: int  # in the host's memory: what is offloaded
+    needed_bytes: int  # … or the measured peak, if higher, plus what CUDA's caching allocator keeps beyond it
+    fits: bool | None  # null if no GPU memory is known, or a part of the estimate is missing
+    batch: int | None  # samples in the largest batch of a rank that fits; null if unknown
+    sent_bytes: int  # sent by a rank in one step
+    host_bytes: int  # offloaded to host memory
     measured_bytes: int | None = None  # the highest peak of a rank in the steps of --measure
     measured_out_of_memory: bool = False  # … or that they ran out of it
     step_s: float | None = None  # seconds of the median of these steps, on the slowest rank
 
 
 class FitReport(Report):
-    """What ``fit --json`` writes: the envelope, what each strategy needs of memory, and which one to take."""
+    """The report of ``fit --json``: the envelope, the memory that each strategy needs, and the recommended one."""
 
-    memory_bytes: int | None = None  # of a GPU that the estimates are held against; null where none is known
+    memory_bytes: int | None = None  # of a GPU, compared with the estimates; null if unknown
     memory_of: str = ""  # whose memory that is: "the smallest of 8 GPUs"
     ranks: int = 0  # of the job that was estimated
     estimates: tuple[FitEstimate, ...] = ()  # of all strategies, with and without checkpointing
-    advice: str = ""  # the strategy to take, and why
+    advice: str = ""  # the recommended strategy, and why
 
 
 class TopologyReport(Report):
-    """What ``topology --json`` writes: the envelope, the first matrix, and what else there is."""
+    """The report of ``topology --json``: the envelope, the first matrix, and further data."""
 
     topology: Json = None
-    topologies: tuple[Json, ...] | None = None  # all matrices, where there are several
+    topologies: tuple[Json, ...] | None = None  # all matrices, if there are several
     p2p: tuple[Json, ...] | None = None  # tables of nvidia-smi topo -p2p, each with its host
     nvlinks: tuple[Json, ...] | None = None  # outputs of nvidia-smi nvlink -s
     rocm: tuple[Json, ...] | None = None  # outputs of rocm-smi --showtopo

@@ -14,17 +14,17 @@ from ddp_doctor.model.finding import Draft, Finding
 from ddp_doctor.model.recording import Recording
 
 RuleFunction = Callable[[Recording], Iterable[Draft]]
-#: What ranks would do beside a fault: stop for ever, take several times longer, or run.
+#: The behavior of ranks with a fault: they stop forever, take several times longer, or run.
 RanksDo = Literal["stop", "slow", "run"]
 #: The same, if it depends on more than the rule.
 RanksDoHere = Callable[[Recording], RanksDo]
-#: How the paragraphs of a rule's docstring begin, below its summary, and their headings on its page.
+#: Start of each paragraph of a rule's docstring below its summary, and the heading of that paragraph on its page.
 HEADINGS = {"Finds": "What it finds", "Why": "Why it matters", "Remedy": "Remedy", "See": "References"}
 
 
 @dataclass(frozen=True)
 class Described:
-    """What every rule has. ``doc``: a summary, or none, and a paragraph for each of HEADINGS, as its docstring has."""
+    """The common part of all rules. ``doc``: an optional summary, and a paragraph for each of HEADINGS."""
 
     code: str
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
@@ -33,19 +33,19 @@ class Described:
 
     @property
     def severity(self) -> Severity:
-        """The severity of findings that do not give another one."""
+        """The severity of findings that do not set another one."""
         return self.consequence.severity
 
     @property
     def reason(self) -> str:
-        """The severity and why, in words."""
+        """The severity and the reason for it."""
         if self.consequence is Consequence.SLOWER:
             return "error at 3 times slower or more, warning below"
         return f"{self.severity.value}: {self.consequence.value}"
 
     @property
     def sections(self) -> dict[str, str]:
-        """The texts of its page by heading, the summary's being empty; references have a line each."""
+        """The texts of its page by heading, "" for the summary. References have one line each."""
         summary, *rest = re.split(rf"(?m)^({'|'.join(HEADINGS)}): ", self.doc)
         texts = {HEADINGS[label]: " ".join(text.split()) for label, text in zip(rest[::2], rest[1::2], strict=True)}
         references = [line.strip() for line in rest[-1].splitlines()] if rest else []
@@ -58,13 +58,13 @@ class Described:
 
     @property
     def gist(self) -> str:
-        """The first sentence of the summary, or else of what it finds."""
+        """The first sentence of the summary, or of "What it finds" without a summary."""
         sections = self.sections
         return re.split(r"(?<=\.)\s", sections[""] or sections[HEADINGS["Finds"]])[0]
 
     @property
     def text(self) -> str:
-        """Its page as plain text."""
+        """The rule's page as plain text."""
         return "\n\n".join(
             f"{heading}\n{indent(text, '    ')}" if heading else text for heading, text in self.sections.items() if text
         )
@@ -72,11 +72,11 @@ class Described:
 
 @dataclass(frozen=True)
 class Rule(Described):
-    """One opinion on a recording.
+    """A rule about a recording.
 
-    ``explained_by`` are the codes of rules that name the cause of what this one sees: its findings are left out
-    where one of them found something. ``ranks`` counts for errors of a check that looks before ranks of several
-    nodes start (``Check.stops_ranks``).
+    ``explained_by`` are codes of rules that report the cause of this rule's findings. If one of them found something,
+    this rule's findings are omitted. ``ranks`` applies to errors of a check that runs before ranks of several nodes
+    start (``Check.stops_ranks``).
     """
 
     needs: tuple[type[Fact], ...]
@@ -91,10 +91,10 @@ class Rule(Described):
         return (found[1] or found[2]) if found else ""
 
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:
-        """The findings of this rule, empty where a fact it needs was not recorded.
+        """Return the findings of this rule; empty if a fact that it needs was not recorded.
 
-        ``found`` are the findings of the rules that were applied before; those that explain one of this rule's
-        have it left out.
+        ``found`` are the findings of the rules that were applied before. Findings of this rule that they explain are
+        omitted.
         """
         if any(recording.first(kind) is None for kind in self.needs):
             return []
@@ -113,7 +113,7 @@ class Rule(Described):
 
 
 def _are_causes_of(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:
-    """Whether some of the causes name all of its nodes; an error is explained by errors alone."""
+    """Return True if the causes name all of these nodes. An error can only be explained by errors."""
     if finding.severity is Severity.ERROR:
         causes = [cause for cause in causes if cause.severity is Severity.ERROR]
     named = {culprit.node_rank for cause in causes for culprit in cause.culprits}
@@ -137,6 +137,6 @@ def rule(
 
 
 def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
-    """The rules in these modules, by code."""
+    """Return the rules in these modules, by code."""
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
     return tuple(sorted(found, key=lambda rule: rule.code))

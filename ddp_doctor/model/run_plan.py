@@ -1,4 +1,4 @@
-"""The plan of a run: what ``run --plan --json`` writes. Nothing was started for it."""
+"""The plan of a run: the document that ``run --plan --json`` writes. No process is started for it."""
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Where
@@ -12,31 +12,31 @@ class PlannedNode(Frozen):
     """A node that would be tested."""
 
     node_rank: int  # its number in the run
-    hostname: str | None = None  # null where the launcher does not name its nodes
-    leaf: str | None = None  # its leaf switch or rack, where --isolate knows it
+    hostname: str | None = None  # null if the launcher does not name its nodes
+    leaf: str | None = None  # its leaf switch or rack, if --isolate knows it
 
 
 class PlannedStep(Frozen):
-    """Checks that would run one after the other at one place, those of nodes all at once."""
+    """Checks that would run one after the other at one place; on nodes, they run all at once."""
 
-    where: Where  # the place; each is all nodes, or all their ranks
+    where: Where  # the place: all nodes, or all their ranks
     checks: tuple[str, ...]  # ids, in order
-    seconds: float  # expected at level standard, of healthy nodes
+    seconds: float  # expected at level standard, on healthy nodes
     node_minutes: float  # of all nodes
-    rounds: int = 1  # how often, or of isolation the rounds of healthy nodes
-    rounds_with_one_bad: int | None = None  # … and about as many of nodes of which one is bad; null of all others
+    rounds: int = 1  # number of repetitions, or for isolation the rounds with healthy nodes
+    rounds_with_one_bad: int | None = None  # … and the approximate rounds with one bad node; null for other checks
 
 
 class RunPlan(Frozen):
-    """What a run with these options would do."""
+    """The steps of a run with these options."""
 
     schema_version: str = PLAN_SCHEMA_VERSION  # of this document
-    tool: Tool  # who wrote it
-    launcher: str  # who starts the nodes: slurm, ssh, torchrun, mpi, kubernetes; plain is the user
+    tool: Tool  # the program that wrote it
+    launcher: str  # what starts the nodes: slurm, ssh, torchrun, mpi, kubernetes; plain is the user
     nodes: tuple[PlannedNode, ...]  # by node rank
-    ranks_per_node: int | None = None  # null: one for each GPU, or 2 on CPUs
+    ranks_per_node: int | None = None  # null: one per GPU, or 2 on CPUs
     steps: tuple[PlannedStep, ...]  # in order
-    seconds: float  # expected of all steps; waiting for nodes, torch's import and trials of remedies come on top
+    seconds: float  # expected for all steps, without waiting for nodes, torch's import and trials of fixes
     node_minutes: float  # … of all nodes
-    most_seconds: float  # after which nothing new begins: --budget, and what --repeat and --soak ask for besides
-    not_run: tuple[NotRun, ...] = ()  # the checks that are left out
+    most_seconds: float  # after that time no step starts: --budget, plus the time for --repeat and --soak
+    not_run: tuple[NotRun, ...] = ()  # the checks that are omitted
