@@ -1,1 +1,1 @@
-"""Text to facts: pure functions; each docstring shows a sample of what it reads."""
+"""Pure functions from text to facts. Each docstring shows a sample of the input."""

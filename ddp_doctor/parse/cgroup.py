@@ -12,9 +12,9 @@
     35 25 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
     34 31 0:31 /docker/0c6a4f /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory
 
-cpu.max is "200000 100000" (2 CPUs) or "max 100000"; memory.max a number or "max". Version 1 has
-cpu.cfs_quota_us (-1: none), cpu.cfs_period_us and memory.limit_in_bytes (9223372036854771712: none).
-A limit of any parent binds too, so every folder up to the mount point is read.
+cpu.max is "200000 100000" (2 CPUs) or "max 100000"; memory.max a number or "max". Version 1 has cpu.cfs_quota_us (-1:
+none), cpu.cfs_period_us and memory.limit_in_bytes (9223372036854771712: none). The limits of all parents also apply, so
+every directory up to the mount point is read.
 """
 
 import posixpath
@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-#: The text of a file, or None where it cannot be read.
+#: Returns the text of a file, or None if it cannot be read.
 Reader = Callable[[str], str | None]
 
 _UNLIMITED_BYTES = 1 << 60  # version 1 writes the largest page-aligned number of 63 bits
@@ -30,7 +30,7 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 writes the largest page-aligned number o
 
 @dataclass(frozen=True)
 class Limits:
-    """What binds the process; None is no limit."""
+    """The limits of the process. None: no limit."""
 
     cpu_quota_cpus: float | None = None
     memory_limit_bytes: int | None = None
@@ -46,7 +46,7 @@ class _Mount:
 
 
 def limits(read: Reader) -> Limits:
-    """The tightest limits over all levels; ``read`` gives the text of a file by its path."""
+    """Return the tightest limits over all levels; ``read`` returns the text of a file by its path."""
     groups, mounts = _places(read)
     version, folders = _folders(groups, mounts, "cpu")
     quotas = [_cpu_quota(read, folder, version) for folder in folders]
@@ -60,7 +60,7 @@ def limits(read: Reader) -> Limits:
 
 
 def throttled_s(read: Reader) -> float | None:
-    """For how long a quota stopped the group so far, on any level; None where no level counts it.
+    """Return how long a quota has stopped the group, the most of any level; None if no level counts it.
 
     In cpu.stat: "throttled_usec 1200" of version 2, "throttled_time 1200000" (ns) of version 1.
     """
@@ -70,7 +70,7 @@ def throttled_s(read: Reader) -> float | None:
 
 
 def _places(read: Reader) -> tuple[dict[str, str], list[_Mount]]:
-    """The process's paths by controller, where version 2 has the empty one; and where groups are mounted."""
+    """Return the process's paths by controller, which is "" for version 2, and the mounts of control groups."""
     groups: dict[str, str] = {}
     for line in (read("/proc/self/cgroup") or "").splitlines():
         controllers, colon, path = line.partition(":")[2].partition(":")
@@ -91,14 +91,14 @@ def _mounts(text: str) -> Iterator[_Mount]:
 
 
 def _unescaped(path: str) -> str:
-    """A path of mountinfo, where blanks and the like stand as octal numbers."""
+    """Decode the octal escapes of blanks and other characters in a path of mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def _folders(groups: dict[str, str], mounts: list[_Mount], controller: str) -> tuple[int, list[str]]:
-    """The process's folder and its parents up to the mount point, and the version they are of.
+    """Return the version of the process's control group, and its directory and parents up to the mount point.
 
-    A controller is mounted in one version only; in a hybrid system version 1 holds it.
+    A controller is mounted in one version only. In a hybrid system that is version 1.
     """
     for name in (controller, ""):
         matching = [mount for mount in mounts if name in mount.controllers]
@@ -113,7 +113,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _upwards(mount: _Mount, path: str) -> Iterator[str]:
-    """From the group's folder to the mount point, which stands for a group that is not below it."""
+    """Yield the directories from the group's up to the mount point, or only that for a group outside of it."""
     inside = path[len(mount.root.rstrip("/")) :] if _is_below(path, mount.root) else ""
     parts = [part for part in inside.split("/") if part]
     if ".." in parts:  # the process is outside of its cgroup namespace's root
@@ -133,14 +133,14 @@ def _cpu_quota(read: Reader, folder: str, version: int) -> float | None:
 
 
 def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] | None:
-    """The limit of one level and what is free under it, or None where it has no limit."""
+    """Return the limit of one level and the free memory under it, or None without a limit."""
     names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = (_number(read(f"{folder}/{name}") or "") for name in names)
     if limit is None or limit >= _UNLIMITED_BYTES:
         return None
     if used is None:
         return limit, None
-    # What the kernel can take back: files in the page cache that no process used lately.
+    # The kernel can reclaim files in the page cache that no process used lately.
     name = "inactive_file" if version == 2 else "total_inactive_file"
     stat = re.search(rf"^{name} (\d+)$", read(f"{folder}/memory.stat") or "", re.MULTILINE | re.ASCII)
     reclaimable = (_number(stat[1]) if stat else None) or 0
@@ -148,5 +148,5 @@ def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] |
 
 
 def _number(text: str) -> int | None:
-    """A whole number that is not negative and fits in 64 bits; else None, as for "max" and -1."""
+    """Return a whole number that is not negative and fits in 64 bits, or None, as for "max" and -1."""
     return int(text) if re.fullmatch(r"\d{1,19}\s*", text, re.ASCII) else None

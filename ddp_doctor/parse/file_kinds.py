@@ -1,4 +1,4 @@
-"""What a file is: ddp-doctor's own JSON, a notebook or a script in the place of another file, or one beside a log."""
+"""The kind of a file: ddp-doctor's own JSON, a notebook, a script, or torchelastic's error file."""
 
 import re
 from datetime import datetime, timezone
@@ -13,9 +13,9 @@ BASELINE = "a baseline of ddp-doctor"
 JSON = "JSON"  # of another program
 PYTHON = "a Python script"
 SHELL = "a shell script"
-#: The command that reads it.
+#: The command that reads each kind.
 READ_BY = {RECORDING: "replay", PYTHON: "lint", SHELL: "env --from"}
-#: By keys that stand together in no other file.
+#: By keys that no other kind of file has together.
 _KINDS = (
     ({"readings", "run_id"}, RECORDING),
     ({"verdict", "left_out", "outliers"}, FLEET_REPORT),
@@ -24,7 +24,7 @@ _KINDS = (
     ({"runs", "version", "$schema"}, "a report in SARIF"),
     ({"cells", "nbformat"}, "a Jupyter notebook"),
 )
-#: What ``lint`` reads by the rules about launches: by the file's name, or by a line of it.
+#: Files that ``lint`` checks with the rules about launches: by name, or by a line.
 _LAUNCH_NAMES = (".sh", ".bash", ".sbatch", ".slurm", ".job", ".yaml", ".yml", ".env")
 _LAUNCH_LINES = re.compile(r"^(?:#SBATCH\b|apiVersion:|num_machines:|FROM \S|[\w.-]+[ \t]+slots=\d)", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"(?:train_batch_size|train_micro_batch_size_per_gpu|zero_optimization)"\s*:')
@@ -34,7 +34,7 @@ _SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 
 
 def file_kind(text: str) -> str | None:
-    """What this text is, by its first line or its keys; None where nothing here knows it."""
+    """Return the kind of a text by its first line or its keys, or None if it is unknown."""
     first = _LINE_END.split(text, maxsplit=1)[0]
     if _PYTHON.match(first):
         return PYTHON
@@ -58,25 +58,25 @@ def is_launch(text: str, name: str) -> bool:
 
 
 def json_kind(data: Json) -> str | None:
-    """What this JSON value is: "a report of ddp-doctor"; None for another program's."""
+    """Return the kind of a JSON value, such as "a report of ddp-doctor", or None for another program's."""
     keys = data.keys() if isinstance(data, dict) else set[str]()
     return next((kind for names, kind in _KINDS if keys >= names), None)
 
 
 def is_recording(head: bytes) -> bool:
-    """Whether a file is a recording of ddp-doctor."""
+    """Return True if a file is a recording of ddp-doctor."""
     return head.lstrip()[:1] == b"{" and b'"schema_version"' in head and b'"run_id"' in head
 
 
 def is_error_file(head: bytes, name: str) -> bool:
-    """Whether a file is what torchelastic's @record writes on an exception, error.json."""
+    """Return True if a file is the error.json that torchelastic's @record writes on an exception."""
     return re.match(rb'\s*\{\s*"message"\s*:', head) is not None and (
         b'"extraInfo"' in head or name.endswith("error.json")
     )
 
 
 def text_of_error_file(data: bytes) -> str:
-    """Its traceback as the process would have printed it. Raises ValueError.
+    """Return the traceback of an error file as the process would have printed it. Raises ValueError.
 
     torch/distributed/elastic/multiprocessing/errors/error_handler.py: {"message": {"message": …, "extraInfo":
     {"py_callstack": …, "timestamp": seconds as text}}}, or a text as the outer message.

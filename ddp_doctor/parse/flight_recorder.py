@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder: pickles (``_dump_fr_trace``) and JSON (``_dump_fr_trace_json``), of any backend.
 
-What is there is read by its keys; the version number says nothing that they do not (2.2 to 2.10 in torch 2.4 to 2.15,
-and copies of it in other vendors' backends and in torchcomms).
+Fields are read by their keys. The version number adds no information (2.2 to 2.10 in torch 2.4 to 2.15, and copies of
+the recorder in other vendors' backends and in torchcomms).
 """
 
 import re
@@ -16,23 +16,23 @@ from ddp_doctor.parse.text import as_utf8
 
 #: The largest dump that is read: 2,000 entries with their frames take 1 to 3 MB.
 _LARGEST_BYTES = 64 * 1024 * 1024
-#: Kept of a group: collectives before the first open one, from it on, and the newest.
+#: Entries kept per group: collectives before the first open one, from the first open one, and the newest.
 _BEFORE, _AFTER, _NEWEST = 16, 8, 8
 _MOST_OPEN, _MOST_FRAMES, _MOST_SIZES = 32, 20, 64
 _LONGEST_NAME = 200
 _MOST_RANKS = 200_000
 _LONGEST_RANK = 6  # digits
-#: Backends that a hook records for: it retires an entry up to a second after its end (torch 2.15
-#: c10d/hooks/FlightRecorderHook.hpp). These three record by themselves.
+#: Backends that record themselves. A hook records for other backends, and retires an entry up to a second after its end
+#: (torch 2.15 c10d/hooks/FlightRecorderHook.hpp).
 _SELF_RECORDING = ("gloo", "nccl", "xccl")
 _RETIRED_WITHIN_S = 2.0
 
-#: Files that torch, or who copies its recorder, names so. An empty one is known by nothing else.
+#: Names of files that torch, or a copy of its recorder, writes. An empty dump can be recognized only by its name.
 _NAMED = re.compile(
     r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
 )
 _KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
-#: All of these are empty where the recorder is off; each group that is made stands in the first (torch 2.9.1).
+#: All of these are empty if the recorder is off. The first has an entry for each group that was made (torch 2.9.1).
 _FILLED = ("pg_config", "pg_status", "entries", "nccl_comm_state")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _NUMBER = re.compile(r"^(\d+)(?=[_.-])|(\d+)(?:\.[a-z]+)*$")
@@ -41,7 +41,7 @@ _DEFAULT = "0"
 
 
 def is_dump(head: bytes, name: str) -> bool:
-    """Whether a file is one rank's dump, by the first kilobytes of it or, where it is empty, by its name."""
+    """Return True if a file is one rank's dump, by its first kilobytes or, if it is empty, by its name."""
     start = head.lstrip()[:4096]
     if start.startswith((b"\x80", b"(d", b"}", b"{")):
         return any(key.encode() in head for key in _KEYS)
@@ -49,7 +49,7 @@ def is_dump(head: bytes, name: str) -> bool:
 
 
 def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpFact:
-    """One rank's dump. ``written_at_s``: the file's time, since the epoch. Never raises: see ``problem``."""
+    """Read one rank's dump. ``written_at_s``: the file's time, since the epoch. Never raises: see ``problem``."""
     fact = FlightDumpFact(file=name, rank=_rank_of(name), written_at_s=written_at_s)
     try:
         return _read(_content(data), fact)
@@ -58,15 +58,15 @@ def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpF
 
 
 class RecordedCall(NamedTuple):
-    """One call of a rank."""
+    """A recorded call of a rank."""
 
     entry: FlightEntry
     is_transfer: bool
-    taken: tuple[tuple[int, ...], ...]  # the shapes of what it takes
+    taken: tuple[tuple[int, ...], ...]  # shapes of its outputs
 
 
 def recorded_calls(data: bytes, written_at_s: float | None) -> tuple[RecordedCall, ...]:
-    """All calls that a dump has kept, in the order in which they were made. Raises ValueError."""
+    """Return all calls that a dump has kept, in the order they were made. Raises ValueError."""
     return tuple(
         RecordedCall(
             _without_late(entry, entry_of(entry), written_at_s), _is_transfer(entry), _shapes(entry, "output_sizes")
@@ -76,7 +76,7 @@ def recorded_calls(data: bytes, written_at_s: float | None) -> tuple[RecordedCal
 
 
 def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
-    """The later of two dumps of one process, in which a collective is open only where it was in both."""
+    """Return the later of two dumps of one process. A collective stays open in it only if it was open in both."""
     before = {(group.name, entry.seq) for group in first.groups for entry in group.entries if entry.is_open}
     groups = tuple(
         group.model_copy(
@@ -130,7 +130,7 @@ def _rank_of(name: str) -> int | None:
 
 
 def entry_of(entry: Mapping[str, Any]) -> FlightEntry:
-    """One collective as the recorder has it, of a dump or of a rank that lives."""
+    """Return a collective from an entry of a dump or of a running rank's recorder."""
     return FlightEntry(
         seq=_whole(entry.get("collective_seq_id")),
         op=_text(entry.get("profiling_name")).rpartition(":")[2],
@@ -147,7 +147,7 @@ def _shapes(entry: Mapping[str, Any], key: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _group_of(entry: Mapping[str, Any]) -> str:
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL leaves the name empty, of the groups that it wraps and of its own.
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, the name is empty for the groups that torch wraps and for its own groups.
     named = _list(entry.get("process_group"))
     return (_text(named[0]) if named else "") or f"pg_id {_whole(entry.get('pg_id'))}"
 
@@ -161,7 +161,7 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def _whole(value: object) -> int:
-    """A number of 63 bits, also where it is written as text; 0 for anything else."""
+    """Return a number of up to 63 bits, including a number written as text; 0 for anything else."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
         return int(value)
     return value if isinstance(value, int) and abs(value) < 2**63 else 0
@@ -212,7 +212,7 @@ def _is_transfer(entry: Mapping[str, Any]) -> bool:
 
 
 def _of_last_generation(raw: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries since the default group was last made: a restart within the process counts from 1 again."""
+    """Return the entries since the default group was last made: a restart within the process counts from 1 again."""
     start, seen = 0, 0
     for place, entry in enumerate(raw):
         if _group_of(entry) == _DEFAULT and not _is_transfer(entry):
@@ -224,7 +224,7 @@ def _of_last_generation(raw: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: float | None) -> FlightEntry:
-    """An entry that its hook may not have retired yet when the dump was written counts as ended."""
+    """Return an entry; it counts as ended if its hook may not have retired it before the dump was written."""
     backend = _text(entry.get("profiling_name")).partition(":")[0]
     made_at_s = _whole(entry.get("time_created_ns")) / 1e9
     if read.retired or written_at_s is None or backend in _SELF_RECORDING:
@@ -234,7 +234,7 @@ def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: flo
 
 
 def _ranks_by_group(config: object) -> dict[str, tuple[int, ...]]:
-    """The global ranks of each configured group; gloo shows one group alone, the last made, and names it ""."""
+    """Return the global ranks of each configured group. gloo only lists the last group made, as ""."""
     members = {}
     for name, group in config.items() if isinstance(config, Mapping) else ():
         ranks = group.get("ranks") if isinstance(group, Mapping) else None
@@ -283,13 +283,13 @@ def _groups(
 
 
 def _completed(entries: Sequence[FlightEntry], enqueued: int, completed: int) -> int:
-    """The last collective that was completed: by the counts, unless they count sends and receives too."""
+    """Return the last completed collective, from the counts unless they include sends and receives."""
     highest = max((entry.seq for entry in entries), default=enqueued)
     return max(completed if enqueued == highest else 0, *(entry.seq for entry in entries if not entry.is_open), 0)
 
 
 def _deciding_entries(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
-    """What decides who waits: the collectives around the first open one, and the newest."""
+    """Return the entries that show which rank waits: the collectives around the first open one, and the newest."""
     first = next((place for place, entry in enumerate(entries) if entry.is_open), len(entries))
     places = {
         *range(max(0, first - _BEFORE), min(first + _AFTER, len(entries))),

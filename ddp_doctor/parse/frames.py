@@ -1,9 +1,9 @@
-"""Frames of a rank's stack, ``/home/me/net.py:31 in forward``: which are of the job's own code, and who called it."""
+"""Frames of a rank's stack, ``/home/me/net.py:31 in forward``: which belong to the job's own code, and its callers."""
 
 import re
 from collections.abc import Sequence
 
-#: Not the job's: torch, the standard library, the doctor, commands that packages install, and what has no file.
+#: Not the job's: torch, the standard library, ddp-doctor, commands that packages install, and frames without a file.
 _LIBRARY = re.compile(
     r"[/\\]torch[/\\]|/ddp_doctor/(checks|model|probing|ranks)/"
     r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<|[/\\](?:bin|Scripts)[/\\][\w-]+:\d"
@@ -16,7 +16,7 @@ YOURS = {
     "make_batch": "your make_batch",
     "pass": "your forward, loss or backward",
 }
-#: The doctor's functions that call the user's code (probing/user_model), and what of it they call.
+#: The functions of ddp-doctor that call the user's code (probing/user_model), and the code that they call.
 _CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss|step)$")
 _CALLED = {
     "find": YOURS["import"],
@@ -28,7 +28,7 @@ _CALLED = {
 }
 
 
-#: How Python's faulthandler begins what it prints of a process that a signal ends (Modules/faulthandler.c).
+#: The start of faulthandler's output about a process that a signal ends (Modules/faulthandler.c).
 FATAL = "Fatal Python error: "
 _CURRENT = re.compile(
     r"^Current thread [^\n]*\(most recent call first\):\n(?P<frames>(?:  \S[^\n]*\n?)*)", re.MULTILINE
@@ -37,7 +37,7 @@ _LISTED = re.compile(r'^  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<na
 
 
 def fatal_stack(output: str) -> tuple[str, ...]:
-    """Where the thread stood whose fault ended the process, outermost first; () where none of Python's did.
+    """Return the stack of the thread whose fault ended the process, outermost first; () if it has no Python frames.
 
     Fatal Python error: Segmentation fault
 
@@ -49,13 +49,13 @@ def fatal_stack(output: str) -> tuple[str, ...]:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The frames that faulthandler prints, the innermost first, outermost first."""
+    """Return the frames that faulthandler printed innermost first, outermost first."""
     frames = _LISTED.finditer(text)
     return tuple(f"{frame['file']}:{frame['line']} in {frame['name']}" for frame in frames)[::-1]
 
 
 def is_of_the_job(frame: str) -> bool:
-    """Whether a frame, or a file, is of the job's own code or of what it has installed beside torch."""
+    """Return True if a frame or file belongs to the job's own code, or to packages other than torch."""
     return not _LIBRARY.search(frame)
 
 
@@ -65,13 +65,13 @@ def is_of_the_users_files(file: str) -> bool:
 
 
 def of_the_job(stack: Sequence[str]) -> list[str]:
-    """The frames of the job's own code, outermost first; where there are none, those of what it has installed."""
+    """Return the frames of the job's own code, outermost first, or of its installed packages if there are none."""
     own = [frame for frame in stack if is_of_the_job(frame)]
     return [frame for frame in own if not _INSTALLED.search(frame)] or own
 
 
 def called(stack: Sequence[str]) -> str:
-    """What of the user's model runs, ``your forward``; empty where none of its code does."""
+    """Return the running part of the user's model, such as ``your forward``, or "" if none of its code runs."""
     if not of_the_job(stack):
         return ""
     for frame in reversed(stack):

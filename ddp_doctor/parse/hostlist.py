@@ -4,8 +4,8 @@ A SLURM list (``SLURM_STEP_NODELIST``)::
 
     node[1-4,7],gpu-[01-03]-ib
 
-The list that Open MPI 4 hands to its daemons (``OMPI_MCA_orte_node_regex``), the host of mpirun first;
-the number before the colon is how many digits a name has at least, what follows ``@`` is no name::
+The list that Open MPI 4 passes to its daemons (``OMPI_MCA_orte_node_regex``), the host of mpirun first. The number
+before the colon is the minimum number of digits in a name. The text after ``@`` is not a name::
 
     node[2:3,1-2],login@0(4)
 
@@ -23,23 +23,23 @@ from math import prod
 
 from ddp_doctor.model.error_text import quoted
 
-#: More than any cluster has; a list that names more is a mistake or an attack.
+#: More than any cluster has; a longer list is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
 #: The settings after a host in a host file: ``slots=8 max_slots = 16``.
 _SETTINGS = re.compile(r"(?:[\w-]+\s*=\s*\S+\s*)+", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
-#: No bracket within a bracket, nor one that closes nothing; behind the last there is no comma.
+#: Brackets are neither nested nor unbalanced, and no comma follows the last item.
 _ITEM = re.compile(r"([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)(,|\Z)")
-#: A name has a bracket or two.
+#: Names usually have one or two brackets.
 _MOST_BRACKETS = 16
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The hosts of a list in its order, as often as they stand there.
+    """Return the hosts of a list in its order, including repeated ones.
 
-    Raises ValueError with one sentence for what is no list, or names more than ``MOST_HOSTS``.
+    Raises ValueError with one sentence if the text is not a list or names more than ``MOST_HOSTS``.
     """
     hosts: list[str] = []
     for item in _split_outside_brackets(text):
@@ -51,7 +51,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def expand_open_mpi(text: str) -> tuple[str, ...]:
-    """The hosts of Open MPI's daemons, mpirun's host first. Raises ValueError."""
+    """Return the hosts of Open MPI's daemons, mpirun's host first. Raises ValueError."""
 
     def padded(found: re.Match[str]) -> str:
         digits, colon, ranges = found[1].partition(":")
@@ -110,7 +110,7 @@ def _expand_item(item: str, room: int) -> list[str]:
 
 
 def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
-    """First, last and width of each; the width is the first number's where that begins with 0."""
+    """Yield first, last and width of each range; the width is the first number's if that begins with 0."""
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:

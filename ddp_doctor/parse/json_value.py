@@ -1,7 +1,7 @@
-r"""JSON from elsewhere, read by all in one way: any value, in any encoding of text, or one sentence on why it is none.
+r"""The common reader of JSON from other programs: any value in any text encoding, or a sentence on why it is not JSON.
 
-A byte-order mark is no fault, nor is UTF-16, which PowerShell writes. NaN and infinities, which Python takes for JSON,
-are faults, and so are numbers that no float holds, and brackets in brackets without end.
+A byte-order mark and UTF-16, which PowerShell writes, are accepted. NaN and infinities, which Python accepts in JSON,
+are errors, and so are numbers that are too large for a float, and brackets that are nested too deeply.
 """
 
 import json
@@ -10,18 +10,18 @@ import re
 
 from ddp_doctor.model.base import Json
 
-#: What happens where a value has another shape than it is read for: a list for an object, a text for a number.
+#: Errors that occur if a value has an unexpected shape: a list for an object, a text for a number.
 OTHER_SHAPE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-#: More digits than these are in no number that is meant; a float holds none of 309.
+#: An integer with this many digits is read as a float, which holds no number of 309 digits.
 _MOST_DIGITS = 300
-#: Two of them are one character; one alone is none, and no output takes it.
+#: Two of them are one character. A single one is not a character, and no output accepts it.
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotJson(ValueError):
-    """The text is no JSON; the message says what it is instead, in a few words. ``at``: where reading ended."""
+    """The text is not JSON. The message says what it is instead. ``at``: the position where reading ended."""
 
     def __init__(self, why: str, at: int = 0) -> None:
         super().__init__(why)
@@ -29,7 +29,7 @@ class NotJson(ValueError):
 
 
 def text_in(data: bytes) -> str:
-    """The text of a file in any encoding that JSON may have, without a byte-order mark. Raises NotJson."""
+    """Return the text of a file in any encoding that JSON may have, without a byte-order mark. Raises NotJson."""
     try:
         return data.decode(json.detect_encoding(data)).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -37,7 +37,7 @@ def text_in(data: bytes) -> str:
 
 
 def json_value(data: str | bytes) -> Json:
-    """The value in a text. Raises NotJson."""
+    """Return the value in a text. Raises NotJson."""
     text = text_in(data) if isinstance(data, bytes) else data.removeprefix("\ufeff")
     try:
         value = _DECODER.decode(text)
@@ -52,7 +52,7 @@ def json_value(data: str | bytes) -> Json:
 
 
 def json_object(data: str | bytes) -> dict[str, Json]:
-    """The object in a text. Raises NotJson, also for a value of another kind."""
+    """Return the object in a text. Raises NotJson, including for a value of another kind."""
     value = json_value(data)
     if not isinstance(value, dict):
         raise NotJson("it is not a JSON object")

@@ -1,4 +1,4 @@
-"""What NCCL's own diagnostics print, since 2.31.2, where NCCL_RUN_DIAGNOSTICS and NCCL_RUN_RAS_DIAGNOSTICS are 1.
+"""The output of NCCL's diagnostics (since 2.31.2), with NCCL_RUN_DIAGNOSTICS and NCCL_RUN_RAS_DIAGNOSTICS set to 1.
 
     planted-0:18 NCCL DIAG === RAS Diagnostics ===
     planted-0:18 NCCL DIAG === NCCL Diagnostics ===
@@ -8,8 +8,8 @@
     planted-0:18 NCCL DIAG [OK]   ECC: no uncorrected volatile errors across 2 ranks in comm 0x2dcf4ec33680ece5
     planted-0:18 NCCL DIAG RAS diagnostics completed in 44.8 ms across 2 ranks
 
-All of it goes to stdout, whatever NCCL_DEBUG_FILE says. Most comes from rank 0, a path from the first rank of its node;
-RAS answers after the group is made (libnccl 2.32.3 on planted GPUs).
+All lines go to stdout, regardless of NCCL_DEBUG_FILE. Most lines come from rank 0, and lines about a path from the
+first rank of its node. RAS answers after the group is made (libnccl 2.32.3 on simulated GPUs).
 """
 
 import re
@@ -18,18 +18,18 @@ from itertools import islice
 from ddp_doctor.facts.collectives import NcclDiagnostic
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
-#: Of one process. A node of eight GPUs has 56 paths.
+#: For one process. A node of eight GPUs has 56 paths.
 _MOST_LINES = 200
-#: Where RAS is off, without brackets: "NCCL DIAG INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0".
+#: If RAS is off, the line has no brackets: "NCCL DIAG INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0".
 _LINE = re.compile(r"NCCL DIAG \[?(OK|INFO)\b\]? {0,3}([^\r\n]{1,500})")
 _COMMUNICATOR = re.compile(r" in comm 0x[0-9a-f]{1,16}(?:/0x[0-9a-f]{1,16})*")
 _PATH = re.compile(r"p2p: [^=]{1,60} srcRank=(\d{1,7}) .{0,100}?dstRank=(\d{1,7}) (?:.{0,60}?path=(\w{1,8}))?")
-#: NCCL's log has a file for each rank in the doctor's trials: what differs in that is no news.
+#: In ddp-doctor's trials, NCCL's log has a file for each rank, so different values of this variable are expected.
 _OWN = "NCCL_DEBUG_FILE"
 
 
 def parse_nccl_diagnostics(text: str) -> tuple[NcclDiagnostic, ...]:
-    """The results in the output of one process, each once."""
+    """Return the results in the output of one process, without duplicates."""
     found = {}
     for line in islice(_LINE.finditer(text), _MOST_LINES):
         said = _COMMUNICATOR.sub("", line[2]).rstrip()
@@ -44,6 +44,6 @@ def parse_nccl_diagnostics(text: str) -> tuple[NcclDiagnostic, ...]:
 
 
 def still_printing(text: str) -> bool:
-    """Whether a report in the output of rank 0 was begun and has not come to its end."""
+    """Return True if a report in the output of rank 0 has begun but not ended."""
     pairs = (("=== NCCL Diag", "NCCL diagnostics completed"), ("=== RAS Diag", "RAS diagnostics completed"))
     return any(f"NCCL DIAG {begin}" in text and f"NCCL DIAG {end}" not in text for begin, end in pairs)

@@ -1,4 +1,4 @@
-"""What ``NCCL_DEBUG=INFO`` tells of the paths NCCL chose: who talks to whom over what.
+"""The paths that NCCL chose, from its ``NCCL_DEBUG=INFO`` log: the transport between each pair of ranks.
 
     wk:8811:8840 [0] NCCL INFO NCCL version 2.27.5+cuda12.8
     wk:8811:8840 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS
@@ -15,10 +15,10 @@
     wk:8811:8840 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1
     wk:8811:8840 [0] NCCL INFO comm 0x55d rank 0 nranks 4 … busId 1b000 commId 0x9 - Init COMPLETE
 
-Up to 2.6 the line says Ring; the connection number behind the channel came in 2.14; the brackets hold
-the NVML index since 2.18.3 and a PCI bus id before (src/transport/{p2p,shm,net}.cc of each release). The
-number in NET/IB/3(2) is the rank whose NIC is used in place of the own one (PXN). Since 2.22 rings and trees
-are connected at the first collective, so that a log without that line says nothing.
+Up to 2.6 the line has Ring instead of Channel. The connection number after the channel exists since 2.14. The brackets
+hold the NVML index since 2.18.3 and a PCI bus id before (src/transport/{p2p,shm,net}.cc of each release). The number in
+NET/IB/3(2) is the rank whose NIC is used instead of the own NIC (PXN). Since 2.22 rings and trees are connected at the
+first collective, so a log without a "Connected" line proves nothing.
 """
 
 import re
@@ -30,7 +30,7 @@ from ddp_doctor.facts.node.nccl_log import CommInit, Hca, NcclTransportFact, Pat
 T = TypeVar("T")
 
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?:\+cuda(\d{1,3}\.\d{1,3}))?")
-#: "Bootstrap : Using" until 2.23; up to 2.7 a list of interfaces, of which the first is used.
+#: "Bootstrap : Using" until 2.23; up to 2.7 with a list of interfaces. The first of them is used.
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d{1,3}\])?([^:\s]{1,64}):[^<\s]{1,64}<\d{1,5}>")
 _NET_SOCKET = re.compile(r"NET/Socket ?: Using (\[\d{1,3}\][^\r\n]{1,600})")
 _INTERFACE = re.compile(r"\[\d{1,3}\]([^:\s]{1,64}):[^<\s]{1,64}<\d{1,5}>")
@@ -40,7 +40,7 @@ _PLUGIN = re.compile(
     r"|NET/OFI Initializing )([^\r\n(]{1,200})"
 )
 _CHANNELS = re.compile(r"\s(\d{1,3}) coll channels")
-#: Without GPU in 2.4, with the parent's address, color and key for one that was split off.
+#: Without GPU in 2.4; with the parent's address, color and key for a split communicator.
 _INIT = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init |Destroy )?(START|COMPLETE)"
 )
@@ -78,7 +78,7 @@ _NO_VERBS = "Failed to open libibverbs.so"
 _NO_IB = "NET/IB : No device found"
 _NO_PROVIDER = "Could not find any optimal provider"
 
-#: A line that holds none of these says nothing that is read here.
+#: Lines without any of these words are ignored.
 _WORDS = re.compile(
     r" via |NCCL version|NCCL_[A-Z0-9_]{1,60} set |NET/|Using network| busId | nRanks |GPU Direct RDMA Disabled"
     rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Pattern \d"
@@ -88,18 +88,18 @@ _WORDS = re.compile(
 
 
 def settings_in(text: str) -> dict[str, str]:
-    """The variables that NCCL says it reads, as the environment or nccl.conf gave them."""
+    """Return the variables that NCCL reports to have read, as the environment or nccl.conf gave them."""
     return {found[1]: found[2].strip().removesuffix(".") for found in _SET.finditer(text)}
 
 
 def version_in(text: str) -> str | None:
-    """NCCL's version."""
+    """Return NCCL's version, or None."""
     found = _VERSION.search(text)
     return found[1] if found else None
 
 
 def parse_nccl_log(text: str) -> NcclTransportFact:
-    """Read the INFO lines of one or more ranks; lines of other kinds are passed over."""
+    """Parse the INFO lines of one or more ranks; other lines are ignored."""
     settings = settings_in(text)
     devices = list(_DEVICE.finditer(text))
     network = _NETWORK.search(text)
@@ -183,7 +183,7 @@ def _transport(found: re.Match[str]) -> Transport:
 
 
 def _devices(lines: Iterable[re.Match[str]]) -> tuple[RankDevice, ...]:
-    """Each rank's GPU once: the line at its end leaves out NVML's number (2.27.5, "Destroy COMPLETE")."""
+    """Return each rank's GPU once. The line "Destroy COMPLETE" has no NVML number (2.27.5)."""
     found: dict[tuple[str, str], str | None] = {}
     for rank, nvml, bus_id in (line.group(1, 3, 4) for line in lines):
         found[rank, bus_id] = found.get((rank, bus_id)) or nvml
@@ -194,11 +194,11 @@ def _devices(lines: Iterable[re.Match[str]]) -> tuple[RankDevice, ...]:
 
 
 def _nvml_index(bracket: str | None) -> int | None:
-    """The GPU's number; None for a bus id, which has three digits at least."""
+    """Return the GPU's number, or None for a bus id, which has at least three digits."""
     return int(bracket) if bracket is not None and len(bracket) <= 2 and bracket.isdecimal() else None
 
 
-#: Kept of one rank: 200 pairs. A world of thousands shows each rank's first connections, those of its rings.
+#: Kept of one rank: 200 pairs. In a world of thousands, these are each rank's first connections, from its rings.
 MOST_CHARACTERS = 12_000
 #: Only the list of HCAs is longer; NCCL itself cuts a line at 1024.
 _LONGEST_LINE = 1100
@@ -207,10 +207,10 @@ _CHANNEL_NUMBER = re.compile(r"(?:Channel|Ring|CollNet) (\d{1,5}(?:/\d{1,5})?) :
 
 
 def digest(lines: Iterable[str]) -> str:
-    """The lines that parse_nccl_log reads, without prefix, each pair and transport once.
+    """Return the lines that parse_nccl_log reads, without prefix, each pair and transport once.
 
-    A rank of an ordinary job writes 50 KB to 1 MB, nearly all of it the same pairs on further channels. The digest
-    is small enough to keep for every rank::
+    A rank of an ordinary job writes 50 KB to 1 MB, nearly all about the same pairs on further channels. The digest is
+    small enough to keep for every rank::
 
         wk:8811:8840 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
         wk:8811:8840 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM      (the same pair again)

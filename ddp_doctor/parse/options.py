@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from ddp_doctor.model.error_text import did_you_mean, expected, quoted
 
-#: torchrun's port for the c10d rendezvous, and the one of ``--master-port``.
+#: torchrun's ports for the c10d rendezvous and for ``--master-port``.
 RENDEZVOUS_PORT = 29400
 MASTER_PORT = 29500
 #: More than any cluster has.
@@ -26,7 +26,7 @@ _ENDPOINT = re.compile(r"(?P<host>[^:\s\[\]]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d
 
 
 def nnodes(text: str) -> tuple[int, int]:
-    """The least and the most nodes of ``--nnodes``. Raises ValueError with one sentence."""
+    """Return the minimum and maximum number of nodes of ``--nnodes``. Raises ValueError with one sentence."""
     found = _NNODES.fullmatch(text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most <= MOST_NODES:
@@ -35,7 +35,7 @@ def nnodes(text: str) -> tuple[int, int]:
 
 
 def endpoint(text: str, option: str = "--rdzv-endpoint") -> tuple[str, int]:
-    """Host (without brackets) and port. Raises ValueError with one sentence."""
+    """Return host (without brackets) and port. Raises ValueError with one sentence."""
     found = _ENDPOINT.fullmatch(text)
     if found is None or int(found["port"] or 0) > 65535:
         raise ValueError(f"invalid {option} {quoted(text)}: expected HOST or HOST:PORT with a port from 1 to 65535")
@@ -43,22 +43,22 @@ def endpoint(text: str, option: str = "--rdzv-endpoint") -> tuple[str, int]:
 
 
 def written(host: str, port: int) -> str:
-    """``HOST:PORT`` as the option takes it; an IPv6 address is in brackets."""
+    """Return ``HOST:PORT`` as the option accepts it, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _CHECKS = ("user_model", "compile")
-#: What a model of transformers' own configurations begins with.
+#: Prefix of a model that transformers builds from a configuration.
 CONFIGURATION = "hf:"
 
 
 def is_configuration(name: str) -> bool:
-    """Whether a model is named by its configuration, ``hf:llama,num_hidden_layers=16``, and no factory makes it."""
+    """Return True if a model is a configuration, ``hf:llama,num_hidden_layers=16``, instead of a factory."""
     return name.startswith(CONFIGURATION)
 
 
 def require_factory(name: str, only: Collection[str] = (), option: str = "--model") -> None:
-    """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
+    """Raise ValueError for a name that cannot be a factory, or without a name if a check of --only needs one."""
     if not name:
         for check in _CHECKS:
             if check in only:
@@ -86,13 +86,13 @@ def _is_path(text: str) -> bool:
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT])B/s", re.ASCII)
 _POWERS = " KMGT"
-#: fp32, in which sizes are measured.
+#: fp32, the type of all measured sizes.
 _ELEMENT_BYTES = 4
 _MOST_SIZES = 64
 
 
 def size(text: str, option: str) -> int:
-    """Bytes of ``8``, ``512K`` or ``1G``. Raises ValueError with one sentence."""
+    """Return the bytes of ``8``, ``512K`` or ``1G``. Raises ValueError with one sentence."""
     found = _SIZE.fullmatch(text.strip())
     bytes_of = int(found[1]) << 10 * _POWERS.index(found[2].upper() or " ") if found else 0
     if not 0 < bytes_of < 1 << 50:
@@ -111,7 +111,7 @@ _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT])(?:i?B)?", re.IGNORECASE 
 
 
 def memory(text: str) -> int:
-    """Bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
+    """Return the bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
     found = _MEMORY.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"invalid --memory {quoted(text)}: expected one GPU's memory with a unit, for example 80GiB")
@@ -121,7 +121,7 @@ def memory(text: str) -> int:
 
 
 def sizes(text: str) -> tuple[int, int, int] | None:
-    """``--sizes FROM:TO:FACTOR``, or one size; None for nothing. Raises ValueError with one sentence."""
+    """Parse ``--sizes FROM:TO:FACTOR`` or one size; None for empty text. Raises ValueError with one sentence."""
     if not text:
         return None
     first, *rest = text.split(":")
@@ -139,7 +139,7 @@ def sizes(text: str) -> tuple[int, int, int] | None:
 
 
 def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
-    """``all_reduce:1G=180GB/s`` of ``--min-busbw``: collective, bytes, bytes a second. Raises ValueError."""
+    """Parse ``all_reduce:1G=180GB/s`` of ``--min-busbw``: collective, bytes, bytes per second. Raises ValueError."""
     invalid = f"invalid --min-busbw {quoted(text)}"
     name, colon, rest = text.partition(":")
     size_of, equals, rate = rest.partition("=")
@@ -155,14 +155,14 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
 
 
 def require_strategy(name: str, known: Collection[str]) -> None:
-    """Raises ValueError with the nearest name for a ``--strategy`` that is none of those known; none is fine."""
+    """Raise ValueError with the nearest name for an unknown ``--strategy``. An empty name is valid."""
     if name and name not in known:
         meant = "zero3" if "fsdp" in name.lower() else name
         raise ValueError(f"invalid --strategy {quoted(name)}: {expected(meant, known)}")
 
 
 def require_collective(name: str, known: Collection[str], option: str) -> None:
-    """Raises ValueError with the nearest name for a collective that is none of those known."""
+    """Raise ValueError with the nearest name for an unknown collective."""
     if name not in known:
         hint = did_you_mean(name, known) or expected(name, known)
         raise ValueError(f"unknown collective {quoted(name)} in {option}; {hint}")
@@ -172,7 +172,7 @@ _AXIS = re.compile(r"([^\W\d]\w{0,39})=(\d{1,9})")
 
 
 def mesh(text: str) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of ``--mesh dp=2,shard=4``. Raises ValueError with one sentence."""
+    """Return names and sizes of ``--mesh dp=2,shard=4``. Raises ValueError with one sentence."""
     found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
     axes = {axis[1]: int(axis[2]) for axis in found if axis is not None}
     if None in found:

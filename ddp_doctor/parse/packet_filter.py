@@ -1,13 +1,13 @@
-"""Whether a host's own packet filter closes a TCP port to every other host, from what nft or iptables print.
+"""Check if a host's own packet filter closes a TCP port to every other host, from the output of nft or iptables.
 
     nft -j list ruleset     {"nftables": [{"chain": {"family": "inet", "table": "filter", "name": "input",
                              "type": "filter", "hook": "input", "policy": "drop"}}, {"rule": {…, "expr": […]}}]}
     iptables-save           :INPUT DROP [0:0]
                             -A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
 
-The first packet of a connection from elsewhere is followed through the rules. What a rule asks beyond protocol, port
-and state (addresses, interfaces, sets, limits) is unknown of a node that did not come, so such a rule counts as one
-that may match or not. The port is closed only where every way through one hook ends in drop or reject.
+The first packet of a connection from another host is followed through the rules. For a missing node, only protocol,
+port and state are known. A rule with other conditions (addresses, interfaces, sets, limits) may therefore match or not.
+The port is closed only if every path through one hook ends in drop or reject.
 """
 
 import shlex
@@ -18,11 +18,11 @@ from typing import Any
 
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 
-#: Whether a packet matches: None is unknown.
+#: Whether a packet matches, or None if unknown.
 Match = bool | None
-#: What a rule does: accept, drop, reject, return, next (go on), jump CHAIN, goto CHAIN; "?" is anything.
+#: The action of a rule: accept, drop, reject, return, next (continue), jump CHAIN, goto CHAIN; "?" is any action.
 Target = str
-#: How a way through a chain ends: the verdict, and the chain that gave it.
+#: The end of a path through a chain: the verdict, and the chain that gave it.
 End = tuple[str, str]
 
 _END = ("end", "")
@@ -35,18 +35,18 @@ _OTHER_PROTOCOLS = ("udp", "udplite", "sctp", "dccp", "icmp", "icmpv6", "igmp", 
 
 @dataclass
 class _Chain:
-    """One chain; ``rules`` hold what each may do, first match first."""
+    """A chain. ``rules`` hold the possible actions of each rule, first match first."""
 
     name: str
     rules: list[list[tuple[Match, Target]]] = field(default_factory=list)
-    hook: str = ""  # empty: only jumped to
+    hook: str = ""  # empty: only a target of jumps
     policy: str = "accept"
     is_nat: bool = False  # may send the packet to another port
     counts: bool = True  # sees all packets to the endpoint's addresses
 
 
 def closed_in_nft(text: str, port: int, families: Collection[str]) -> End | None:
-    """What closes the port by ``nft -j list ruleset``, in tables of these families: inet, ip, ip6."""
+    """Return the verdict and chain that close the port in ``nft -j list ruleset``, in these families: inet, ip, ip6."""
     chains: dict[str, _Chain] = {}
     with suppress(*OTHER_SHAPE):
         for item in json_value(text)["nftables"]:
@@ -66,7 +66,7 @@ def closed_in_nft(text: str, port: int, families: Collection[str]) -> End | None
 
 
 def closed_in_iptables(text: str, port: int) -> End | None:
-    """What closes the port by ``iptables-save``."""
+    """Return the verdict and chain that close the port in ``iptables-save``."""
     chains: dict[str, _Chain] = {}
     table = ""
     with suppress(ValueError, KeyError, IndexError, RecursionError):
@@ -102,10 +102,13 @@ def _closed(chains: dict[str, _Chain]) -> End | None:
 
 
 def _ends(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> set[End]:
-    """All ways in which a packet may leave a chain; _END is that by its last rule. ``known`` are those of others."""
+    """Return all ends of a packet's path through a chain. ``known`` has the ends of other chains.
+
+    _END is the end after the last rule.
+    """
     if name in known:
         return known[name]
-    known[name] = {("?", name)}  # of a loop, which the kernel does not allow, and of a chain that is not there
+    known[name] = {("?", name)}  # for a loop, which the kernel does not allow, and for a missing chain
     if name not in chains:
         return known[name]
     ends: set[End] = set()
@@ -156,7 +159,7 @@ def _nft_targets(expressions: list[dict[str, Any]], table: str, port: int) -> It
                 yield _both(match, _nft_match("==", value["key"], right, port)), _nft_target(verdict, table)
         elif kind not in _NO_MATTER:
             if kind == "reject" and table.startswith("inet") and (value or {}).get("type") in ("icmp", "icmpv6"):
-                match = _both(match, None)  # it rejects packets of one family alone
+                match = _both(match, None)  # it rejects packets of only one family
             yield match, _nft_target(expression, table)
 
 
@@ -169,7 +172,7 @@ def _nft_target(verdict: dict[str, Any], table: str) -> Target:
 
 def _nft_match(operator: str, left: Any, right: Any, port: int) -> Match:
     if left.get("payload", {}).get("protocol") in _OTHER_PROTOCOLS:
-        return False  # whatever is compared: the rule speaks of packets of that protocol alone
+        return False  # regardless of the comparison, the rule applies only to packets of that protocol
     match = _nft_is(left, right, port)
     if match is None or operator not in ("==", "in", "!="):
         return None
@@ -177,7 +180,7 @@ def _nft_match(operator: str, left: Any, right: Any, port: int) -> Match:
 
 
 def _nft_is(left: Any, right: Any, port: int) -> Match:
-    """Whether what stands on the left of a comparison is among what stands on its right."""
+    """Return whether the left side of a comparison is among the values on the right side, or None if unknown."""
     if "&" in left:
         flags, mask = left["&"]
         return _SYN & _flags(mask) == _flags(right) if flags == {"payload": _TCP_FLAGS} else None
@@ -212,7 +215,7 @@ def _flags(names: Any) -> frozenset[str]:
 
 
 def _is_elsewhere(interface: str) -> Match:
-    """Whether the packet of another host came in there: never by lo, and which of the others it takes is unknown."""
+    """Return False if packets of other hosts cannot enter by the interface (lo), or None if unknown."""
     return False if interface == "lo" else None
 
 
@@ -222,9 +225,9 @@ def _both(first: Match, second: Match) -> Match:
 
 # --- iptables -------------------------------------------------------------------------------------
 
-#: Modules that ask nothing by themselves; others may.
+#: Modules without a condition of their own; others may have one.
 _MODULES = ("tcp", "comment", "conntrack", "state", "multiport")
-#: Options of which the packet has one of these values.
+#: Options whose condition is met if the packet has one of these values.
 _WANTED = {"-p": {"tcp", "all"}, "--ctstate": {"NEW"}, "--state": {"NEW"}}
 _GO_ON = ("LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "TRACE", "CT", "AUDIT", "SET")
 

@@ -1,8 +1,8 @@
 """Pickles that hold plain data, of every protocol, read without Python's own loader.
 
-That loader imports and calls what a pickle names, takes memory for a memo as large as a pickle says, and hashes what a
-pickle makes a key, however deep. Here a pickle can make dicts with keys of str and int, lists, tuples, str, int, float,
-bool and None, out of its own bytes; any other opcode is refused. Time and memory are those of its length.
+That loader imports and calls the names in a pickle, allocates a memo as large as a pickle claims, and hashes every key
+of a pickle, however deep. In this module a pickle can make dicts with keys of str and int, lists, tuples, str, int,
+float, bool and None, from its own bytes. Any other opcode is refused. Time and memory grow with its length.
 """
 
 import io
@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-#: Stands below the items of a list, tuple or dict that is being made.
+#: On the stack below the items of a list, tuple or dict that is being made.
 _MARK = object()
-#: Longest whole number: 64 bits are what torch writes.
+#: Maximum length of an integer; torch writes 64 bits.
 _LONGEST_NUMBER_BITS = 256
-#: Python before 3.10.7 takes a time for so many digits that grows with the square of their number. Numbers in digits
-#: follow the opcodes INT and LONG.
+#: Python before 3.10.7 takes quadratic time for numbers with this many digits, which follow the opcodes INT and LONG.
 _MANY_DIGITS = re.compile(rb"[IL][\s+-]*[\d_]{4300}")
 _TOO_LONG = "it holds a number longer than any that torch writes"
 
@@ -29,17 +28,17 @@ _MEMORISED, _RECALLED = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BI
 _CONSTANTS = {"MARK": _MARK, "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-#: What the last values, or those above the mark, are added to.
+#: The type that an opcode adds the last values, or the values above the mark, to.
 _ADDED_TO: dict[str, Any] = {"APPEND": list, "APPENDS": list, "SETITEM": dict, "SETITEMS": dict}
 _SKIPPED = {"PROTO", "FRAME", "STOP"}
 
 
 class NotPlainData(ValueError):
-    """The pickle holds more than plain data, or is damaged. The text says which, in plain words."""
+    """The pickle holds more than plain data, or is damaged. The text says which."""
 
 
 def plain_data(data: bytes) -> Any:
-    """What the pickle holds; bytes behind its end are left alone. Raises NotPlainData."""
+    """Return the value in the pickle; bytes after its end are ignored. Raises NotPlainData."""
     if _MANY_DIGITS.search(data):
         raise NotPlainData(_TOO_LONG)
     file, values = io.BytesIO(data), _Values()
@@ -62,7 +61,7 @@ class _Values:
         self._memo: dict[int, Any] = {}
 
     def take(self, info: pickletools.OpcodeInfo, argument: Any, at: int | None) -> None:
-        """Do what an opcode says. Raises NotPlainData for one that names code, or makes what is not plain."""
+        """Execute an opcode. Raises NotPlainData if it names code or does not make plain data."""
         opcode = info.name
         if opcode in _WITH_VALUE:
             if type(argument) is int and argument.bit_length() > _LONGEST_NUMBER_BITS:
@@ -89,7 +88,7 @@ class _Values:
             raise NotPlainData(f"the instruction at byte {at} (opcode {name}) is not plain data")
 
     def _last(self, count: int) -> list[Any]:
-        """So many values, taken off the stack."""
+        """Pop this many values."""
         items = self.stack[-count:]
         if len(items) < count or any(item is _MARK for item in items):
             raise IndexError
@@ -97,7 +96,7 @@ class _Values:
         return items
 
     def _above_mark(self) -> list[Any]:
-        """The values above the last mark, taken off the stack with it."""
+        """Pop the values above the last mark, and the mark."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1
@@ -125,5 +124,5 @@ def _pairs(items: list[Any]) -> dict[str | int, Any]:
     return dict(zip(keys, items[1::2], strict=True))
 
 
-#: What is made of the values above the mark.
+#: How an opcode makes a value from the values above the mark.
 _OF_MARKED: dict[str, Callable[[list[Any]], Any]] = {"LIST": list, "TUPLE": tuple, "DICT": _pairs}

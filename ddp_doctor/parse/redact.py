@@ -1,8 +1,7 @@
-"""Keeps credentials out of recordings: people paste them, and recordings are sent around.
+"""Keeps credentials out of recordings, because users paste them and recordings are sent to other people.
 
-PET_RDZV_ENDPOINT=etcd://user:secret@host:2379   a password in an address
-TORCH_HUB_TOKEN=abc                              a name that says so
-NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   the form of a known kind of token
+PET_RDZV_ENDPOINT=etcd://user:secret@host:2379   a password in an address TORCH_HUB_TOKEN=abc
+a telling name NCCL_NOTE=ghp_16C7e42F292c6912E7710c838347Ae178B4a   a known form of token
 """
 
 import re
@@ -25,23 +24,24 @@ _VALUES = re.compile(
 
 #: Stands for a value that is not recorded.
 KEPT_BACK = "(kept back)"
-#: A longer value is no setting.
+#: A longer value is not a setting.
 LONGEST_RECORDED = 4096
 
 
 def is_withheld(name: str, value: str) -> bool:
-    """Whether a variable looks like a credential, by its name or value, or is too long for a setting."""
+    """Return True if a variable looks like a credential, by its name or value, or is too long for a setting."""
     return bool(value) and (len(value) > LONGEST_RECORDED or bool(_NAMES.search(name)) or bool(_VALUES.search(value)))
 
 
 def looks_like_credential(text: str) -> bool:
-    """Whether some of a text has the form of a password, a key or a token."""
+    """Return True if part of a text has the form of a password, a key or a token."""
     return bool(_VALUES.search(text))
 
 
-#: A credential with the words that give it away, to be cut out of a line: also behind an option, in JSON or a variable.
+#: A credential with the words that identify it, to be masked in a line, including after an option, in JSON or a
+#: variable.
 _NAME = r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
-#: A character of it; an & ends it only where another field of an address follows.
+#: A character of it. An & ends it only if another field of an address follows.
 _VALUE = r"(?:[^\s'\",;)&]|&(?![\w.-]+=))"
 _IN_TEXT = re.compile(
     rf"(?:{_VALUES.pattern})(?:\s*['\"]?{_VALUE}+)?"
@@ -51,7 +51,7 @@ _IN_TEXT = re.compile(
 )
 
 
-#: One of these, in small letters, stands in each text of which _IN_TEXT matches a part; nearly no line has any.
+#: Every text that _IN_TEXT matches contains one of these in lower case; almost no line contains any.
 _SIGNS = (
     "://", "pass", "pwd", "secret", "token", "key", "bearer", "basic", "sig=", "signature=", "credential", "-----begin",
     "akia", "asia", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "nvapi-", "npm_", "aiza", "wandb_v",
@@ -60,7 +60,7 @@ _SIGNS = (
 
 
 def masked(text: str) -> str:
-    """A text with KEPT_BACK in the place of what has the form of a password, a key or a token."""
+    """Return a text with KEPT_BACK instead of text with the form of a password, a key or a token."""
     small = text.lower()
     if not any(sign in small for sign in _SIGNS):
         return text
@@ -68,13 +68,13 @@ def masked(text: str) -> str:
 
 
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that may be recorded, sorted by name and as text of UTF-8, and the names of the others."""
+    """Return the variables that may be recorded, sorted by name and as text of UTF-8, and the names of the others."""
     known = {name: as_utf8(value) for name, value in sorted(env.items())}
     withheld = tuple(name for name, value in known.items() if is_withheld(name, value))
     return {name: value for name, value in known.items() if name not in withheld}, withheld
 
 
 def shielded(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The environment with another value in the place of a credential, for probes that repeat these names' values."""
+    """Return the environment without credentials in these names' values, for probes that repeat the values."""
     kept_back = [name for name in names if is_withheld(name, env.get(name, ""))]
     return {**env, **dict.fromkeys(kept_back, KEPT_BACK)}

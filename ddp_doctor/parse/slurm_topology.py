@@ -1,4 +1,4 @@
-"""Which hosts share a leaf switch, a block or a rack: SLURM's files of its topology, or a plain list.
+"""The hosts on each leaf switch, block or rack: SLURM's topology files, or a plain list.
 
 ``topology.conf``, as in topology.conf(5) of SLURM 22.05 to 26.11::
 
@@ -39,11 +39,11 @@ _YAML = re.compile(r"\s*(- +)?(\w+):(?:\s+(\S.*))?\s*|\s*- +\d+\s*|---\s*", re.A
 _UNITS = ("switch", "block", "ring")
 #: A partition has one; each may name all hosts.
 _MOST_TOPOLOGIES = 16
-_NAME = re.compile(r"\w[\w.:/+@ -]{0,63}")  # SLURM's have 64 characters at most
+_NAME = re.compile(r"\w[\w.:/+@ -]{0,63}")  # SLURM's have at most 64 characters
 
 
 class _Entry(NamedTuple):
-    """A switch, block or rack as it is written, or something else that has no name and no nodes."""
+    """A switch, block or rack as written, or another entry without a name and nodes."""
 
     line: int
     topology: str  # empty in files of one
@@ -54,7 +54,7 @@ class _Entry(NamedTuple):
         return next((self.fields[kind] for kind in _UNITS if self.fields.get(kind)), "")
 
     def expanded(self, key: str) -> tuple[str, ...]:
-        """Its nodes or children, each once. Raises ValueError."""
+        """Return its nodes or children without duplicates. Raises ValueError."""
         try:
             return tuple(dict.fromkeys(expand(self.fields[key]))) if self.fields.get(key) else ()
         except ValueError as error:
@@ -65,9 +65,9 @@ class _Entry(NamedTuple):
 
 
 def read_topology(text: str) -> tuple[Leaf, ...]:
-    """The leaves of a text; those of a file of several topologies are named TOPOLOGY:LEAF, as SLURM does.
+    """Return the leaves of a text. In a file of several topologies they are named TOPOLOGY:LEAF, as in SLURM.
 
-    A host is on one leaf: where several topologies name it, on that of the default one, or of the first.
+    A host is on one leaf. If several topologies name it, the leaf of the default topology counts, or of the first one.
     Raises ValueError with a sentence.
     """
     lines = [
@@ -107,7 +107,7 @@ def _of_conf(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
     parts = list[str]()
     for number, line in lines:
         parts.append(line.removesuffix("\\"))
-        if line.endswith("\\"):  # it goes on in the next
+        if line.endswith("\\"):  # it continues in the next line
             continue
         whole, at, fields = " ".join(parts), 0, dict[str, str]()
         while found := _SETTING.match(whole, at):
@@ -122,7 +122,7 @@ def _of_conf(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
 
 
 def _of_yaml(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
-    """An entry for each dash; what stands behind a list that has ended is taken for the last one's."""
+    """Yield an entry for each dash. Fields after the end of an inner list count as fields of its last entry."""
     topology, entry = "", _Entry(0, "", {})
     for number, line in lines:
         match = _YAML.fullmatch(line)
@@ -140,7 +140,7 @@ def _of_yaml(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
 
 
 def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
-    """Raises ValueError where they are no tree, or a host is on two leaves."""
+    """Yield the leaves. Raises ValueError if the switches are not a tree, or a host is on two leaves."""
     by_name, leaf_of = dict[str, _Entry](), dict[str, str]()
     for entry in entries:
         if not _NAME.fullmatch(entry.name):
@@ -164,7 +164,7 @@ def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
 def _require_tree(by_name: dict[str, _Entry]) -> None:
     parent_of = dict[str, str]()
     for entry in by_name.values():
-        # SLURM ignores the switches below one that has nodes.
+        # SLURM ignores the switches below a switch that has nodes.
         for child in () if entry.fields.get("nodes") else entry.expanded("children"):
             if child not in by_name:
                 raise entry.wrong(f"switch {quoted(child)} is not defined")

@@ -1,4 +1,4 @@
-"""Which software is installed, and where the dynamic linker finds libraries.
+"""The installed software, and the libraries that the dynamic linker finds.
 
 Samples::
 
@@ -35,24 +35,24 @@ _DRIVER = re.compile(r"^NVRM version:.*?\bKernel Module\b.*?\s(\d{2,4}\.\d+(?:\.
 
 
 def nccl_release(code: int) -> str:
-    """NCCL's version code as text: 22907 is 2.29.7; before 2.9 the minor number had one digit, 2804."""
+    """Return NCCL's version code as text: 22907 is 2.29.7; before 2.9 the minor number had one digit, 2804."""
     step = 1000 if code < 10000 else 10000
     return f"{code // step}.{code % step // 100}.{code % 100}"
 
 
 def pinned_nccl(requirements: Iterable[str]) -> str | None:
-    """The exact NCCL version among a package's requirements, or None."""
+    """Return the exact NCCL version among a package's requirements, or None."""
     return next((match[1] for text in requirements if (match := _NCCL_PIN.match(text))), None)
 
 
 def driver_version(text: str) -> str | None:
-    """The driver's version in /proc/driver/nvidia/version, or None where the text is not understood."""
+    """Return the driver's version in /proc/driver/nvidia/version, or None if the text is not understood."""
     match = _DRIVER.search(text)
     return match[1] if match else None
 
 
 def linked_library(ldd_output: str, name: str) -> str | None:
-    """The file that the dynamic linker takes for ``name``, "not found", or None where it is not needed."""
+    """Return the file that the dynamic linker uses for ``name``, "not found", or None if it is not needed."""
     for line in ldd_output.splitlines():
         wanted, arrow, found = line.strip().partition(" => ")
         path = found if arrow else wanted
@@ -62,9 +62,9 @@ def linked_library(ldd_output: str, name: str) -> str | None:
 
 
 def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
-    """What the helper script ``nccl`` found, as fields of the fact.
+    """Return the answer of the helper script ``nccl`` as fields of the fact.
 
-    A library that fails to load or crashes is at fault; a helper without an answer proves nothing.
+    A library that fails to load or crashes is at fault. A helper without an answer proves nothing.
     """
     try:
         output = json_object(last_line(answer.stdout))
@@ -79,7 +79,7 @@ def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
 
 
 def torch_folder(stdout: str) -> str | None:
-    """Where torch is installed, of the answer of the helper script ``software``."""
+    """Return the directory of torch from the answer of the helper script ``software``, or None."""
     try:
         folder = json_object(last_line(stdout)).get("torch_folder")
     except NotJson:
@@ -88,12 +88,12 @@ def torch_folder(stdout: str) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """The last line that a helper printed; what libraries print comes before."""
+    """Return the last line that a helper printed; libraries may print before it."""
     return text.strip().rpartition("\n")[2]
 
 
 def gpus_hidden_by(env: Mapping[str, str]) -> str | None:
-    """The setting that keeps a machine's GPUs from the job, or None."""
+    """Return the setting that hides a machine's GPUs from the job, or None."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         if env.get(name, "all").strip().lower() in ("", "-1", "nodevfiles", "none", "void"):
             return f"{name}={env[name]}"
@@ -108,7 +108,7 @@ _MISSING = re.compile(r"^[ \t]+(\S+) => not found[ \t]*$", re.MULTILINE | re.ASC
 
 
 def cached(ldconfig_output: str) -> Mapping[str, str]:
-    """The file of each 64-bit library in the linker's cache; of several the first."""
+    """Return the file of each 64-bit library in the linker's cache, or the first of several."""
     found: dict[str, str] = {}
     for match in _CACHED.finditer(ldconfig_output):
         found.setdefault(match[1], match[2].rstrip())
@@ -116,18 +116,18 @@ def cached(ldconfig_output: str) -> Mapping[str, str]:
 
 
 def missing_libraries(ldd_output: str) -> tuple[str, ...]:
-    """The libraries that ldd did not find."""
+    """Return the libraries that ldd did not find."""
     return tuple(dict.fromkeys(match[1] for match in _MISSING.finditer(ldd_output)))
 
 
 def entries(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The entries of LD_LIBRARY_PATH or LD_PRELOAD: a colon parts them, in LD_PRELOAD white space too."""
+    """Return the entries of LD_LIBRARY_PATH or LD_PRELOAD, separated by colons, in LD_PRELOAD also by white space."""
     signs = r"[:\s]" if name == "LD_PRELOAD" else r"[:;]"
     return tuple(entry for entry in re.split(signs, env.get(name, "")) if entry)
 
 
 def brought_by(env: Mapping[str, str], library: str) -> str | None:
-    """The setting and its entry that bring this file into a process: "LD_PRELOAD=/opt/x.so"; None for none."""
+    """Return the setting and its entry that bring this file into a process ("LD_PRELOAD=/opt/x.so"), or None."""
     file = posixpath.normpath(library)
     for entry in entries(env, "LD_PRELOAD"):
         if posixpath.normpath(entry) == file or entry == posixpath.basename(file):

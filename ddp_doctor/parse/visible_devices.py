@@ -1,16 +1,15 @@
-"""Which GPUs a job may use: CUDA_VISIBLE_DEVICES, and what a scheduler says it granted.
+"""The GPUs that a job may use: CUDA_VISIBLE_DEVICES, and the number that a scheduler granted.
 
     CUDA_VISIBLE_DEVICES=2,0                    CUDA device 0 is GPU 2, device 1 is GPU 0
-    CUDA_VISIBLE_DEVICES=0,1,9,2                there is no GPU 9: CUDA stops there and shows 0 and 1
+    CUDA_VISIBLE_DEVICES=0,1,9,2                without a GPU 9, CUDA stops at it and shows 0 and 1
     CUDA_VISIBLE_DEVICES=0,2,-1,1               -1 ends the list on purpose: 0 and 2
     CUDA_VISIBLE_DEVICES=GPU-8932f937,GPU-5a    UUIDs, or as much of their beginning as is unique
     CUDA_VISIBLE_DEVICES=MIG-5e7d…,MIG-77aa…    a process is shown one MIG slice only: the first
     CUDA_VISIBLE_DEVICES=                       set and empty: no GPU
 
-Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py,
-_parse_visible_devices and _transform_uuid_to_ordinals (strtoul reading, a repeated entry hides all);
-NVIDIA MIG User Guide, "CUDA Device Enumeration" (one compute instance per process, and no whole GPU
-beside it).
+Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py, _parse_visible_devices and
+_transform_uuid_to_ordinals (strtoul reading, a repeated entry hides all); NVIDIA MIG User Guide, "CUDA Device
+Enumeration" (one compute instance per process, without an additional entire GPU).
 """
 
 import re
@@ -22,7 +21,7 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 #: Entries that hide the rest on purpose; SLURM writes NoDevFiles for a step without GPUs.
 DELIBERATE_ENDS = ("", "-1", "none", "void", "nodevfiles")
 
-#: A longer number is no GPU's.
+#: A longer number is not a GPU's.
 _MOST_DIGITS = 9
 #: More than any node has.
 _MOST_GPUS = 10_000
@@ -43,26 +42,26 @@ GPU_VARIABLES = (
 
 @dataclass(frozen=True)
 class Selection:
-    """What CUDA_VISIBLE_DEVICES selects: positions in NVML's order, and what CUDA does not follow."""
+    """The result of CUDA_VISIBLE_DEVICES: selected positions in NVML's order, and entries that CUDA does not follow."""
 
     positions: tuple[int, ...]
-    rejected: str | None = None  # the first entry that names no GPU, or a GPU twice
-    ignored: tuple[str, ...] = ()  # that entry and all after it
+    rejected: str | None = None  # the first entry that is not a GPU, or repeats one
+    ignored: tuple[str, ...] = ()  # that entry and all entries after it
 
 
 def visible_gpus(fact: GpusFact, env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that a CUDA process with this environment is shown, in its order.
+    """Return the GPUs that a CUDA process with this environment sees, in its order.
 
-    An index counts as in NVML. CUDA counts so too where all GPUs are of one model or CUDA_DEVICE_ORDER is
-    PCI_BUS_ID; else it counts the fastest first, and only the number of GPUs is sure. A GPU in MIG mode
-    stands for the one slice that CUDA shows. GPUs that NVML denies us are not ours to use.
+    An index counts as in NVML. CUDA counts the same way if all GPUs are of one model or CUDA_DEVICE_ORDER is
+    PCI_BUS_ID. Otherwise it counts the fastest GPU first, and only the number of GPUs is certain. A GPU in MIG mode
+    stands for the one slice that CUDA shows. GPUs that this user may not open are not included.
     """
     return tuple(fact.gpus[position] for position in select_devices(fact.gpus, env).positions)
 
 
 def select_devices(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Selection:
-    """What CUDA_VISIBLE_DEVICES of ``env`` selects out of ``gpus``."""
-    # CUDA lists none that we may not open, nor one in MIG mode without a slice.
+    """Return the devices out of ``gpus`` that CUDA_VISIBLE_DEVICES of ``env`` selects."""
+    # CUDA lists neither a GPU that this user may not open, nor a GPU in MIG mode without a slice.
     denied = [gpu.error == "no_permission" or (gpu.mig_enabled and not gpu.mig_uuids) for gpu in gpus]
     allowed = tuple(at for at, is_denied in enumerate(denied) if not is_denied)
     value = env.get("CUDA_VISIBLE_DEVICES")
@@ -72,7 +71,7 @@ def select_devices(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Selection:
 
 
 def job_view(gpus: tuple[Gpu, ...], env: Mapping[str, str], *, in_container: bool) -> dict[str, object]:
-    """The fields of GpusFact that tell which of ``gpus`` the job of this environment may use."""
+    """Return the fields of GpusFact that show which of ``gpus`` the job of this environment may use."""
     selection = select_devices(gpus, env)
     sliceless = {gpu.index for gpu in gpus if gpu.mig_enabled and not gpu.mig_uuids}
     return {
@@ -86,7 +85,7 @@ def job_view(gpus: tuple[Gpu, ...], env: Mapping[str, str], *, in_container: boo
 
 
 def hides_all(env: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES hides every GPU on purpose: the job is meant to run on the CPU."""
+    """Return True if CUDA_VISIBLE_DEVICES hides every GPU on purpose, to run the job on the CPU."""
     value = env.get("CUDA_VISIBLE_DEVICES")
     return value is not None and not _entries(value)
 
@@ -109,7 +108,7 @@ def _select(gpus: Sequence[Gpu], allowed: tuple[int, ...], value: str) -> Select
 
 
 def _position(gpus: Sequence[Gpu], allowed: tuple[int, ...], entry: str, *, by_name: bool) -> int | None:
-    """Where the GPU that ``entry`` names stands in ``gpus``; None where it names none, or several."""
+    """Return the position of the GPU that ``entry`` names in ``gpus``, or None if it names none or several."""
     if not by_name:
         number = re.match(r"\+?0*([0-9]+)", entry)
         index = int(number[1]) if number and len(number[1]) <= _MOST_DIGITS else -1
@@ -129,12 +128,12 @@ def _is_named(gpu: Gpu, entry: str) -> bool:
 
 
 def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int | None:
-    """How many GPUs a scheduler or container runtime says it gave this process; None where none says so.
+    """Return the number of GPUs that a scheduler or container runtime granted this process, or None if unknown.
 
-    CUDA_VISIBLE_DEVICES alone is no grant (people set it by hand), but it lowers one: a task may be bound
-    to a part of its step's GPUs. NVIDIA_VISIBLE_DEVICES counts in a container only, and "all" not even
-    there: images and shells carry it onto machines without a GPU (NVIDIA/enroot issue 213). Inside a SLURM
-    step only the step's own list counts: steps on other nodes inherit the job's. 0 is a grant of nothing.
+    CUDA_VISIBLE_DEVICES is not a grant by itself (users set it manually), but it lowers one: a task may be bound to a
+    part of its step's GPUs. NVIDIA_VISIBLE_DEVICES counts only in a container, and "all" never counts: images and
+    shells carry it onto machines without a GPU (NVIDIA/enroot issue 213). Inside a SLURM step, only the step's own list
+    counts: steps on other nodes inherit the job's. 0 is a grant without GPUs.
     """
     lists = ("SLURM_STEP_GPUS",) if "SLURM_STEP_ID" in env else ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
     counts = [len(_entries(env[name])) for name in lists if env.get(name)]
@@ -150,7 +149,7 @@ def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int |
 
 
 def _entries(value: str) -> list[str]:
-    """The entries of a comma list up to the one that ends it on purpose; SLURM may write "0-3"."""
+    """Return the entries of a comma list before the one that ends it on purpose; SLURM may write "0-3"."""
     found: list[str] = []
     for entry in value.split(","):
         if entry.strip().lower() in DELIBERATE_ENDS or len(found) > _MOST_GPUS:
@@ -161,10 +160,10 @@ def _entries(value: str) -> list[str]:
 
 
 def job_gpus(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that the job with this environment will use, for judging their health.
+    """Return the GPUs that the job with this environment will use, to evaluate their health.
 
-    Those that CUDA_VISIBLE_DEVICES shows; where only SLURM_JOB_GPUS stands, as in a prolog, those with
-    these device numbers. Others' GPUs on a shared node are not this job's business.
+    These are the GPUs that CUDA_VISIBLE_DEVICES shows, or, with only SLURM_JOB_GPUS set, as in a prolog, the GPUs with
+    these device numbers. Other GPUs on a shared node belong to other jobs.
     """
     shown = tuple(gpus[position] for position in select_devices(gpus, env).positions)
     granted = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
@@ -172,5 +171,5 @@ def job_gpus(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[Gpu, ...]:
         return shown
     numbers = set(_entries(granted))
     named = tuple(gpu for gpu in shown if str(gpu.minor_number) in numbers)
-    # Inside a device cgroup NVML lists only the granted ones, under numbers that may differ.
+    # Inside a device cgroup NVML lists only the granted GPUs, under numbers that may differ.
     return named if len(named) == len(numbers) else shown

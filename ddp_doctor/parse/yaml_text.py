@@ -1,4 +1,4 @@
-"""A reader of the YAML that manifests and launchers' configurations are written in; it keeps line numbers.
+"""A reader for the subset of YAML in manifests and launchers' configurations. It keeps line numbers.
 
     spec: {replicas: 2}                 maps and lists, in blocks and in braces
     command: &c ["bash", "-c", "…"]     anchors, aliases and ``<<``
@@ -7,7 +7,7 @@
       torchrun train.py
     ---                                 several documents
 
-A line that fits nowhere, such as a loop of a template, is skipped and listed. Tags are dropped, and every scalar
+A line that cannot be parsed, such as a loop of a template, is skipped and listed. Tags are dropped, and every scalar
 stays text.
 """
 
@@ -26,15 +26,15 @@ _PLAIN_IN_FLOW = re.compile(r"(?:[^,\[\]{}:#\n]|:(?![ \t\n,\]}])|(?<![ \t])#)+")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\n": ""}
 _DEEPEST = 60
 _ENDS = {"[": "]", "{": "}", '"': '"', "'": "'"}
-#: Lines of one value in brackets or quotes.
+#: Maximum number of lines of one value in brackets or quotes.
 _MOST_LINES = 200
-#: Lines of a whole text; further ones are not read.
+#: Maximum number of lines of a text; further lines are not read.
 _LONGEST = 100_000
 _FOLD = re.compile(r"[ \t]*\n[ \t]*")
 
 
 class Scalar(str):
-    """A text of a document, with the line that it begins in."""
+    """A text of a document, with the line where it begins."""
 
     __slots__ = ("line",)
     line: int
@@ -69,7 +69,7 @@ class Documents:
 
 
 def read_yaml(lines: Sequence[str]) -> Documents:
-    """Return the documents of these lines. Never raises: what is not understood is listed."""
+    """Return the documents of these lines. Never raises: lines that are not understood are listed."""
     found = Documents(unread=[_LONGEST + 1] if len(lines) > _LONGEST else [])
     part: list[_Line] = []
     for number, raw in enumerate([*lines[:_LONGEST], "---"], 1):
@@ -86,7 +86,7 @@ def read_yaml(lines: Sequence[str]) -> Documents:
 
 
 class _Reader:
-    """One document, line by line."""
+    """A reader of one document, line by line."""
 
     def __init__(self, lines: list[_Line], unread: list[int]) -> None:
         self._lines, self._at, self._unread = lines, 0, unread
@@ -94,7 +94,7 @@ class _Reader:
 
     def document(self) -> Node:
         found = self._block(0, 0)
-        while (line := self._peek()) is not None:  # it stands further left than what came before
+        while (line := self._peek()) is not None:  # it is further left than the previous lines
             self._unread.append(line.number)
             self._at += 1
         return found
@@ -168,7 +168,7 @@ class _Reader:
         return value
 
     def _value(self, text: str, line: _Line, indent: int, depth: int) -> Node:
-        """The value that begins in the rest of a line whose key or dash stands at ``indent``."""
+        """Return the value that begins in the rest of a line whose key or dash is at ``indent``."""
         begins = _BEGINS.match(text)
         anchor, text = (begins["anchor"], text[begins.end() :]) if begins else (None, text)
         if block := _BLOCK.match(text):
@@ -204,14 +204,14 @@ class _Reader:
         return Scalar(joined, line.number + 1)
 
     def _in_brackets(self, text: str, line: _Line) -> Node:
-        """A value in brackets, braces or quotes, which may go on in the next lines."""
+        """Return a value in brackets, braces or quotes, which may continue in the next lines."""
         first, end = self._at, _ENDS[text[0]]
         while True:
             try:
                 return _flow(text, 0, line.number, 0)[0]
             except _Unreadable:
                 break
-            except IndexError:  # it goes on in a later line
+            except IndexError:  # it continues in a later line
                 more = [line.text for line in self._lines[self._at : first + _MOST_LINES]]
             to = next((number for number, each in enumerate(more, 1) if end in each), 0)
             if not to:
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _flow(text: str, at: int, line: int, depth: int) -> tuple[Node, int]:
-    """The value at this place and the place behind it. Raises IndexError where the text ends too early."""
+    """Return the value at this position and the position after it. Raises IndexError if the text ends too early."""
     if depth > _DEEPEST:
         raise _Unreadable
     at = _blank(text, at)
