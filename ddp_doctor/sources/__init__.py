@@ -1,1 +1,1 @@
-"""The only doors to the machine: commands, files, and helper processes for drivers and libraries."""
+"""The only access to the machine: commands, files, and helper processes for drivers and libraries."""

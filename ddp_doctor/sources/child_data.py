@@ -1,18 +1,18 @@
-"""Read some of a job's data, as its loaders would; a program of its own, so that reads that hang can be ended.
+"""Read some of a job's data as its loaders would, in a separate program whose hanging reads can be killed.
 
     python -I child_data.py PATH SECONDS SEED BYTES FILES WORKERS
     {"problem": "", "read_bytes_per_s": {"large files": 1.2e9, "small pieces": 3e7, "four workers": 9e7}}
 
-Nothing is written. Single files and folders that may not be read, or are gone meanwhile, are left out: which of them a
-rank meets is chance. With 0 seconds it only looks whether there is something to read. The page cache is avoided by
-O_DIRECT for large files where the file system has it, else the kernel is asked to drop a file's pages before.
+The program does not write. It skips files and directories that may not be read or have disappeared, because a rank
+meets them by chance. With 0 seconds it only checks that there is something to read. For large files it bypasses the
+page cache with O_DIRECT if the file system has it. Otherwise it asks the kernel to drop a file's pages before the read.
 """
 
 # isort: skip_file
 import os
 import sys
 
-if __name__ == "__main__":  # before anything is imported that a file on PYTHONPATH may hide
+if __name__ == "__main__":  # before importing modules that a file on PYTHONPATH may hide
     LIBRARY = os.__file__.rpartition("/")[0]
     sys.path.sort(key=lambda entry: entry not in (LIBRARY, f"{LIBRARY}/lib-dynload"))
 
@@ -27,19 +27,19 @@ from contextlib import suppress
 from functools import partial
 
 BLOCK_BYTES, PIECE_BYTES = 1 << 20, 1 << 16
-#: Entries of folders that are looked at, and for how long.
+#: Maximum number of directory entries to check, and the time for it.
 MOST_ENTRIES, LOOK_S = 5000, 0.3
-#: Files of the kernel, which are no data, and of which some have no end.
+#: Files of the kernel, which are not data. Some of them have no end.
 NO_DATA = ("/proc/", "/sys/")
 
 
 def main(path: str, seconds: float, seed: int, most_bytes: int, most_files: int, workers: int) -> dict[str, object]:
-    """What was read, or why nothing could be. Raises OSError."""
+    """Return the read rates, or the problem if nothing could be read. Raises OSError."""
     chance, real = random.Random(seed), os.path.realpath(path)
     kind = os.stat(path).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or f"{real}/".startswith(NO_DATA):
         return {"problem": "it is a FIFO, a device, a socket or of the kernel, and no data"}
-    os.close(os.open(path, os.O_RDONLY))  # what keeps it from being read is told
+    os.close(os.open(path, os.O_RDONLY))  # raises the error that keeps it from being read
     names = in_folder(real) if stat.S_ISDIR(kind) else iter([real])
     found = sorted((size, name) for name in names if (size := bytes_in(name)))
     if not found:
@@ -52,14 +52,14 @@ def main(path: str, seconds: float, seed: int, most_bytes: int, most_files: int,
         rates["large files"] = sequential(largest, start, most_bytes, seconds)
     pieces = partial(in_pieces, [file for file in found if file[0] <= BLOCK_BYTES] or found, most_files, seconds)
     rates["small pieces"] = pieces(chance.random())
-    with ThreadPoolExecutor(workers) as threads:  # reads go on beside each other, and end with this process
+    with ThreadPoolExecutor(workers) as threads:  # reads run in parallel, and end with this process
         rates["four workers"] = sum(threads.map(pieces, [chance.random() for _ in range(workers)]))
     read = {name: rate for name, rate in rates.items() if rate}
     return {"problem": "" if read else "nothing could be read of its files", "read_bytes_per_s": read}
 
 
 def in_folder(path: str) -> Iterator[str]:
-    """Paths of the files there, as far as they are looked at."""
+    """Yield the paths of the files in a directory, within the limits."""
     left, until, folders = MOST_ENTRIES, time.monotonic() + LOOK_S, [path]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -77,7 +77,7 @@ def in_folder(path: str) -> Iterator[str]:
 
 
 def bytes_in(path: str) -> int:
-    """The size of a regular file that may be read, else 0."""
+    """Return the size of a regular file that may be read, or 0."""
     with suppress(OSError):
         about = os.stat(path)
         if stat.S_ISREG(about.st_mode) and os.access(path, os.R_OK):
@@ -86,7 +86,7 @@ def bytes_in(path: str) -> int:
 
 
 def sequential(name: str, start: int, most_bytes: int, seconds: float) -> float:
-    """Bytes a second from there on, 0 where they cannot be read."""
+    """Return the bytes per second read from ``start``, or 0 if they cannot be read."""
     buffer = mmap.mmap(-1, BLOCK_BYTES)  # aligned, as O_DIRECT wants it
     for flag in (os.O_DIRECT, 0):
         with suppress(OSError), open(os.open(name, os.O_RDONLY | flag), "rb", buffering=0) as file:
@@ -102,7 +102,7 @@ def sequential(name: str, start: int, most_bytes: int, seconds: float) -> float:
 
 
 def in_pieces(found: list[tuple[int, str]], most: int, seconds: float, seed: float) -> float:
-    """Bytes a second of files or pieces of them, from places of chance."""
+    """Return the bytes per second of files or pieces of them, at random positions."""
     chance, began, done = random.Random(seed), time.monotonic(), 0
     for _ in range(most):
         size, name = chance.choice(found)

@@ -1,12 +1,12 @@
-"""Ask NVML how busy each GPU is, and who computes on it; a program of its own that prints one JSON object and leaves.
+"""Query NVML for the load and the processes of each GPU, in a separate program that prints one JSON object.
 
     python -I child_gpu_use.py 2
     {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.1, "gpus": [
        {"index": 0, "busy_percent": 100, "bytes_of": {"4711": 8589934592}, "unavailable": {}}, …]}
 
-``busy_percent`` is the share of the last moment (1/6 to 1 s) in which any kernel ran, of whichever process (nvml.h,
-nvmlUtilization_t). As its neighbor child_nvml.py it runs in a process of its own, gives up after the seconds in its
-argument by a second thread, and asks on after any refusal (both by nvml_calls.py).
+``busy_percent`` is the share of the last moment (1/6 to 1 s) when a kernel of any process ran (nvml.h,
+nvmlUtilization_t). Like child_nvml.py, it runs in a separate process, stops after the seconds in its argument by a
+second thread, and continues after any refusal (both by nvml_calls.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_doctor.sources.nvml_calls import Nvml
 
-#: By path: isolated, there is no package to import from.
+#: By path: an isolated process has no package to import from.
 CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 
 
 def main() -> None:
-    """Ask and print, or give up."""
+    """Query NVML and print the answers, or stop at the time limit."""
     CALLS["run"](_ask, gpus=[])
 
 

@@ -1,10 +1,10 @@
-"""Helper script: the address that NCCL itself chooses here, asked of the library that torch would load.
+"""Helper script: print the address that NCCL chooses on this host, from the library that torch would load.
 
-Run by path in a process of its own, for a library may hang or crash. ``ncclGetUniqueId`` needs no GPU: it
-chooses an interface, opens the bootstrap root's socket and writes its address into the id. Prints one JSON
-object, ``{"address": "10.0.0.1", "version_code": 22907}``, or with ``"absent"`` or ``"error"`` why not.
+Run by path in a separate process, because a library may hang or crash. ``ncclGetUniqueId`` needs no GPU: it chooses an
+interface, opens the bootstrap root's socket and writes its address into the id. Prints one JSON object, ``{"address":
+"10.0.0.1", "version_code": 22907}``, or the reason as ``"absent"`` or ``"error"``.
 
-Imports nothing of ddp_doctor, and finds torch without importing it, which takes a second.
+The script does not import ddp_doctor, and finds torch without importing it, which takes a second.
 """
 
 import ctypes
@@ -17,18 +17,18 @@ from pathlib import Path
 
 NCCL_FILE = "libnccl.so.2"
 ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES, nccl.h
-#: bootstrap.h: struct ncclBootstrapHandle is a 64-bit magic number and then the sockaddr.
+#: bootstrap.h: struct ncclBootstrapHandle is a 64-bit magic number followed by the sockaddr.
 ADDRESS_AT = 8
 
 
 def main() -> None:
-    """Find the library, ask, print; ``os._exit`` because the root's thread still listens."""
+    """Find the library, query it and print; ``os._exit`` because the root's thread still listens."""
     print(json.dumps(ask(find())), flush=True)  # noqa: T201  the answer to the agent
     os._exit(0)
 
 
 def find() -> str:
-    """The copy in LD_LIBRARY_PATH, where the wheels put it, in torch itself, or where the loader finds it."""
+    """Return the copy in LD_LIBRARY_PATH, in the wheels' directory or in torch itself, or the name for the loader."""
     folders = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin is not None:
@@ -39,7 +39,7 @@ def find() -> str:
 
 
 def ask(library: str) -> dict[str, object]:
-    """NCCL's version and the address in a fresh unique id, or what went wrong, in NCCL's own words."""
+    """Return NCCL's version and the address in a new unique id, or NCCL's error message."""
     code, unique_id = ctypes.c_int(0), ctypes.create_string_buffer(ID_BYTES)
     try:
         nccl = ctypes.CDLL(library)
@@ -54,7 +54,7 @@ def ask(library: str) -> dict[str, object]:
 
 
 def last_error(nccl: ctypes.CDLL) -> str:
-    """What NCCL says went wrong; it has no words before version 2.13."""
+    """Return NCCL's error message, or "" before version 2.13."""
     try:
         nccl.ncclGetLastError.restype = ctypes.c_char_p
         nccl.ncclGetLastError.argtypes = (ctypes.c_void_p,)
@@ -65,7 +65,7 @@ def last_error(nccl: ctypes.CDLL) -> str:
 
 
 def address(raw: bytes) -> dict[str, object]:
-    """The address in a sockaddr_in or sockaddr_in6: family, port, then the address (IPv6: flow before)."""
+    """Return the address in a sockaddr_in or sockaddr_in6: family, port, then the address (IPv6: flow before)."""
     family = int.from_bytes(raw[:2], sys.byteorder)
     if family == socket.AF_INET:
         return {"address": socket.inet_ntop(family, raw[4:8])}

@@ -1,4 +1,4 @@
-"""Ask NVML about every GPU; a program of its own that prints one JSON object and leaves.
+"""Query NVML about every GPU, in a separate program that prints one JSON object and exits.
 
     python -I child_nvml.py 15
     {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.06, "driver_version": "550.90.07",
@@ -6,14 +6,14 @@
      "gpus": [{"index": 0, "uuid": "GPU-8932f937-…", "ecc_volatile_uncorrected": 0, …,
                "error": null, "unavailable": {"mig_enabled": "not_supported"}}, …]}
 
-It runs in a process of its own because a sick driver hangs or crashes whoever calls it. The argument is
-how long NVML may take, in seconds: a second thread then prints what is known so far, with the call that
-never came back (ctypes releases the interpreter lock during a call). No single refusal loses the rest: a
-value that NVML does not give is null, and ``unavailable`` says why, in NVML's own word
-(``not_supported``; ``function_not_found`` is an older driver; ``binding_too_old`` an older nvidia-ml-py).
+It runs in a separate process because a faulty driver hangs or crashes its callers. The argument is NVML's time limit in
+seconds. After it, a second thread prints the answers so far, with the call that did not return (ctypes releases the
+interpreter lock during a call). A refusal does not affect other values: a value that NVML does not give is null, and
+``unavailable`` has the reason by NVML's name (``not_supported``; ``function_not_found`` is an older driver;
+``binding_too_old`` an older nvidia-ml-py).
 
 Only the standard library, pynvml (of nvidia-ml-py) and the neighbor nvml_calls.py are imported. Names, structures and
-values are those of NVIDIA's nvml.h and its binding nvidia-ml-py.
+values are from NVIDIA's nvml.h and its binding nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_doctor.sources.nvml_calls import Nvml
 
-#: A slowdown is reported only where a second look, this much later, still sees it: NVML also raises the
-#: bit while clocks change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
+#: A slowdown is reported only if a second query, this much later, still shows it: NVML also raises the bit while clocks
+#: change (nvml.h, nvmlClocksThrottleReasonHwSlowdown).
 SECOND_LOOK_S = 0.5
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
@@ -58,15 +58,15 @@ RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
-#: How NVML is called. By path: isolated, there is no package to import from.
+#: How NVML is called. By path: an isolated process has no package to import from.
 CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 
 #: nvmlGpuFabricState_t.
 FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 
-#: Faults that NVML_GPU_FABRIC_HEALTH_MASK_* tells in two bits each, from the lowest on: 1 is yes …
+#: Faults that NVML_GPU_FABRIC_HEALTH_MASK_* encodes in two bits each, starting with the lowest: 1 is yes …
 FABRIC_FAULTS = ("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery")
-#: … and those of its configuration, which stand in the next four.
+#: … and faults of its configuration, in the next four bits.
 CONFIGURATION_FAULTS = {
     2: "incorrect_sysguid",
     3: "incorrect_chassis_serial_number",
@@ -87,21 +87,21 @@ RETIRED_PAGES = {
     "page_retirement_pending": "NVML_FI_DEV_RETIRED_PENDING",
     "page_retirement_pending_double_bit": "NVML_FI_DEV_RETIRED_PENDING_DBE",
 }
-#: nvmlValueType_t: which member of the union holds the value.
+#: nvmlValueType_t: the member of the union that holds the value.
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 UNCORRECTED, VOLATILE, DRAM, SRAM = 1, 0, 2, 7  # nvmlMemoryErrorType_t, nvmlEccCounterType_t, locations
 
-#: Reading and checking the flash of all InfoROMs may take so long together, then the rest is left out:
-#: DCGM does it once an hour at most (modules/health/DcgmHealthWatch.cpp, SetInforom).
+#: Maximum time to read and check the flash of all InfoROMs; the others are skipped. DCGM does it at most once per hour
+#: (modules/health/DcgmHealthWatch.cpp, SetInforom).
 INFOROM_LIMIT_S = 1.0
 
-#: These say that the whole GPU is gone, whichever call they come from.
+#: These errors mean that the GPU is lost, whichever call they come from.
 LOST = ("gpu_is_lost", "reset_required")
 
 
 def main() -> None:
-    """Ask and print, or give up."""
+    """Query NVML and print the answers, or stop at the time limit."""
     CALLS["run"](
         _ask,
         driver_version=None,
@@ -133,7 +133,7 @@ def _ask(nvml: Nvml, count: int) -> None:
         asked.append((gpu, handle))
     _ask_again(nvml, asked)
     started = time.monotonic()
-    for gpu, handle in asked:  # the driver verifies the checksums of the InfoROMs, as long as that is quick
+    for gpu, handle in asked:  # the driver verifies the checksums of the InfoROMs, while that is fast
         if gpu["error"] is not None or time.monotonic() - started > INFOROM_LIMIT_S:
             continue
         nvml.answer["gpu"] = gpu["index"]
@@ -144,7 +144,7 @@ def _ask(nvml: Nvml, count: int) -> None:
 
 
 def _cuda_version(number: int) -> str:
-    """12040 -> "12.4"."""
+    """Return "12.4" for 12040."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -183,7 +183,7 @@ def _modes(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 
 def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    """Memory as nvidia-smi counts it; the old call (driver < 510) counts the driver's own share as used."""
+    """Read the memory as nvidia-smi counts it. The old call (driver < 510) counts the driver's own share as used."""
     version = getattr(nvml.pynvml, "nvmlMemory_v2", None)
     info, reason = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
     gpu["memory_used_counts_reserved"] = reason is not None
@@ -210,7 +210,7 @@ def _processes(nvml: Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: st
 
 
 def _name(pid: int) -> str | None:
-    """The process's name; None where the pid is of another namespace."""
+    """Return the process's name, or None if the pid is of another namespace."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -245,7 +245,7 @@ def _names(mask: int) -> set[str]:
 
 
 def _ask_again(nvml: Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
-    """Keep only the slowdowns that a second look still sees."""
+    """Keep only the slowdowns that a second query still shows."""
     slow = _names(SLOWDOWN_BITS)
     slowed = [(gpu, handle) for gpu, handle in asked if slow & set(gpu.get("clock_events") or ())]
     if slowed:
@@ -257,7 +257,7 @@ def _ask_again(nvml: Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
 
 
 def _repairs(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    """Corrected errors, where the uncorrected ones were, and what became of bad rows and pages."""
+    """Read corrected errors, the places of uncorrected errors, and the repairs of bad rows and pages."""
     for field, counter in (("ecc_volatile_corrected", 0), ("ecc_aggregate_corrected", 1)):
         nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, 0, counter)
     for field, place in (("ecc_volatile_uncorrected_dram", DRAM), ("ecc_volatile_uncorrected_sram", SRAM)):
@@ -286,12 +286,12 @@ def _repairs(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 
 def _histogram(values: Any) -> dict[str, int]:
-    """How many memory banks have all, most, some, few or none of their spare rows left."""
+    """Return how many memory banks have all, most, some, few or none of their spare rows left."""
     return {name: getattr(values, name) for name in ("max", "high", "partial", "low", "none")}
 
 
 def _fields(nvml: Nvml, gpu: dict[str, Any], handle: Any, wanted: dict[str, str]) -> dict[str, Any]:
-    """Values of nvmlDeviceGetFieldValues, by our names; None where there is none, and then why."""
+    """Return values of nvmlDeviceGetFieldValues by our names; None with a reason in ``unavailable``."""
     found: dict[str, Any] = dict.fromkeys(wanted)
     ids = {name: getattr(nvml.pynvml, field, None) for name, field in wanted.items()}
     known = [name for name in wanted if ids[name] is not None]
@@ -307,7 +307,7 @@ def _fields(nvml: Nvml, gpu: dict[str, Any], handle: Any, wanted: dict[str, str]
 
 
 def _limits(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    """The limits set on power and clocks, and their defaults."""
+    """Read the limits set on power and clocks, and their defaults."""
     nvml.fill(gpu, "power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle, use=_watts)
     nvml.fill(gpu, "power_limit_default_w", "nvmlDeviceGetPowerManagementDefaultLimit", handle, use=_watts)
     nvml.fill(gpu, "application_clock_mhz", "nvmlDeviceGetApplicationsClock", handle, 0)  # NVML_CLOCK_GRAPHICS
@@ -323,11 +323,11 @@ def _text(value: Any) -> str:
 
 
 def _fabric(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    """Whether the fabric manager has taken the GPU in (Hopper and newer behind NVSwitch)."""
+    """Read whether the fabric manager has accepted the GPU (Hopper and newer behind NVSwitch)."""
     gpu.update(fabric_state=None, fabric_status=None, fabric_faults=[])
     info: Any = None
     reason: str | None = "binding_too_old"
-    for kind, call in (  # the newer call (driver 545) where there is one, else the one of driver 520
+    for kind, call in (  # the newer call (driver 545) if it exists, or the call of driver 520
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
     ):
@@ -344,7 +344,7 @@ def _fabric(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 
 def fabric_faults(mask: int) -> list[str]:
-    """The names of what a fabric health mask says is wrong."""
+    """Return the names of the faults in a fabric health mask."""
     found = [name for at, name in enumerate(FABRIC_FAULTS) if (mask >> 2 * at & 0x3) == 1]
     configuration = CONFIGURATION_FAULTS.get(mask >> 8 & 0xF)
     return [*found, configuration] if configuration else found

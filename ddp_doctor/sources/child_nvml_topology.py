@@ -1,4 +1,4 @@
-"""Ask NVML how the GPUs are wired; a program of its own that prints one JSON object and leaves.
+"""Query NVML about the links of the GPUs, in a separate program that prints one JSON object and exits.
 
     python -I child_nvml_topology.py 15
     {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.1, "gpus": [
@@ -9,9 +9,9 @@
                      "errors_per_s": {}}, …]}, …],
      "ancestors": [[0, 1, 50], …], "p2p": {"read": [[0, 1, 0], [1, 0, 0], …], "write": …}}
 
-``ancestors`` are pairs of GPUs and NVML's level; ``p2p`` are ordered pairs and NVML's status. As its
-neighbor child_nvml.py it runs in a process of its own, gives up after the seconds in its argument by a
-second thread, and asks on after any refusal (both by nvml_calls.py).
+``ancestors`` are pairs of GPUs and NVML's level; ``p2p`` are ordered pairs and NVML's status. Like child_nvml.py, it
+runs in a separate process, stops after the seconds in its argument by a second thread, and continues after any refusal
+(both by nvml_calls.py).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_doctor.sources.nvml_calls import Nvml
 
-#: By path: isolated, there is no package to import from.
+#: By path: an isolated process has no package to import from.
 CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
-#: Links with errors are read twice, to distinguish errors of today from those of last month.
+#: Links with errors are read twice, to distinguish current errors from old ones.
 SECOND_LOOK_S = 0.5
 
-#: Links of one GPU at most, where the binding has no number (nvml.h: 18 up to driver 570, 36 later).
+#: Maximum number of links of one GPU, if the binding has no number (nvml.h: 18 up to driver 570, 36 later).
 MOST_LINKS = 18
-#: Masks of NVML are arrays of 64 bits: room for 4096 CPUs and 1024 NUMA nodes, as Linux has at most.
+#: Masks of NVML are arrays of 64 bits: room for 4096 CPUs and 1024 NUMA nodes, the maximum of Linux.
 CPU_WORDS, NODE_WORDS = 64, 16
 
-#: nvmlNvLinkDeviceType_t: what a link leads to.
+#: nvmlNvLinkDeviceType_t: the device at the other end of a link.
 REMOTES = {0: "gpu", 1: "cpu", 2: "switch"}
 #: nvmlGpuP2PCapsIndex_t
 CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
@@ -44,15 +44,15 @@ CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
 SPEED, STATE = 164, 165
 #: NVLink 3 and 4 count the first three, NVLink 5 the others.
 ERROR_FIELDS = {161: "replay", 162: "recovery", 163: "crc", 215: "recovery", 214: "recovery_failed"}
-#: nvmlNvLinkErrorCounter_t, asked where the fields above are not known (before NVLink 4).
+#: nvmlNvLinkErrorCounter_t, used if the fields above are unknown (before NVLink 4).
 ERROR_COUNTERS = {0: "replay", 1: "recovery", 2: "crc"}
-#: Speed of links 0 to 5, 6 to 11, and of all, where the field above is not known.
+#: Speed of links 0 to 5, 6 to 11, and of all, used if the field above is unknown.
 SPEEDS = {**{link: 84 + link for link in range(6)}, **{link: 126 + link for link in range(6, 12)}}
 SPEED_OF_ALL = 90
 
 
 def main() -> None:
-    """Ask and print, or give up."""
+    """Query NVML and print the answers, or stop at the time limit."""
     CALLS["run"](_ask, gpus=[], ancestors=[], p2p={})
 
 
@@ -72,7 +72,7 @@ def _ask(nvml: Nvml, count: int) -> None:
 def _field_values(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
     values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
     found = [] if reason else [value for value in values if value.nvmlReturn == 0]
-    # In the type that NVML names; 1 is a 32-bit number (nvmlValueType_t).
+    # In the type that NVML gives; 1 is a 32-bit number (nvmlValueType_t).
     return {of.fieldId: int(of.value.uiVal if of.valueType == 1 else of.value.ullVal) for of in found}
 
 
@@ -84,13 +84,13 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     nvml.fill(gpu, "cpu_affinity", "nvmlDeviceGetCpuAffinity", handle, CPU_WORDS, use=_list)
     nvml.fill(gpu, "numa_affinity", "nvmlDeviceGetMemoryAffinity", handle, NODE_WORDS, 0, use=_list)
     nvml.fill(gpu, "gpu_numa_id", "nvmlDeviceGetNumaNodeId", handle)
-    if not gpu["mig_enabled"]:  # MIG takes the links out of use
+    if not gpu["mig_enabled"]:  # MIG disables the links
         gpu["nvlinks"] = _nvlinks(nvml, handle)
     return gpu, handle
 
 
 def _list(words: Any) -> str:
-    """A mask as a list of the kernel: bits 0, 1, 2 and 8 are "0-2,8"."""
+    """Return a mask as a list in the kernel's form: "0-2,8" for bits 0, 1, 2 and 8."""
     bits = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
     starts = [bit for bit in bits if bit - 1 not in set(bits)]
     ends = [bit for bit in bits if bit + 1 not in set(bits)]
@@ -101,7 +101,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
     links = []
     for number in range(getattr(nvml.pynvml, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
         state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, number)
-        if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
+        if reason in ("not_supported", "function_not_found"):  # newer GPUs only report it by a field
             state = _field_values(nvml, handle, {STATE: "state"}, number).get(STATE)
         if state is None:  # the GPU has no such link
             break
@@ -120,7 +120,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
 
 
 def _error_counts(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
-    """What the link counted since the driver was loaded or the counters were reset."""
+    """Return the errors that a link has counted since the driver was loaded or the counters were reset."""
     fields = _field_values(nvml, handle, ERROR_FIELDS, link)
     if fields:
         names = {ERROR_FIELDS[field] for field in fields}
@@ -151,7 +151,7 @@ def _pairs(nvml: Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
 
 
 def _ask_again(nvml: Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
-    """How fast the errors of the links that have any still grow."""
+    """Read again how fast the errors of links with errors increase."""
     stained = [(gpu, link) for gpu in gpus for link in gpu["nvlinks"] if any(link["errors"].values())]
     if not stained:
         return

@@ -1,7 +1,7 @@
-"""Helper script: which torch and NCCL are installed, without importing torch (which takes a second).
+"""Helper script: print which torch and NCCL are installed, without importing torch (which takes a second).
 
-Run by path in a process of its own, with -I where the doctor runs isolated, so it imports nothing of
-ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
+Run by path in a separate process, with -I if ddp-doctor runs isolated, so it does not import ddp_doctor. Prints one
+JSON object, here with a CUDA build of torch::
 
     {"python": "3.11.7", "machine": "x86_64", "torch_folder": "/v/lib/python3.11/site-packages/torch",
      "torch_problem": null, "torch_version": "2.7.0+cu126", "torch_cuda": "12.6", "torch_hip": null,
@@ -19,7 +19,7 @@ ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
 import os
 import sys
 
-if __name__ == "__main__":  # before anything is imported that a file on PYTHONPATH may hide
+if __name__ == "__main__":  # before importing modules that a file on PYTHONPATH may hide
     LIBRARY = os.__file__.rpartition("/")[0]
     sys.path.sort(key=lambda entry: entry not in (LIBRARY, f"{LIBRARY}/lib-dynload"))
 
@@ -36,7 +36,7 @@ from pathlib import Path
 VERSION_NAMES = {"__version__": "torch_version", "cuda": "torch_cuda", "hip": "torch_hip", "git_version": "torch_git"}
 NCCL_PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 NCCL_FILE = "libnccl.so.2"
-#: The group of entry points in which torch 2.15 and newer finds every backend (distributed_c10d.py).
+#: The entry points that torch 2.15 and newer uses to find every backend (distributed_c10d.py).
 BACKENDS = "torch.distributed.backends"
 #: torch 2.14 asks whether the switch is "1", torch 2.15 whether it is "0" (_register_builtin_nccl_backend).
 NCCL2_SWITCH = re.compile(r"""["']TORCH_DIST_USE_NCCL2["']\)\s*==\s*["']([01])["']""")
@@ -45,7 +45,7 @@ NCCL2_DEVICE = "def _nccl2_device("
 
 
 def main() -> None:
-    """Look and print; ``os._exit`` because nothing of a sick installation's exit hooks may matter."""
+    """Read and print; ``os._exit`` skips the exit hooks of a broken installation."""
     facts = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def version_of(package: str) -> str | None:
-    """The version in a package's metadata, or None where there is none."""
+    """Return the version in a package's metadata, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -66,12 +66,12 @@ def version_of(package: str) -> str | None:
 
 
 def wheel_facts() -> dict[str, object]:
-    """How large each NCCL package says its library is, and how large the file is that they all write."""
+    """Return the library's size according to each NCCL package, and the size of the file that they all write."""
     sizes: dict[str, int] = {}
     there: int | None = None
     for name in NCCL_PACKAGES:
         files: list[importlib.metadata.PackagePath] = []
-        with suppress(importlib.metadata.PackageNotFoundError, OSError, ValueError):  # no RECORD, or one that is broken
+        with suppress(importlib.metadata.PackageNotFoundError, OSError, ValueError):  # no RECORD, or a broken one
             files = importlib.metadata.files(name) or []
         for file in files:
             if file.name == NCCL_FILE and file.size is not None:
@@ -82,7 +82,7 @@ def wheel_facts() -> dict[str, object]:
 
 
 def torch_facts() -> dict[str, object]:
-    """What the installed files say of torch."""
+    """Return facts about torch from its installed files."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return {"torch_problem": "torch is not installed for this Python"}
@@ -104,13 +104,13 @@ def torch_facts() -> dict[str, object]:
 
 
 def backend_facts(torch_folder: Path) -> dict[str, object]:
-    """How this torch finds its backends: in the metadata of packages or not, what it finds there, and its nccl2."""
+    """Return how this torch finds its backends, those in the metadata of packages, and how it treats nccl2."""
     try:
         source = (torch_folder / "distributed" / "distributed_c10d.py").read_text("utf-8", "replace")
     except OSError:
         return {}
     looks_up = BACKENDS in source
-    # Reading the metadata of 91 packages took 40 ms: only where this torch does it too.
+    # Reading the metadata of 91 packages took 40 ms, so it is read only if this torch reads it as well.
     offered = importlib.metadata.entry_points(group=BACKENDS) if looks_up else ()
     switch = NCCL2_SWITCH.search(source)
     return {
@@ -122,7 +122,7 @@ def backend_facts(torch_folder: Path) -> dict[str, object]:
 
 
 def metadata_facts() -> dict[str, object]:
-    """What torch's package metadata demands; nothing where torch was built in place."""
+    """Return the requirements in torch's package metadata, or {} if torch was built in place."""
     try:
         torch = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -135,7 +135,7 @@ def metadata_facts() -> dict[str, object]:
 
 
 def version_facts(file: Path) -> dict[str, object]:
-    """The constants of torch/version.py, read as text and never run."""
+    """Return the constants of torch/version.py, read as text and never run."""
     try:
         tree = ast.parse(file.read_text("utf-8", "replace"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -152,7 +152,7 @@ def version_facts(file: Path) -> dict[str, object]:
 
 
 def nccl_files(torch_folder: Path) -> list[str]:
-    """Copies of libnccl: beside torch as the wheels put it, in torch itself, then in LD_LIBRARY_PATH."""
+    """Return copies of libnccl: next to torch as the wheels put it, in torch itself, then in LD_LIBRARY_PATH."""
     folders = [torch_folder.parent / "nvidia" / "nccl" / "lib", torch_folder / "lib"]
     folders += [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
     return [str(folder / NCCL_FILE) for folder in folders if (folder / NCCL_FILE).exists()]

@@ -1,8 +1,8 @@
-"""Running a command so that it can neither hang the doctor nor outlive it.
+"""Runs commands that can neither hang ddp-doctor nor outlive it.
 
-Every command gets a session of its own, no standard input, a bounded amount of kept output and a time
-limit after which its whole process group is killed. A command that misbehaves raises nothing:
-the ``CommandResult`` holds what became of it.
+Every command gets a separate session, no standard input, a bounded amount of kept output and a time limit. After the
+time limit, its entire process group is killed. A failing command does not raise an exception: the ``CommandResult``
+describes its end.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ from contextlib import contextmanager, suppress
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.sources import proc
 
-#: Kept per stream; the rest is read and dropped, so that a command that prints for ever fills no memory.
+#: Kept per stream; the rest is read and dropped, so that endless output does not fill the memory.
 OUTPUT_LIMIT_BYTES = 4 * 1024 * 1024
-#: A killed process is waited for this long. One in state D (a wedged driver) is then left to the kernel.
+#: Time to wait for a killed process. A process in state D (a hanging driver) is then left to the kernel.
 REAP_PATIENCE_S = 0.4
 
-#: Searched where the environment has no PATH, as in a SLURM prolog: the usual folders, then where
-#: nvidia-smi stands under WSL 2, the GPU operator's driver container, and on GKE nodes.
+#: Searched if the environment has no PATH, as in a SLURM prolog: the usual directories, then the directories of
+#: nvidia-smi under WSL 2, in the GPU operator's driver container, and on GKE nodes.
 DEFAULT_PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     ":/usr/lib/wsl/lib:/run/nvidia/driver/usr/bin"
@@ -42,7 +42,7 @@ _prctl.argtypes = (ctypes.c_int, ctypes.c_ulong)
 def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> CommandResult:
     """Run ``argv`` with exactly ``env``, for at most ``timeout_s`` seconds, and never raise.
 
-    Bytes that are not UTF-8 are replaced. ``missing`` carries the reason in ``stderr``.
+    Bytes that are not UTF-8 are replaced. If ``missing``, ``stderr`` has the reason.
     """
     command = tuple(argv)
     if timeout_s <= 0:
@@ -68,7 +68,7 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -
 
 
 def find_executable(name: str, env: Mapping[str, str]) -> str | None:
-    """The file that ``name`` means, or None. Relative PATH entries are ignored: it may be root's."""
+    """Return the file that ``name`` means, or None. Relative PATH entries are ignored, as the PATH may be root's."""
     folders = (env.get("PATH") or DEFAULT_PATH).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder.startswith("/")))
 
@@ -77,8 +77,8 @@ def find_executable(name: str, env: Mapping[str, str]) -> str | None:
 def _untraced() -> Iterator[None]:
     """Fork without this thread's tracer (coverage, a debugger).
 
-    It would be called in the child before exec, and wait there for ever for a lock of its own that another
-    thread held at the fork; and with the child the parent, which reads until exec.
+    The child would call it before exec and wait forever for a lock that another thread held at the fork. The parent,
+    which reads until exec, would wait for the child.
     """
     tracer = sys.gettrace()
     sys.settrace(None)
@@ -89,9 +89,9 @@ def _untraced() -> Iterator[None]:
 
 
 def _dies_with(parent: int) -> Callable[[], None]:
-    """What a child does before exec: ask for SIGKILL at its parent's death.
+    """Return the function that a child calls before exec: it requests SIGKILL at its parent's death.
 
-    The kernel means the *thread* that forked: a probe's thread stays in ``run_command`` until its command
+    For the kernel, the parent is the *thread* that forked. A probe's thread stays in ``run_command`` until its command
     has ended, so the command never loses its parent early.
     """
 
@@ -104,7 +104,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 
 class _Capture:
-    """One output stream of a command: its first bytes, up to the limit."""
+    """An output stream of a command: its first bytes, up to the limit."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -124,7 +124,7 @@ class _Capture:
 
 
 def _follow(process: "subprocess.Popen[bytes]", command: tuple[str, ...], end: float) -> CommandResult:
-    """Collect the output until the command ends or ``end`` comes, then leave nothing of it behind."""
+    """Collect the output until the command ends or ``end`` is reached, then kill its remaining processes."""
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:
@@ -142,7 +142,7 @@ def _follow(process: "subprocess.Popen[bytes]", command: tuple[str, ...], end: f
 
 
 def _collect(process: "subprocess.Popen[bytes]", captures: Iterable[_Capture], end: float) -> bool:
-    """Read until the command has ended and its pipes are empty; False where ``end`` came first."""
+    """Read until the command has ended and its pipes are empty. Return False if ``end`` came first."""
     idle_s = 0.001
     with selectors.DefaultSelector() as selector:
         for capture in captures:
@@ -150,7 +150,7 @@ def _collect(process: "subprocess.Popen[bytes]", captures: Iterable[_Capture], e
         while True:
             ended = _has_ended(process)
             if ended:
-                _kill_group(process)  # what it left in the background may hold the pipes open for ever
+                _kill_group(process)  # its background processes may hold the pipes open forever
             ready = selector.select(0 if ended else min(idle_s, max(end - time.monotonic(), 0)))
             for key, _ in ready:
                 if not key.data.fill():
@@ -161,14 +161,14 @@ def _collect(process: "subprocess.Popen[bytes]", captures: Iterable[_Capture], e
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the command itself has ended. It stays a zombie, so that its group id is not given away.
+    """Return True if the command itself has ended. It stays a zombie, so its group id is not reused.
 
-    One that somebody stopped goes on: it would be waited for until its time is up.
+    A stopped command is continued, because otherwise it would be waited for until its time is up.
     """
     look = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         found = os.waitid(os.P_PID, process.pid, look)
-    except ChildProcessError:  # the doctor was started with SIGCHLD ignored: the kernel has reaped it
+    except ChildProcessError:  # ddp-doctor was started with SIGCHLD ignored: the kernel has reaped it
         return True
     if found is not None and found.si_code == os.CLD_STOPPED:
         _signal_group(process, signal.SIGCONT)
@@ -177,18 +177,18 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL for the command and all that it started, as long as they stay in its session's group."""
+    """Send SIGKILL to the command and all processes it started that are still in its session's group."""
     if process.returncode is None:
         _signal_group(process, signal.SIGKILL)
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # all gone; or a set-uid program is among them
+    with suppress(ProcessLookupError, PermissionError):  # none is left; or a set-uid program is among them
         os.killpg(process.pid, number)
 
 
 def _reap(process: "subprocess.Popen[bytes]", patience_s: float) -> int | None:
-    """The exit code, or None where the killed process does not go away within ``patience_s``."""
+    """Return the exit code, or None if the killed process does not exit within ``patience_s``."""
     try:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddp_doctor.model.error_text import quoted
 
-#: The topologies of thousands of hosts are some megabytes.
+#: Topologies of thousands of hosts are some megabytes.
 MOST_BYTES = 64 * 1024 * 1024
 _MOST_BYTES_OF_A_DEVICE = 8 * 1024 * 1024
 #: A slow host has answered by then; a host that hangs never answers.
@@ -16,16 +16,16 @@ SILENCE_S = 60.0
 
 
 class CannotRead(Exception):
-    """A text that was named could not be read; the message is one sentence for people."""
+    """A given text could not be read. The message is one sentence for people."""
 
 
 def is_folder(path: Path | str) -> bool:
-    """Whether this is a folder that can be seen: not in a folder that is closed to us, nor of too long a name."""
+    """Return True for a visible directory; False in an inaccessible directory or for a name that is too long."""
     return os.path.isdir(path)  # noqa: PTH112 - that of Path raises OSError there
 
 
 def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SILENCE_S) -> bytes:
-    """The bytes of a file, or of stdin for ``-``. Raises CannotRead."""
+    """Return the bytes of a file, or of stdin for ``-``. Raises CannotRead."""
     try:
         if path == "-":
             return _read(sys.stdin.fileno(), "stdin", most_bytes, silence_s)
@@ -42,18 +42,18 @@ def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SI
 
 
 def path_beside(path: str, name: str) -> str | None:
-    """Return the path of a file that ``path`` names, relative to its folder or to the working directory; or None."""
+    """Return the path of a file that ``path`` names, relative to its directory or to the working directory; or None."""
     for folder in (Path(path).parent, Path()):
         try:
             if folder.resolve() in (folder / name).resolve().parents and (folder / name).is_file():
                 return str(folder / name)
-        except (OSError, ValueError, RuntimeError):  # a closed folder, a null byte, a loop of links
+        except (OSError, ValueError, RuntimeError):  # an inaccessible directory, a null byte, a loop of links
             continue
     return None
 
 
 def read_beside(path: str, name: str, most_bytes: int) -> str | None:
-    """Return the text of such a file; None if there is none, or if it is too large or not text."""
+    """Return the text of a file that ``path`` names, or None if it is missing, too large or not text."""
     try:
         found = path_beside(path, name)
         return read_given(found, most_bytes=most_bytes).decode() if found else None

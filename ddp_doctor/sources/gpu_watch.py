@@ -1,7 +1,7 @@
 """Sample one GPU through NVML while the process that owns it puts load on it.
 
-It runs in a thread of a rank, which the agent may kill at any time: an NVML that hangs costs its samples
-and nothing else. Clocks, slowdowns and the PCIe link mean little on an idle GPU: it saves power.
+It runs in a thread of a rank, which the agent may kill at any time: a hanging NVML only costs its samples. Clocks,
+slowdowns and the PCIe link mean little on an idle GPU, because it saves power.
 """
 
 import threading
@@ -12,9 +12,9 @@ from typing import Any
 from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
 
-#: Between two samples. NVML averages power over 25 to 100 ms, so more samples gain nothing.
+#: Interval between two samples. NVML averages power over 25 to 100 ms, so more samples gain nothing.
 _INTERVAL_S = 0.02
-#: For the last sample to end.
+#: Time for the last sample to end.
 _PATIENCE_S = 1.0
 _SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
 
@@ -34,7 +34,7 @@ class NvmlWatch:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """The GPU works on ``phase`` in this block."""
+        """Sample the GPU in this block, as working on ``phase``."""
         self._phase = phase
         try:
             yield
@@ -42,7 +42,7 @@ class NvmlWatch:
             self._phase = ""
 
     def stop(self) -> GpuWatched:
-        """The samples. The wait is bounded: a sample that does not return is given up."""
+        """Return the samples. The wait is bounded: a sample that does not return is dropped."""
         self._leaving.set()
         self._thread.join(_PATIENCE_S)
         return GpuWatched(samples=tuple(self._samples), reason=self._reason, **self._fixed_properties)
@@ -71,12 +71,12 @@ class NvmlWatch:
             phase = self._phase
             if phase:
                 sample = _sample(pynvml, gpu, phase)
-                if self._phase == phase:  # else part of it belongs to what came next
+                if self._phase == phase:  # otherwise part of it belongs to the next phase
                     self._samples.append(sample)
 
 
 def _ask(nvml: Any, name: str, *args: Any) -> Any:
-    """What the call gives, None where this driver, binding or GPU does not give it."""
+    """Return the result of a call, or None if this driver, binding or GPU does not support it."""
     try:
         return getattr(nvml, name)(*args)
     except Exception:  # noqa: BLE001 - one value that is not to be had; the thread must go on
@@ -84,7 +84,7 @@ def _ask(nvml: Any, name: str, *args: Any) -> Any:
 
 
 def _find(nvml: Any, uuid: str) -> Any:
-    """The GPU that has this UUID, or a slice with it. CUDA and NVML begin a slice's UUID differently."""
+    """Return the GPU that has this UUID, or a slice with it. CUDA and NVML begin a slice's UUID differently."""
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         gpu = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
         slices = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu) if _mig_enabled(nvml, gpu) else 0
@@ -96,7 +96,7 @@ def _find(nvml: Any, uuid: str) -> Any:
 
 
 def _bare(uuid: str | None) -> str:
-    """ "GPU-8932f937-d72c-…" and "MIG-8932f937-d72c-…" without their first part."""
+    """Return "GPU-8932f937-d72c-…" or "MIG-8932f937-d72c-…" without the first part."""
     return (uuid or "none").partition("-")[2].lower()
 
 

@@ -1,6 +1,6 @@
-"""What a job has left, as streams of bytes: files, folders, globs, stdin, packed files and archives.
+"""The output of a job, as streams of bytes: files, directories, globs, stdin, compressed files and archives.
 
-Nothing is unpacked to disk, nothing blocks but stdin, and each thing that cannot be read is a sentence.
+Nothing is unpacked to disk, only stdin blocks, and the reason for each unreadable input is a sentence.
 """
 
 import glob
@@ -21,12 +21,12 @@ from typing import IO, Any
 from ddp_doctor.parse.text import as_utf8, plain
 from ddp_doctor.sources.unpacking import DAMAGED, ZIP, Bounded, CannotUnpack, Counted, unpacked
 
-#: More are left out: a folder of a whole cluster's jobs, or an archive made to be one.
+#: Further files are skipped: a directory of an entire cluster's jobs, or a malicious archive.
 MOST_FILES = 10_000
 CHUNK_BYTES = 1 << 20
-#: Of a stream that cannot be read backwards, kept for the last lines.
+#: Chunks of a stream that cannot be read backwards, kept for the last lines.
 _TAIL_CHUNKS = 4
-#: How far back last lines are looked for.
+#: Maximum distance from the end to search for the last lines.
 _MOST_BACKWARDS_BYTES = 64 << 20
 _HEAD_BYTES = 1 << 16
 _DIGITS = re.compile(r"(\d+)")
@@ -40,7 +40,7 @@ _KINDS = (
 
 
 class JobFile:
-    """One input, to be read before the next is asked for. ``unread`` says why it was not read, or not to its end."""
+    """An input, to be read before the next is requested. ``unread``: why it was not read, or not completely."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class JobFile:
         self.name = plain(as_utf8(name))
         self.unread = unread
         self.modified_s = modified_s
-        self.size_bytes = 0  # as far as it was read, unpacked
-        self.first = 0  # the byte of the file at which reading began
+        self.size_bytes = 0  # unpacked bytes that were read
+        self.first = 0  # the byte of the file where reading began
         self._stream = stream
         self._tail: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
         self._packed = packed
@@ -63,7 +63,7 @@ class JobFile:
         self.head = self._read(_HEAD_BYTES)
 
     def _read(self, size: int) -> bytes:
-        """That many bytes, fewer at the end only; notes why there are no more."""
+        """Return this many bytes, or fewer at the end. Sets ``unread`` if reading stops early."""
         parts = []
         while size > 0 and self._stream is not None and self.unread is None:
             try:
@@ -83,23 +83,23 @@ class JobFile:
 
     @property
     def packed_bytes(self) -> int:
-        """How much of what lies on the disk was read for it, as far as that is known."""
+        """The number of bytes on disk that were read for it, if known."""
         return self._packed.count if self._packed else self.size_bytes
 
     def all(self, most_bytes: int) -> bytes | None:
-        """The content; None where there is more than ``most_bytes``."""
+        """Return the content, or None if it is longer than ``most_bytes``."""
         data = self.head + self._read(most_bytes - len(self.head) + 1)
         return data if len(data) <= most_bytes else None
 
     def blocks(self) -> Iterator[bytes]:
-        """The content in pieces that end anywhere."""
+        """Yield the content in pieces that end anywhere."""
         data = self.head
         while data:
             yield data
             data = self._read(CHUNK_BYTES)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content in pieces that end with a line end, but for lines that are longer than a piece."""
+        """Yield the content in pieces that end with a line end, except for lines that are longer than a piece."""
         carried, data = b"", self.head + self._read(CHUNK_BYTES - len(self.head))
         while data:
             data = carried + data
@@ -116,7 +116,7 @@ class JobFile:
             yield carried
 
     def backwards(self) -> Iterator[bytes]:
-        """What ``chunks`` gave, the last first, as far back as is kept or can be read again."""
+        """Yield the content that is kept or can be read again, in pieces, the last first."""
         if self._again is None:
             yield from reversed(self._tail)
             return
@@ -139,7 +139,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def total_bytes(paths: Sequence[str]) -> int:
-    """What the files of these paths hold, packed, as far as that is known before they are read."""
+    """Return the size on disk of the files of these paths, without stdin."""
     total = 0
     for path, unread in _paths(paths):
         if unread is None and path != "-":
@@ -149,9 +149,9 @@ def total_bytes(paths: Sequence[str]) -> int:
 
 
 def job_files(paths: Sequence[str], starts: Mapping[str, int] = MappingProxyType({})) -> Iterator[JobFile]:
-    """All inputs that these paths mean, in order, each to be read before the next is asked for.
+    """Yield all inputs of these paths, in order. Each must be read before the next is requested.
 
-    ``starts``: where to begin in a file, in bytes, by its path.
+    ``starts``: the position to begin at in a file, in bytes, by its path.
     """
     count = 0
     for path, unread in _paths(paths):
@@ -164,7 +164,7 @@ def job_files(paths: Sequence[str], starts: Mapping[str, int] = MappingProxyType
 
 
 def _paths(paths: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Files, each once, and what is wrong with the others."""
+    """Yield each file once, and the reason for each path that cannot be read."""
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if path == "-":
@@ -186,7 +186,7 @@ def _paths(paths: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Files below a folder, by name; links to folders are not followed."""
+    """Yield the files below a directory, by name; links to directories are not followed."""
     count = 0
     for where, folders, files in os.walk(folder):
         folders.sort(key=_numbers_in)
@@ -206,7 +206,7 @@ def _opened(path: str, start: int) -> Iterator[JobFile]:
         yield from _streams("stdin", Counted(io.FileIO(sys.stdin.fileno(), closefd=False)), None)
         return
     try:
-        # O_NONBLOCK: a FIFO that took a file's place must not be waited for.
+        # O_NONBLOCK: opening a FIFO that took a file's place must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         yield JobFile(path, f"it cannot be opened: {_sentence(error)}")
@@ -217,7 +217,7 @@ def _opened(path: str, start: int) -> Iterator[JobFile]:
         if wrong:
             yield JobFile(path, f"{wrong}, and only files are read")
             return
-        first = file.seek(start if start <= status.st_size else 0)  # it may have been emptied since
+        first = file.seek(start if start <= status.st_size else 0)  # it may have been truncated since
         for found in _streams(path, Counted(file), status.st_mtime):
             found.first = first
             yield found
@@ -284,7 +284,7 @@ def _zip_members(name: str, file: Counted) -> Iterator[JobFile]:
 
 @contextmanager
 def _zip_content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[IO[bytes] | None]:
-    """A member's bytes, None for what is no file. Its size is bounded by what it takes up in the archive."""
+    """Yield a member's bytes, or None if it is not a file. Its size is bounded by its size in the archive."""
     mode = info.external_attr >> 16
     if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
         yield None

@@ -20,19 +20,19 @@ READ_LIMIT_BYTES = 8 * 1024 * 1024
 
 
 class Files:
-    """The file system as probes see it: absolute paths, looked up below ``root``."""
+    """The file system for probes: absolute paths, resolved below ``root``."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
 
     def read(self, path: str) -> str:
-        """The text of a file; bytes that are not UTF-8 are replaced. Raises as ``read_bytes`` does."""
+        """Return the text of a file; bytes that are not UTF-8 are replaced. Raises as ``read_bytes`` does."""
         return self.read_bytes(path).decode("utf-8", "replace")
 
     def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file.
+        """Return the bytes of a file.
 
-        Raises OSError as open() does, and EFBIG for more than 8 MiB: half a file would be a wrong fact.
+        Raises OSError as open() does, and EFBIG for more than 8 MiB, because half a file would be a wrong fact.
         """
         # O_NONBLOCK: opening a FIFO, or reading an empty one, must not wait for a writer.
         descriptor = os.open(self._at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -45,15 +45,15 @@ class Files:
         return bytes(data)
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names in a folder."""
+        """Return the sorted names in a directory."""
         return sorted(entry.name for entry in self._at(path).iterdir())
 
     def readlink(self, path: str) -> str:
-        """The target of a symbolic link, as it is in the link."""
+        """Return the target of a symbolic link, as it is in the link."""
         return str(self._at(path).readlink())
 
     def disk(self, path: str) -> Disk:
-        """Size of the file system that holds ``path``; free is what an ordinary user may still take."""
+        """Return the size of the file system that holds ``path``; its free space is for an ordinary user."""
         status, device = os.statvfs(self._at(path)), self._at(path).stat().st_dev
         problem = None
         if status.f_flag & os.ST_RDONLY:
@@ -68,16 +68,16 @@ class Files:
         return self._root / path.lstrip("/")
 
 
-#: Commands end this long before the probe's deadline, so that the probe itself can still say which one
-#: hung. It covers the wait for a killed process (REAP_PATIENCE_S).
+#: Commands end this long before the probe's deadline, so that the probe itself can still report which one hung. It
+#: covers the wait for a killed process (REAP_PATIENCE_S).
 MARGIN_S = 0.5
 
 
 class LiveContext(Files):
-    """One probe's view of this machine; ``raw`` holds what the probe kept.
+    """The view of this machine for one probe; ``raw`` holds the text that the probe kept.
 
-    ``env`` is the environment of the job, for the probe and for every command; this class never reads
-    the process's own. ``deadline`` is on the clock of ``time.monotonic``. ``root`` moves the files only.
+    ``env`` is the environment of the job, for the probe and for every command; this class never reads the environment
+    of its own process. ``deadline`` is on the clock of ``time.monotonic``. ``root`` only moves the files.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LiveContext(Files):
         self.raw: str | None = None
 
     def clock(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     def run(self, argv: Sequence[str], timeout_s: float | None = None) -> CommandResult:
@@ -108,40 +108,40 @@ class LiveContext(Files):
         return run_command(argv, self.env, left_s if timeout_s is None else min(timeout_s, left_s))
 
     def child(self, name: str, *args: str) -> CommandResult:
-        """Run sources/child_NAME.py with this interpreter, isolated where this one is."""
+        """Run sources/child_NAME.py with this interpreter, isolated if this interpreter is."""
         script = Path(__file__).with_name(f"child_{name}.py")
         isolated = ("-I",) if sys.flags.isolated else ()
         return self.run((sys.executable, *isolated, str(script), *args))
 
     def limit(self, name: str) -> int | None:
-        """The soft limit ``RLIMIT_<name>``; None is unlimited."""
+        """Return the soft limit ``RLIMIT_<name>``, or None if unlimited."""
         number: int = getattr(resource, f"RLIMIT_{name}")
         soft, _ = resource.getrlimit(number)
         return None if soft == resource.RLIM_INFINITY else soft
 
     def cpus(self) -> int:
-        """How many logical CPUs this process may run on."""
+        """Return the number of logical CPUs that this process may run on."""
         return len(os.sched_getaffinity(0))
 
     def interfaces(self) -> tuple[Interface, ...]:
-        """The network interfaces, in the kernel's order."""
+        """Return the network interfaces, in the kernel's order."""
         return network.interfaces()
 
     def hostname(self) -> str:
-        """This host's name."""
+        """Return this host's name."""
         return socket.gethostname()
 
     def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
-        """The addresses of a host name, in the resolver's order."""
+        """Return the addresses of a host name, in the resolver's order."""
         return network.resolve(os.fsencode(name), timeout_s)
 
     def keep(self, raw: str) -> None:
-        """Keep raw text; what is kept later is appended."""
+        """Keep raw text; later text is appended."""
         self.raw = raw if self.raw is None else f"{self.raw}\n{raw}"
 
 
 class LiveNodesContext(LiveContext):
-    """One node's view of its machine and of its peers; ``secret`` is what their listeners know it by."""
+    """The view of one node's machine and peers; ``secret`` identifies the node to their listeners."""
 
     def __init__(
         self,

@@ -14,10 +14,7 @@ from ddp_doctor.sources.commands import DEFAULT_PATH, run_command
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """All interfaces by their index, as Linux lists them to getifaddrs(3), each with IPv4 first.
-
-    Raises OSError.
-    """
+    """Return all interfaces by index, as Linux lists them to getifaddrs(3), each with IPv4 first. Raises OSError."""
     import psutil
 
     addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
@@ -42,18 +39,18 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def _prefix_length(netmask: str | None, family: int) -> int:
-    """24 for 255.255.255.0; a point-to-point address without a mask is a network of one address."""
+    """Return 24 for 255.255.255.0; a point-to-point address without a mask is a network of one address."""
     if netmask is None:
         return 32 if family == socket.AF_INET else 128
     return int(ipaddress.ip_address(netmask)).bit_count()
 
 
 def resolve(name: str | bytes, timeout_s: float) -> tuple[str, ...]:
-    """The addresses of ``name`` as getaddrinfo(3) gives them to a TCP server, without repetitions.
+    """Return the addresses of ``name`` as getaddrinfo(3) gives them to a TCP server, without repetitions.
 
-    A dead DNS server blocks the call for many seconds, so it is made in a thread that is left alone
-    past the time. Raises OSError: socket.gaierror where there are none, TimeoutError past the time; and UnicodeError
-    where ``name`` is text that can be no host's name. Bytes are handed on as they are.
+    A dead DNS server blocks the call for many seconds, so it is made in a thread that is abandoned after the timeout.
+    Raises OSError: socket.gaierror without an address, TimeoutError after the timeout. Raises UnicodeError if ``name``
+    is text that cannot be a host name. Bytes are passed on unchanged.
     """
     answers: SimpleQueue[tuple[str, ...] | OSError | UnicodeError] = SimpleQueue()
     threading.Thread(target=_resolve, args=(name, answers), daemon=True).start()
@@ -75,21 +72,21 @@ def _resolve(name: str | bytes, answers: "SimpleQueue[tuple[str, ...] | OSError 
         answers.put(tuple(dict.fromkeys(str(info[4][0]) for info in found)))
 
 
-#: For one command. Nodes of Kubernetes have thousands of rules; what takes longer is left unread.
+#: Time limit of one command. Nodes of Kubernetes have thousands of rules; output after the limit is not read.
 _PATIENCE_S = 2.0
 _LONGEST = 200  # of a chain's name
 
 
 def closed_by(port: int, addresses: Sequence[str], env: Mapping[str, str]) -> ClosedPort | None:
-    """What certainly closes a TCP port to all other hosts, that meet this one at these addresses; None where unknown.
+    """Return the chain that certainly closes a TCP port for all hosts that dial these addresses, or None if unknown.
 
-    firewalld and ufw make their rules with one of the two.
+    firewalld and ufw make their rules with nft or iptables.
     """
     if os.geteuid() != 0:
         return None
     env = {**env, "PATH": f"{env.get('PATH', '')}:{DEFAULT_PATH}"}
     families = {"ip6" if ":" in address else "ip" for address in addresses}
-    if len(families) != 1:  # a node may come by either of two
+    if len(families) != 1:  # a node may use either family
         families = set()
     command, found = ("nft", closed_in_nft(_output_of(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}))
     if found is None and families == {"ip"}:

@@ -1,9 +1,9 @@
-"""The part that the children which ask NVML share: to call it, to give up on it, and to leave.
+"""The common part of the child programs that query NVML: the calls, the time limit and the exit.
 
     {"error": "timed_out", "call": "nvmlDeviceGetName", "gpu": 3, "text": "no answer within 15 s", "elapsed_s": 15.0, …}
 
-Loaded by its path (runpy), since those programs run isolated and have no package to import from. Only the
-standard library and pynvml are imported.
+Loaded by path (runpy), because those programs run isolated and have no package to import from. Only the standard
+library and pynvml are imported.
 """
 
 import json
@@ -19,7 +19,7 @@ _leaving = threading.Lock()
 
 
 def run(ask: "Callable[[Nvml, int], None]", **more: Any) -> NoReturn:
-    """Ask so many GPUs, print, leave; the watchdog does the last two where NVML never answers."""
+    """Query the GPUs, print the answer and exit. The watchdog does the last two if NVML does not answer."""
     limit_s = float(sys.argv[1])
     answer = {"error": None, "call": "", "gpu": None, "text": "", "elapsed_s": 0.0, **more}
     started = time.monotonic()
@@ -32,7 +32,7 @@ def run(ask: "Callable[[Nvml, int], None]", **more: Any) -> NoReturn:
 
 
 def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
-    """Give up after the limit. While the main thread waits for a processor, NVML is not to blame."""
+    """Stop after the time limit, which excludes the time that the main thread waits for a processor."""
     while (left_s := started + limit_s + _queued_s() - time.monotonic()) > 0:
         time.sleep(left_s)
     text = f"no answer within {limit_s:g} s"
@@ -40,7 +40,7 @@ def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
 
 
 def _queued_s() -> float:
-    """Return for how long the main thread was ready to run but did not, in seconds; 0.0 if the kernel counts nothing.
+    """Return how long the main thread was ready to run but did not, in seconds; 0.0 if the kernel does not count it.
 
     schedstat holds "4711000 123000 42": time on a processor and time ready to run, in ns, and how often it ran.
     """
@@ -51,7 +51,7 @@ def _queued_s() -> float:
 
 
 def _leave(answer: dict[str, Any], started: float) -> NoReturn:
-    """Print the answer once and end the process without any clean-up that the driver could hang in."""
+    """Print the answer once and end the process, without any cleanup that the driver could hang."""
     if not _leaving.acquire(blocking=False):
         time.sleep(60)  # the other thread is printing and ends the process in a moment
     answer["elapsed_s"] = round(time.monotonic() - started, 3)
@@ -61,7 +61,7 @@ def _leave(answer: dict[str, Any], started: float) -> NoReturn:
 
 
 class Nvml:
-    """pynvml, with every refusal turned into its name and the call in progress noted in the answer."""
+    """pynvml, with errors turned into their names and the current call noted in the answer."""
 
     def __init__(self, pynvml: Any, answer: dict[str, Any]) -> None:
         self.pynvml = pynvml
@@ -73,7 +73,7 @@ class Nvml:
         self.codes = {getattr(pynvml, name): name[len(prefix) :].lower() for name in names}
 
     def call(self, name: str, *args: Any) -> tuple[Any, str | None]:
-        """(value, None), or (None, why there is none)."""
+        """Return (value, None), or (None, the reason)."""
         self.answer["call"] = name
         function = getattr(self.pynvml, name, None)
         if function is None:
@@ -83,18 +83,18 @@ class Nvml:
         except self.pynvml.NVMLError as error:
             self.last_text = str(error)
             return None, self.code(error.value)
-        except self.mismatch:  # the binding's own word for an older library, outside NVMLError
+        except self.mismatch:  # the binding's error for an older library, outside NVMLError
             return None, "function_not_found"
-        except (TypeError, ValueError, OSError) as error:  # a binding and a library that do not fit
+        except (TypeError, ValueError, OSError) as error:  # a binding and a library that are incompatible
             self.last_text = f"{type(error).__name__}: {error}"
             return None, "unexpected"
 
     def code(self, value: int) -> str:
-        """NVML's name of a return value, in lower case."""
+        """Return NVML's name of a return value, in lower case."""
         return self.codes.get(value, f"error_{value}")
 
     def fill(self, values: dict[str, Any], field: str, name: str, *args: Any, use: Any = None) -> None:
-        """Put what the call gives, through ``use``, in ``values[field]``, or null and the reason."""
+        """Store the result of a call, through ``use``, in ``values[field]``, or None and the reason."""
         value, reason = self.call(name, *args)
         values[field] = value if reason or use is None else use(value)
         if reason:
@@ -102,8 +102,8 @@ class Nvml:
 
 
 def _begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
-    """NVML initialized, and how many GPUs it has; None where the answer says why not."""
-    sys.path.append(str(Path(__file__).parents[2]))  # where pynvml is a neighbor of a doctor that is not installed
+    """Initialize NVML and return it with the number of GPUs, or None with the reason in the answer."""
+    sys.path.append(str(Path(__file__).parents[2]))  # has pynvml if ddp-doctor is not installed
     try:
         import pynvml
     except ImportError as error:
@@ -119,7 +119,7 @@ def _begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
 
 
 def identity(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    """What a GPU is, and NVML's handle of it, unless there is an error."""
+    """Return a GPU's identity and NVML's handle of it, unless there is an error."""
     nvml.answer["gpu"] = index
     gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
     handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
@@ -133,7 +133,7 @@ def identity(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
 
 
 def processes(nvml: Nvml, handle: Any, name: str) -> tuple[Any, str | None]:
-    """The processes on a GPU, by ``nvmlDeviceGet…RunningProcesses`` or its name before driver 510."""
+    """Return the processes on a GPU, by ``nvmlDeviceGet…RunningProcesses`` or its name before driver 510."""
     found, reason = nvml.call(name, handle)
     if reason in ("function_not_found", "binding_too_old"):
         found, reason = nvml.call(f"{name}_v2", handle)
@@ -141,6 +141,6 @@ def processes(nvml: Nvml, handle: Any, name: str) -> tuple[Any, str | None]:
 
 
 def bus_id(pci: Any) -> str:
-    """The PCI address in what nvmlDeviceGetPciInfo gives; older bindings give bytes."""
+    """Return the PCI address from nvmlDeviceGetPciInfo; older bindings return bytes."""
     text = pci.busId
     return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)

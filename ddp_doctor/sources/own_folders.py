@@ -1,6 +1,6 @@
-"""Folders that are this user's alone: root never writes where another user could have prepared a trap.
+"""Directories that only this user can write to: root never writes where another user could have prepared a trap.
 
-They are known without the doctor's models, for what has to start fast.
+The module does not import ddp-doctor's models, because some of its users must start fast.
 """
 
 import os
@@ -14,9 +14,9 @@ from ddp_doctor.sources.given import is_folder
 
 
 def state_folder(env: Mapping[str, str]) -> Path | None:
-    """The folder of recordings, ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home.
+    """Return the directory of recordings, ``$XDG_STATE_HOME/ddp-doctor``, or None without a home directory.
 
-    A home that does not exist (/nonexistent, as services have it) is not made.
+    A home directory that does not exist (/nonexistent, as for services) is not created.
     """
     home = Path(env.get("HOME") or "")
     base = env.get("XDG_STATE_HOME") or (home / ".local/state" if is_folder(home) else "")
@@ -24,10 +24,10 @@ def state_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def private_folder(path: Path) -> Path | None:
-    """``path``, made with mode 0700 where it was missing; None unless nobody else can write there.
+    """Return ``path``, created with mode 0700 if it is missing, or None if another user may write to it.
 
-    Ours is a real directory (no symbolic link), owned by this user, not writable for group and others.
-    The folders above ``path`` are made where they are missing and taken as they are.
+    A private directory is a real directory (not a symbolic link), owned by this user, and not writable for group and
+    others. Missing directories above ``path`` are created. Existing ones are not checked.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,14 +39,14 @@ def private_folder(path: Path) -> Path | None:
 
 
 def own_bases(state: Path | None) -> list[Path]:
-    """The folders in which the doctor may keep something, the best first."""
+    """Return the directories that ddp-doctor may keep files in, the best first."""
     temporary = temporary_folder()
     bases = (state, Path(temporary) / f"ddp-doctor-{os.getuid()}" if temporary else None)
     return [base for base in bases if base is not None]
 
 
 def temporary_folder() -> str | None:
-    """The folder for temporary files; None where they can go nowhere."""
+    """Return the directory for temporary files, or None if there is none."""
     try:
         return tempfile.gettempdir()
     except OSError:
@@ -54,7 +54,7 @@ def temporary_folder() -> str | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this is a folder in which nobody else can put anything."""
+    """Return True for a directory that no other user can write to."""
     try:
         found = path.lstat()
     except OSError:

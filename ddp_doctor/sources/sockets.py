@@ -1,6 +1,6 @@
-"""TCP between the agents of a run: a listener that answers, and the lines that lead to it.
+"""TCP between the agents of a run: a listener that answers, and the connections to it.
 
-A message is one letter, a length in four bytes (big endian), and as many bytes of content::
+A message is one letter, a length in four bytes (big endian), and that many bytes of content::
 
     H token          -> H            the caller is of this run; strangers are dropped
     R 0..64 bytes    -> R the same   a round trip
@@ -8,7 +8,7 @@ A message is one letter, a length in four bytes (big endian), and as many bytes 
     T n, then bytes  -> T, then S    the same for a large n: T is the turn, given to one caller at a time
     Q JSON           -> Q JSON       a question to the agent
 
-All is bounded: the content by its kind, a connection by its deadline, connections by their number.
+Everything is bounded: the content by its kind, a connection by its deadline, connections by their number.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from ddp_doctor.parse.json_value import NotJson, json_object
 
 Answer = Callable[[Mapping[str, Json]], Mapping[str, Json]]
 
-#: Content of a question or an answer, and of a transfer, in bytes.
+#: Maximum bytes of a question or an answer, and of a transfer.
 LONGEST_JSON = 64 * 1024
 LONGEST_TRANSFER = 256 * 1024 * 1024
-#: A transfer up to this size takes no turn.
+#: A transfer up to this size does not need a turn.
 FREE_TRANSFER = BURST_BYTES
-#: How long a caller may take to show the token, which may be set only later, and what it gets in all.
+#: How long a caller may take to show the token, which may be set only later, and how long its connection may last.
 HELLO_S = 5.0
 CONNECTION_S = 60.0
 #: How long one caller may keep the turn.
@@ -44,15 +44,15 @@ _HEADER = struct.Struct("!cI")
 _LONGEST = {b"H": 256, b"R": 64, b"S": FREE_TRANSFER, b"T": LONGEST_TRANSFER, b"Q": LONGEST_JSON}
 #: Not compressible: some networks compress what they carry.
 _NOISE = memoryview(os.urandom(FREE_TRANSFER))
-#: struct tcp_info of linux/tcp.h: tcpi_snd_mss and tcpi_total_retrans, and the length up to there.
+#: struct tcp_info of linux/tcp.h: positions of tcpi_snd_mss and tcpi_total_retrans, and the length up to their end.
 _MSS_AT, _RETRANSMITS_AT, _TCP_INFO_BYTES = 16, 100, 104
 
 
 class Listener:
     """Answers the agents of one run on a port that the kernel chose, in daemon threads.
 
-    ``answer`` is called, in any thread, with the question of another agent. The constructor raises
-    OSError where no port is to be had; nothing else of this class raises or waits.
+    ``answer`` is called, in any thread, with the question of another agent. The constructor raises OSError if no port
+    is available. The other methods neither raise nor wait.
     """
 
     def __init__(self, answer: Answer | None = None, *, connections: int = 256) -> None:
@@ -64,7 +64,7 @@ class Listener:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        try:  # on all addresses of this host, of both families where the kernel has both
+        try:  # on all addresses of this host, of both families if the kernel has both
             self._server = socket.create_server(("", 0), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
         except (OSError, ValueError):  # a kernel without IPv6
             self._server = socket.create_server(("", 0), backlog=256)
@@ -72,7 +72,7 @@ class Listener:
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def admit(self, token: str) -> None:
-        """Answer callers that show this token from now on; those who called before are waiting."""
+        """Answer callers that show this token from now on. Earlier callers are waiting."""
         self._token = token.encode()
         self._admitted.set()
 
@@ -83,7 +83,7 @@ class Listener:
             sockets = [self._server, *self._open]
         for opened in sockets:
             with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, close() alone does not
+                opened.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, unlike close()
 
     def _accept(self) -> None:
         with self._server:
@@ -116,7 +116,7 @@ class Listener:
                 if not self._admitted.wait(hello.left()):
                     return
                 if kind != b"H" or not hmac.compare_digest(shown, self._token or b""):
-                    return  # no caller of this run
+                    return  # not a caller of this run
                 hello.write(b"H")
                 self._converse(_Stream(caller, CONNECTION_S))
         finally:
@@ -141,7 +141,7 @@ class Listener:
                 question = _object(stream.content(length))
                 try:
                     reply = _packed(self._answer(question))
-                except Exception as error:  # the agent's own failure must not end the thread with a trace
+                except Exception as error:  # an error of the agent must not end the thread with a traceback
                     raise _foreign(f"no answer: {error}") from error
                 stream.write(b"Q", reply)
             else:
@@ -160,24 +160,24 @@ class Listener:
 
 
 class TcpLine:
-    """A connection to a listener that has recognized us: a ``Line`` for probes.
+    """A connection to a listener that has recognized this agent: a ``Line`` for probes.
 
-    After an error the line is of no more use, for the answer may still come: close it.
+    After an error, close the line: the answer may still arrive and be mistaken for another one.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     def round_trip(self, timeout_s: float) -> float:
-        """Seconds until eight bytes came back."""
+        """Return the seconds until eight bytes came back."""
         started = time.monotonic()
         self._talk(timeout_s, b"R", b"12345678")
         return time.monotonic() - started
 
     def send(self, size: int, timeout_s: float) -> float:
-        """Seconds until the peer acknowledged ``size`` bytes, from its turn on where they are many.
+        """Return the seconds until the peer acknowledged ``size`` bytes, for many bytes counted from its turn.
 
-        Raises OSError with EBUSY when the turn did not come within ``timeout_s``.
+        Raises OSError with EBUSY if the turn did not come within ``timeout_s``.
         """
         if size > FREE_TRANSFER:
             turn = _Stream(self._socket, timeout_s)
@@ -196,7 +196,7 @@ class TcpLine:
         return time.monotonic() - started
 
     def tcp(self) -> TcpInfo | None:
-        """What the kernel counted on this connection; None where it does not say."""
+        """Return the kernel's counts of this connection, or None if it reports none."""
         try:
             raw = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             (mss,), (retransmits,) = (struct.unpack_from("=I", raw, at) for at in (_MSS_AT, _RETRANSMITS_AT))
@@ -209,7 +209,7 @@ class TcpLine:
         self._socket.close()
 
     def ask(self, question: Mapping[str, Json], timeout_s: float) -> dict[str, Json]:
-        """What the agent at the other end answers."""
+        """Return the answer of the agent at the other end."""
         return _object(self._talk(timeout_s, b"Q", _packed(question)))
 
     def _talk(self, timeout_s: float, kind: bytes, content: bytes) -> bytes:
@@ -221,10 +221,10 @@ class TcpLine:
 def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
     """Connect to a listener and be recognized by it.
 
-    ``address`` is numeric, IPv4 or IPv6, with a scope (``fe80::1%eth0``) where it needs one. Raises
-    OSError with its errno: TimeoutError (ETIMEDOUT) when nothing answered the connection request,
-    ECONNREFUSED, EHOSTUNREACH, ENETUNREACH; once connected, ETIME when nothing answered the hello and
-    EPROTO when something answered that is no agent of this run.
+    ``address`` is numeric, IPv4 or IPv6, with a scope (``fe80::1%eth0``) if it needs one. Raises OSError with its
+    errno: TimeoutError (ETIMEDOUT) without an answer to the connection request, ECONNREFUSED, EHOSTUNREACH,
+    ENETUNREACH. Once connected, ETIME without an answer to the hello, and EPROTO if the answer is not from an agent of
+    this run.
     """
     ends_at = time.monotonic() + timeout_s
     family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
@@ -259,14 +259,14 @@ class _Stream:
         return _Stream(self._socket, min(timeout_s, self.left()))
 
     def left(self) -> float:
-        """Seconds that are left. Raises TimeoutError when none are."""
+        """Return the remaining seconds. Raises TimeoutError if there are none."""
         left_s = self._ends_at - time.monotonic()
         if left_s <= 0:
             raise _late()
         return left_s
 
     def header(self) -> tuple[bytes, int]:
-        """Kind and length of the next message. Raises OSError (EPROTO) for what no agent of ours sends."""
+        """Return kind and length of the next message. Raises OSError (EPROTO) for a message that no agent sends."""
         kind, length = _HEADER.unpack(self.content(_HEADER.size))
         if length > _LONGEST.get(kind, -1):
             raise _foreign(f"received an unexpected message of kind {kind!r} ({length} bytes)")
@@ -295,7 +295,7 @@ class _Stream:
             length -= self._send(_NOISE[:length])
 
     def expect(self, kind: bytes) -> bytes:
-        """The content of the answer. Raises OSError (EPROTO) when it is no answer of this kind."""
+        """Return the content of the answer. Raises OSError (EPROTO) if it is not an answer of this kind."""
         found, length = self.header()
         if found != kind:
             raise _foreign(f"received an answer of kind {found!r} instead of {kind!r}")

@@ -1,4 +1,4 @@
-"""Reading packed files and archives without unpacking them to disk, bounded in size and memory."""
+"""Reads compressed files and archives without unpacking them to disk, bounded in size and memory."""
 
 import bz2
 import importlib
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-#: A log of the same few lines is packed to a hundredth; what is made to swell, to a thousandth and less.
+#: A log of repeated lines is compressed to a hundredth, a file that is made to expand to a thousandth or less.
 FREE_BYTES = 256 << 20
 _LARGEST_RATIO = 250
 _MOST_BYTES = 1 << 40
@@ -19,7 +19,7 @@ _LZMA_MEMORY_BYTES = 128 << 20
 _PIECE = 1 << 18
 
 GZIP, BZIP2, XZ, ZSTD, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
-#: What readers of damaged data raise.
+#: Errors that readers of damaged data raise.
 DAMAGED = (
     OSError,
     EOFError,
@@ -33,7 +33,7 @@ DAMAGED = (
 
 
 class CannotUnpack(Exception):
-    """The message says why, for people, behind the name of the file."""
+    """The reason why a file cannot be unpacked. The message follows the file's name."""
 
 
 class _Readable(Protocol):
@@ -53,14 +53,14 @@ class _Decompressor(Protocol):
 
 
 class Counted(io.RawIOBase):
-    """A stream of bytes that counts what was read of it."""
+    """A stream that counts the bytes that were read from it."""
 
     def __init__(self, file: "_Readable") -> None:
         self.file = file
         self.count = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -72,14 +72,14 @@ class Counted(io.RawIOBase):
 
 
 class Bounded(Counted):
-    """What a packed stream holds; one that swells ends in CannotUnpack."""
+    """The content of a compressed stream. Reading raises CannotUnpack if it expands too much."""
 
     def __init__(self, file: _Readable, packed: Counted) -> None:
         super().__init__(file)
         self._packed = packed
 
     def readinto(self, buffer: Any) -> int:
-        """Raises CannotUnpack where there is too much."""
+        """See io.RawIOBase. Raises CannotUnpack if the content is too large."""
         read = super().readinto(buffer)
         if self.count > max(FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
             raise CannotUnpack(f"it unpacks to more than {_LARGEST_RATIO} times its size, so the rest was not read")
@@ -87,14 +87,14 @@ class Bounded(Counted):
 
 
 class _Unpacked:
-    """Streams behind each other, each packed by itself, as one."""
+    """Consecutive streams, each compressed separately, as one stream."""
 
     def __init__(self, packed: Counted, new: Callable[[], _Decompressor]) -> None:
         self._packed, self._new = packed, new
         self._now = new()
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes, none at the end. Raises EOFError where it is cut off."""
+        """Return at most ``size`` bytes, b"" at the end. Raises EOFError if the stream is truncated."""
         while True:
             if self._now.eof:
                 rest = self._now.unused_data or self._packed.read(_PIECE) or b""
@@ -132,7 +132,7 @@ class _Gzip:
 
 
 def _zstd_decompressor() -> Callable[[], _Decompressor]:
-    """Python's own since 3.14, or one of the modules that others install."""
+    """Return Python's own decompressor since 3.14, or the decompressor of an installed module."""
     for module in ("compression.zstd", "backports.zstd", "pyzstd"):
         try:
             found: Callable[[], _Decompressor] = importlib.import_module(module).ZstdDecompressor
@@ -143,7 +143,7 @@ def _zstd_decompressor() -> Callable[[], _Decompressor]:
 
 
 def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":
-    """The content of a packed stream by its first bytes; None for one that is not packed. Raises CannotUnpack."""
+    """Return the content of a stream by its first bytes; None if not compressed. Raises CannotUnpack."""
     new: Callable[[], _Decompressor]
     if head.startswith(ZSTD):
         new = _zstd_decompressor()

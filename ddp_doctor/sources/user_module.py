@@ -1,7 +1,8 @@
-"""The module of ``--model MODULE:FACTORY``, found and read without running a line of it.
+"""Finds and reads the module of ``--model MODULE:FACTORY`` without running any of its code.
 
-A run imports it on its ranks only, after all other checks. What is certain before is told before: there is no such
-module, it is no Python, or nothing in it has the factory's name. What only an import can tell is left to the ranks.
+A run imports the module only on its ranks, after all other checks. Faults that are certain are reported earlier: there
+is no such module, it is not valid Python, or it does not contain the factory's name. Faults that only an import can
+show are left to the ranks.
 """
 
 import ast
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ddp_doctor.model.error_text import did_you_mean, quoted
 
-#: Who uses one of these may make names that no line binds, or modules that no file holds.
+#: Code that uses one of these may make names that no line binds, or modules that have no file.
 _DYNAMIC = {
     "globals", "locals", "vars", "exec", "eval", "setattr", "modules", "__dict__", "__getattr__", "__path__",
     "meta_path", "path_hooks", "extend_path", "import_module", "__import__",
@@ -21,19 +22,19 @@ _DYNAMIC = {
 
 
 def problem(name: str) -> str | None:
-    """Why no rank can use it, in a sentence; None where that is not certain."""
+    """Return why no rank can use the model, in a sentence, or None if that is uncertain."""
     module, _, path = name.partition(":")
     try:
         found = _find_module(module)
         if isinstance(found, str):
             return found
         return _lacks(found, path.partition(".")[0])
-    except Exception:  # noqa: BLE001 - finders and files of others; the ranks tell what is wrong with them
+    except Exception:  # noqa: BLE001 - finders and files of others; the ranks report their errors
         return None
 
 
 def _find_module(module: str) -> ModuleSpec | str:
-    """The module's place, or the sentence that there is none. Raises LookupError where it is not certain."""
+    """Return the module's spec, or a sentence that it does not exist. Raises LookupError if that is uncertain."""
     here = str(Path.cwd())
     parent: ModuleSpec | None = None
     parts = module.split(".")
@@ -41,7 +42,7 @@ def _find_module(module: str) -> ModuleSpec | str:
         full = ".".join(parts[:number])
         spec = _spec(full, here, parent)
         if spec is None:
-            if parent is not None:  # it may have modules that are not in its folders; without a file it has no code
+            if parent is not None:  # it may have modules outside its directories; without a file it has no code
                 source = _source(parent) if parent.loader is not None else ""
                 if source is None or _DYNAMIC.intersection(_words(ast.parse(source))):
                     raise LookupError(full)
@@ -52,11 +53,11 @@ def _find_module(module: str) -> ModuleSpec | str:
 
 
 def _spec(full: str, here: str, parent: ModuleSpec | None) -> ModuleSpec | None:
-    """As ``import`` would find it on a rank, which puts the working directory first."""
+    """Find a module as ``import`` would on a rank, which puts the working directory first."""
     places = None
     if parent is not None:
         if parent.submodule_search_locations is None:
-            return None  # no package
+            return None  # not a package
         places = list(parent.submodule_search_locations)
     elif (spec := PathFinder.find_spec(full, [here])) is not None:
         return spec
@@ -77,7 +78,7 @@ def _lacks(spec: ModuleSpec, wanted: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(source, spec.origin or "", "exec", dont_inherit=True)  # makes code, and runs none of it
+            compile(source, spec.origin or "", "exec", dont_inherit=True)  # compiles the code without running it
             tree = ast.parse(source)
     except SyntaxError as error:
         return f"{spec.origin}:{error.lineno} is not valid in Python {sys.version.split()[0]}: {error.msg}"
@@ -89,7 +90,7 @@ def _lacks(spec: ModuleSpec, wanted: str) -> str | None:
 
 
 def _bound_names(tree: ast.Module) -> Iterator[str]:
-    """Every name that some line binds, wherever, and every part of a module that one imports."""
+    """Yield every name that any line binds, and every part of the name of an imported module."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
