@@ -1,1 +1,1 @@
-"""How findings name nodes, ranks, GPUs, links and the lines of logs, in words and as culprits."""
+"""Texts of findings: nodes, ranks, GPUs, links and lines of logs, as text and as culprits."""

@@ -1,4 +1,4 @@
-"""How findings speak of nodes or ranks that differ: the few against the many, or all where there are no many."""
+"""Texts about nodes or ranks that differ: the minority compared with the majority, or all without a majority."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Who = TypeVar("Who", int, Place)
 
 @dataclass(frozen=True)
 class Split(Generic[Who]):
-    """Nodes or ranks that differ in something: each value, as it is shown, with those that have it.
+    """Nodes or ranks that differ in something: each value as shown, with its nodes or ranks.
 
-    The most frequent comes first; ``usual`` is the value of more than half. Of two, or of two halves,
-    nobody is the odd one.
+    The most frequent value is first; ``usual`` is the value of more than half. Of two members, or of two halves,
+    neither is unusual.
     """
 
     groups: tuple[tuple[str, tuple[Who, ...]], ...]
@@ -36,19 +36,19 @@ class Split(Generic[Who]):
 
     @property
     def many(self) -> int:
-        """How many have the usual value."""
+        """The number of members with the usual value."""
         return len(self.groups[0][1])
 
     @property
     def parts(self) -> Hashable:
-        """Equal for differences that part them in the same way, and so may have one cause."""
+        """A key that is equal for differences that divide the members in the same way, and so may have one cause."""
         return self.few or frozenset(some for _, some in self.groups)
 
 
 def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Split[Who] | None:
-    """How nodes or ranks differ, given what is compared of each and how that is shown; None where they agree.
+    """Return how nodes or ranks differ, or None if they agree. ``values`` has each member's value and its text.
 
-    ``there_are`` is their number, where some are unknown: the usual value must be usual among all of them.
+    ``there_are`` is the number of members if some are unknown: the usual value must be usual among all of them.
     """
     groups = grouped((value, member) for member, (value, _) in values.items())
     if len(groups) < 2:
@@ -59,7 +59,7 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
 
 
 def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
-    """ "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
+    """Return "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
     of_node = grouped((node, str(local)) for node, local in sorted(places))
     with_ranks = grouped((tuple(locals_), node) for node, locals_ in of_node.items())
     each = [
@@ -71,35 +71,35 @@ def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
 
 
 def others(split: Split[int]) -> str:
-    """ "the other node", "the other 3 nodes"."""
+    """Return "the other node" or "the other 3 nodes"."""
     return "the other node" if split.many == 1 else f"the other {split.many} nodes"
 
 
 def values_with_nodes(recording: Recording, split: Split[int]) -> str:
-    """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
+    """Return every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
     each = [f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups]
     return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def values_with_ranks(recording: Recording, split: Split[Place]) -> str:
-    """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
+    """Return every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
     each = [f"{value} on {local_ranks(recording, places)}" for value, places in split.groups]
     return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def odd_values(split: Split[Who]) -> str:
-    """The values that are not the usual one: "2.4.1", "2.4.1 or 2.3.0"."""
+    """Return the unusual values: "2.4.1", "2.4.1 or 2.3.0"."""
     values = [value for value, _ in split.groups[1:]]
     return " or ".join(values[:NAMES_IN_A_SENTENCE]) + (" and others" if values[NAMES_IN_A_SENTENCE:] else "")
 
 
 def odd_culprits(recording: Recording, split: Split[int]) -> tuple[Culprit, ...]:
-    """The minority among nodes; empty without a majority."""
+    """Return the minority among nodes, or () without a majority."""
     return tuple(node_culprit(recording, node) for node in split.few)
 
 
 def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
-    """The ranks that differ from most; one beyond those that this run has is known by its node alone."""
+    """Return the ranks that differ from the majority. For a rank outside this run, only its node is known."""
     culprits = []
     for node, local in split.few:
         ranks = recording.world.ranks_of(node) if recording.world else range(0)
@@ -111,7 +111,7 @@ def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
 
 
 def made_ranks_fail(draft: Draft, unfitting: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
-    """The difference as an error: ranks met, and ``unfitting`` are those that got what does not fit."""
+    """Return the difference as an error: the ranks met, and the ``unfitting`` ones received mismatched data."""
     trial, rank = unfitting[0]
     words = cause(rank.raised.message if rank.raised else "")[:200]
     failure = Evidence(

@@ -1,4 +1,4 @@
-"""How a rule makes a finding: whom it is about, its title, the evidence, the remedies."""
+"""The making of findings by rules: culprits, title, evidence and fixes."""
 
 import re
 from collections.abc import Iterable
@@ -8,21 +8,21 @@ from functools import partial
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Finding, MissingNode, Remedy, Reproducer
 
-#: Of more things than this the evidence shows the first; the culprits name them all.
+#: Maximum number of things in the evidence; the culprits list all of them.
 LINES_OF_EVIDENCE = 16
-#: The unit of a host's load, by which a finding about nothing else is known.
+#: The unit of a host's load. It identifies a finding that is only about the load.
 LOAD = "processes for each CPU"
-#: Units of what a busy host makes worse: times, and amounts or rates in a time.
+#: Units of values that a busy host makes worse: times, and amounts or rates per time.
 _OF_TIME = re.compile(r"[mun\u00b5]?s|.+/s")
 
 
 def only_a_busy_host(finding: Finding) -> bool:
-    """Whether it says no more than that times may be long: of use beside a time that was judged."""
+    """Return True if a finding only says that times may be long, which needs a finding about a time."""
     return bool(finding.evidence) and all(each.unit == LOAD for each in finding.evidence)
 
 
 def judges_times(finding: Finding) -> bool:
-    """Whether it rests on a time or a rate."""
+    """Return True if a finding rests on a time or a rate."""
     return finding.severity is not Severity.INFO and any(
         _OF_TIME.fullmatch(each.unit or "") for each in finding.evidence
     )
@@ -30,13 +30,13 @@ def judges_times(finding: Finding) -> bool:
 
 @dataclass(frozen=True)
 class Who:
-    """Whom a finding is about, and their names for its title."""
+    """The subjects of a finding, and their names for its title."""
 
     culprits: tuple[Culprit, ...]
     names: str = ""
 
 
-#: For a fault that is blamed on nobody.
+#: For a fault whose cause is unknown.
 NOBODY: tuple[Culprit, ...] = ()
 
 
@@ -52,10 +52,10 @@ def finding(
     nodes: tuple[int, ...] = (),
     missing: Iterable[MissingNode] = (),
 ) -> Draft:
-    """A draft, as ``proved``, ``likely`` and ``possible`` make it. ``{who}`` in the title becomes their names.
+    """Return a draft; ``proved``, ``likely`` and ``possible`` use this. ``{who}`` in the title becomes the names.
 
-    ``severity`` is given where it is not the rule's own, ``reproduced_by`` where a remedy is to be tried, ``nodes``
-    where a finding explains this one only if it names them, ``missing`` where nodes did not come.
+    ``severity`` is set if it differs from the rule's, ``reproduced_by`` if a fix should be tested. ``nodes`` are set if
+    a finding explains this one only if it names them, and ``missing`` if nodes did not check in.
     """
     known = who if isinstance(who, Who) else Who(tuple(who))
     return Draft(
@@ -78,12 +78,12 @@ possible = partial(finding, confidence=Confidence.POSSIBLE)
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Return ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'' if number == 1 or noun == 'info' else 's'}"
 
 
 def short_count(number: int) -> str:
-    """``512``, ``26.2K``, ``124M``, ``1.3B``."""
+    """Return ``512``, ``26.2K``, ``124M``, ``1.3B``."""
     for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= scale:
             return f"{number / scale:.3g}{unit}"
@@ -91,7 +91,7 @@ def short_count(number: int) -> str:
 
 
 def in_units(size_bytes: float) -> str:
-    """A size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
+    """Return a size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
     for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f}".removesuffix(".0") + f" {unit}"

@@ -1,4 +1,4 @@
-"""How findings speak of GPUs: in a title, as culprits, and as one line of evidence each."""
+"""Texts about GPUs in findings: in a title, as culprits, and as one line of evidence each."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ from ddp_doctor.views.gpus import Hits
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, first_names, host, on_hosts
 
-#: What may be in a command: a recording may be anybody's.
+#: A bus id that is safe in a command, because a recording may come from anyone.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 
 
 def asked_for(recording: Recording, severity: Severity) -> Severity:
-    """The severity; information only with --backend gloo, because the job then leaves the GPUs alone."""
+    """Return the severity; only info with --backend gloo, because the job then does not use the GPUs."""
     return Severity.INFO if recording.options.backend is Backend.GLOO else severity
 
 
 def process_list(processes: Sequence[GpuProcess]) -> str:
-    """The first processes on a GPU: "pid 4711 (python3), pid 4712 (name unknown)"."""
+    """Return the first processes on a GPU: "pid 4711 (python3), pid 4712 (name unknown)"."""
     return first_names([f"pid {process.pid} ({process.name or 'name unknown'})" for process in processes], 4)
 
 
@@ -36,7 +36,7 @@ def gpu_draft(
     confidence: Confidence = Confidence.PROVED,
     beside: Sequence[Evidence] = (),
 ) -> Draft:
-    """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
+    """Return a finding "GPU 3 (0000:61:00.0) on node0: ``what``", with evidence for each GPU, and ``beside``."""
     lines = []
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
         here, at = seen(gpu), f" on {host(recording, node)}" if recording.several_nodes else ""
@@ -55,10 +55,10 @@ def gpu_draft(
 
 
 def _remedy_for_gpus(remedy: Remedy, hits: Hits) -> Remedy:
-    """The remedy with its INDEX replaced by the GPUs, a command for each; on several nodes they have no one name."""
+    """Return the fix with INDEX replaced by the GPUs, one command each; unchanged for GPUs on several nodes."""
     if len({node for node, _ in hits}) > 1 or len(hits) > NAMES_IN_A_SENTENCE:
         return remedy
-    # A bus id says the same in every container; the index stands where it is odd.
+    # A bus id is the same in every container. The index replaces an invalid bus id.
     ids = [(gpu.bus_id or "", gpu.index) for _, gpu in hits]
     names = [bus_id if _BUS_ID.fullmatch(bus_id) else str(index) for bus_id, index in ids]
 
@@ -70,13 +70,13 @@ def _remedy_for_gpus(remedy: Remedy, hits: Hits) -> Remedy:
 
 
 def gpu_names(recording: Recording, hits: Hits) -> str:
-    """Pairs of node and GPU for a sentence: "GPU 3 (0000:61:00.0) on node0", "6 GPUs on node0 and node1"."""
+    """Return pairs of node and GPU for a sentence: "GPU 3 (0000:61:00.0) on node0", "6 GPUs on node0 and node1"."""
     names = [(node, f"GPU {gpu.index}{f' ({gpu.bus_id})' if gpu.bus_id else ''}") for node, gpu in hits]
     return on_hosts(recording, names, "GPUs")
 
 
 def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:
-    """One culprit per GPU, with UUID and bus id for its name."""
+    """Return one culprit per GPU, named by UUID and bus id."""
     return tuple(
         Culprit(kind="gpu", node=host(recording, node), node_rank=node, gpu=gpu.index, name=gpu.label)
         for node, gpu in hits

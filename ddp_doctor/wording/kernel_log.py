@@ -1,4 +1,4 @@
-"""How findings speak of what the kernel logged: GPUs and NICs by bus id, ages, lines."""
+"""Texts about the kernel log in findings: GPUs and NICs by bus id, ages, lines."""
 
 from collections.abc import Callable, Container, Sequence
 
@@ -13,13 +13,13 @@ from ddp_doctor.wording.nodes import host, on_hosts
 
 
 def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
-    """Devices for a sentence: "GPU 3 (0000:61:00.0) on node0", "9 devices on node0 and node1"."""
+    """Return devices for a sentence: "GPU 3 (0000:61:00.0) on node0", "9 devices on node0 and node1"."""
     named = [(fault.view.node, _name(fault.view, fault.device)) for fault in hits]
     return on_hosts(recording, named, "devices")
 
 
 def device_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:
-    """One culprit per device: a GPU with NVML's index where that is known, or a NIC."""
+    """Return one culprit per device: a GPU with NVML's index if it is known, or a NIC."""
     return tuple(dict.fromkeys(_culprit(recording, fault) for fault in hits))
 
 
@@ -46,7 +46,7 @@ def _name(view: NodeView, device: str | None) -> str:
 
 
 def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str) -> tuple[Evidence, ...]:
-    """The line of each device: who, when, how often, and what else is known."""
+    """Return the line of each device: its host, the time, the count, and a note."""
     found = []
     for fault in hits[:LINES_OF_EVIDENCE]:
         event, age_s = fault.event, fault.view.fact.age_s(fault.event)
@@ -59,9 +59,9 @@ def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str)
 
 
 def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -> tuple[Evidence, ...]:
-    """What the log has of the GPUs that another finding names, their programs' crashes left out.
+    """Return the log lines about GPUs that another finding names, without crashes of their programs.
 
-    An old driver does not say which GPU it could not start: the device is "" then.
+    An old driver does not log which GPU it could not start: the device is "" then.
     """
 
     def counts(view: NodeView, event: KernelEvent) -> bool:
@@ -72,7 +72,7 @@ def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -
 
 
 def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evidence, ...]:
-    """The same for pairs of node and GPU."""
+    """Return these lines for pairs of node and GPU."""
     named = {(node, gpu.index) for node, gpu in hits}
 
     def concerns(view: NodeView, device: str) -> bool:
@@ -83,7 +83,7 @@ def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evid
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
-    """The evidence of where a process is."""
+    """Return the evidence for a process that is stuck in the kernel."""
     since_s = blocked_s(view, process)
     parts = (
         f"pid {process.pid} ({process.name}) in state D",
@@ -96,13 +96,13 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
 
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
-    """The processes that are stuck inside the driver on these nodes."""
+    """Return the evidence for processes that are stuck in the driver on these nodes."""
     found = [(view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck]
     return tuple(stuck_evidence(view, process) for view, process in found[:LINES_OF_EVIDENCE])
 
 
 def ago(age_s: float) -> str:
-    """An age for people: "40 s", "12 min", "3 h", "5 days"."""
+    """Return an age for people: "40 s", "12 min", "3 h", "5 days"."""
     for unit, scale in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if age_s >= (2 * scale if unit == "days" else scale):
             return f"{age_s / scale:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""How a finding tells what NCCL complained of before a trial failed."""
+"""Texts about NCCL's complaints before a trial failed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from ddp_doctor.wording.findings import Who, finding
 from ddp_doctor.wording.nodes import host, hosts, node_culprit
 from ddp_doctor.wording.ranks import rank_list
 
-#: Of more wordings than this the evidence shows the first.
+#: Maximum number of different complaints in the evidence.
 _MOST_LINES = 4
 
 
@@ -23,7 +23,7 @@ def complained(
     *remedies: Remedy,
     confidence: Confidence = Confidence.PROVED,
 ) -> Iterator[Draft]:
-    """A finding about the nodes whose ranks complained, ``{who}`` in its title, where there are any."""
+    """Yield a finding about the nodes whose ranks complained, if there are any. Its title contains ``{who}``."""
     nodes = nodes_of(group)
     if group:
         trial = group[0].trial
@@ -41,7 +41,7 @@ def complained(
 
 
 def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tuple[Evidence, ...]:
-    """NCCL's words, and which ranks of which nodes printed them."""
+    """Return NCCL's messages, and the ranks and nodes that printed them."""
     alike = grouped(((complaint.node, complaint.text), complaint.rank) for complaint in group)
     several = recording.several_nodes
     check = group[0].trial.judged_check or "process_group"

@@ -1,4 +1,4 @@
-"""How findings speak of the PCIe tree."""
+"""Texts about the PCIe tree in findings."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ CUDA_IOMMU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#i
 
 
 def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
-    """What access control does on these bridges."""
+    """Return the evidence of access control on these bridges."""
     controls = (device.acs_control or 0 for device in fact.devices if device.bus_id in bridges)
     words = " or ".join(dict.fromkeys(acs_words(control) for control in controls))
     text = f"ACS redirects peer traffic on {', '.join(bridges)}: {words}"
@@ -22,7 +22,7 @@ def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
 
 
 def iommu_evidence(fact: PcieFact) -> Evidence | None:
-    """That the IOMMU translates what the GPUs send, or None."""
+    """Return the evidence that the IOMMU translates the addresses of GPUs, or None."""
     kinds = sorted({device.iommu or "" for device in fact.endpoints() if device.kind == "gpu" and translated(device)})
     if not kinds:
         return None
@@ -32,12 +32,12 @@ def iommu_evidence(fact: PcieFact) -> Evidence | None:
 
 
 def translated(device: PcieDevice) -> bool:
-    """Whether the IOMMU is between this device and memory, and translates."""
+    """Return True if the IOMMU is between this device and memory, and translates."""
     return (device.iommu or "").startswith("DMA")
 
 
 def what_bends_the_path(recording: Recording, node: int) -> tuple[Evidence, ...]:
-    """What a node's kernel shows that may lead direct copies of its GPUs astray."""
+    """Return evidence from a node's kernel that direct copies of its GPUs may be redirected or translated."""
     found: list[Evidence | None] = []
     for fact in bare_metal(recording, node):
         bridges = redirecting_above_gpus(fact)
@@ -46,11 +46,11 @@ def what_bends_the_path(recording: Recording, node: int) -> tuple[Evidence, ...]
 
 
 def bare_metal(recording: Recording, node: int) -> list[PcieFact]:
-    """What was read of the PCIe tree of a node, unless it is a virtual machine's."""
+    """Return the facts about a node's PCIe tree, unless it is a virtual machine."""
     return [fact for fact in recording.at(PcieFact, node) if not fact.virtual]
 
 
 def redirecting_above_gpus(fact: PcieFact) -> tuple[str, ...]:
-    """The bridges above GPUs, root ports too, that redirect what peers send to each other."""
+    """Return the bridges above GPUs, including root ports, that redirect peer traffic."""
     above = {bus for device in fact.endpoints() if device.kind == "gpu" for bus in device.above}
     return fact.redirecting(tuple(above))

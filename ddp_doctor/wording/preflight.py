@@ -1,4 +1,4 @@
-"""How much of what nodes gave before it a job reaches: the sentence of a finding, and of a healthy verdict."""
+"""The share of the preflight's rates that a job reaches: text for a finding, and for a healthy verdict."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from ddp_doctor.wording.nodes import name_list
 
 
 def share(each: HeldAgainst) -> float:
-    """Of what the preflight measured, how much the job reached of it."""
+    """Return the share of the preflight's rate that the job reached."""
     return 1 - loss(each.name, each.value, each.median)
 
 
 def reached(fact: BaselineFact, preflight: Preflight) -> str:
-    """``the job reaches 58 to 97% of what these nodes delivered on 2026-11-01 at 10:00, in all-reduces of 8 MiB``."""
+    """Return ``the job reaches 58 to 97% of what these nodes delivered on DATE, in all-reduces of 8 MiB``."""
     whose = {True: "these nodes", False: "other nodes", None: "the nodes of the run"}[preflight.same_nodes]
     at = preflight.finished_at[:16].replace("T", " at ")
     when = f" on {at}{' UTC' if preflight.finished_at.endswith('Z') else ''}" if at else ""

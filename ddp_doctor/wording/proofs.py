@@ -28,7 +28,7 @@ _MOST_ENDS = 3
 
 
 def in_force(settings: Iterable[Setting]) -> str:
-    """``A=1, B=2 on node1, without C``: how a trial is set up; the nodes of one value are counted where many."""
+    """Return the setup of a trial, such as ``A=1, B=2 on node1, without C``; many nodes with one value are counted."""
     nodes: dict[str, list[str]] = {}
     known = list(settings)
     for setting in [setting for setting in known if setting.name not in OF_LAUNCHER] or known:
@@ -42,14 +42,14 @@ def in_force(settings: Iterable[Setting]) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """``1.18 GB/s``, ``12 MB/s``; the unit is that of other figures of the report."""
+    """Return ``1.18 GB/s`` or ``12 MB/s``, in the units of other figures in the report."""
     if bytes_per_s >= 1e9:
         return f"{bytes_per_s / 1e9:.{1 if bytes_per_s >= 1e10 else 2}f} GB/s"
     return f"{bytes_per_s / 1e6:.{0 if bytes_per_s >= 1e7 else 2}f} MB/s"
 
 
 def outcome(attempts: Sequence[Attempt]) -> str:
-    """What the trials of one kind came to; empty where there were none."""
+    """Return the result of the trials of one kind, or "" if there were none."""
     passed = [attempt for attempt in attempts if attempt.outcome == "passed"]
     if attempts and len(passed) == len(attempts):
         rates = [attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None]
@@ -73,7 +73,7 @@ def _end(attempt: Attempt) -> str:
 
 
 def price(reproducer: Reproducer, bytes_per_s: float) -> str | None:
-    """What the remedy costs against those without the fault; None where they were not measured."""
+    """Return the slowdown compared with ranks without the fault, or None if there is none or it is unknown."""
     healthy = reproducer.healthy_bytes_per_s
     if not healthy or bytes_per_s >= healthy:
         return None

@@ -1,4 +1,4 @@
-"""How findings speak of ranks: in words, and as culprits on a host."""
+"""Texts about ranks in findings, and ranks as culprits on a host."""
 
 import re
 import signal
@@ -16,29 +16,29 @@ from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, and_more, hosts, name_
 
 F = TypeVar("F", bound=Fact)
 
-#: A stack of the job's code is shown up to here: who calls itself fills a page.
+#: Maximum number of frames of the job's code to show, because a recursion would fill a page.
 _MOST_FRAMES = 8
-#: A sentence names no more runs of consecutive ranks than these.
+#: Maximum number of runs of consecutive ranks in a sentence.
 RUNS_IN_A_SENTENCE = 8
-#: Of a process, by its letter in /proc/PID/stat.
+#: The states of a process, by its letter in /proc/PID/stat.
 STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 _LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
 
 
 def rank_of(reading: FactAt[F]) -> int:
-    """The rank, which a reading of a rank check always has."""
+    """Return the rank, which a reading of a rank check always has."""
     return reading.rank or 0
 
 
 def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) -> tuple[Culprit, ...]:
-    """The ranks with their hosts, taken from where the facts of class ``kind`` were read."""
+    """Return the ranks as culprits, with the hosts that the facts of class ``kind`` were read on."""
     nodes = {reading.rank: reading.node for reading in recording.facts(kind)}
     return tuple(rank_culprit(recording, rank, nodes.get(rank)) for rank in ranks)
 
 
 def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Culprit:
-    """One rank with its host, and with its GPU where it is known which one that is."""
+    """Return a rank as a culprit, with its host, and with its GPU if it is known."""
     world = recording.world
     if world is None:
         return Culprit(kind="rank", rank=rank, node_rank=node)
@@ -48,13 +48,13 @@ def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Cu
 
 
 def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:
-    """The link between two ranks."""
+    """Return the link between two ranks as a culprit."""
     end, other_end = rank_culprit(recording, rank), rank_culprit(recording, peer)
     return end.model_copy(update={"kind": "pair", "peer_rank": peer, "peer_node": other_end.node})
 
 
 def rank_list(numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0-4, 6, 7``: consecutive numbers as a range, the rest of many as their number."""
+    """Return ``rank 1`` or ``ranks 0-4, 6, 7``: consecutive numbers as a range, further runs as their count."""
     ordered = sorted(set(numbers))
     runs: list[list[int]] = []
     for number in ordered:
@@ -68,14 +68,14 @@ def rank_list(numbers: Sequence[int]) -> str:
 
 
 def where_they_wait(places: Iterable[tuple[str, int]]) -> str:
-    """``Ranks 0-4 wait in all-reduce 17; rank 6 waits in broadcast 2``, of ``in all-reduce 17`` and so on."""
+    """Return ``Ranks 0-4 wait in all-reduce 17; rank 6 waits in broadcast 2``; a place is ``in all-reduce 17``."""
     at = grouped(places)
     parts = (f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {place}" for place, ranks in at.items())
     return capital("; ".join(parts))
 
 
 def rank_at(recording: Recording, rank: int) -> str:
-    """``rank 5 (node2, GPU1)``: with its host, and with NCCL its GPU, or its CUDA device."""
+    """Return ``rank 5 (node2, GPU1)``: with its host, and with NCCL its GPU, or its CUDA device."""
     world = recording.world
     if world is None:
         return f"rank {rank}"
@@ -87,10 +87,10 @@ def rank_at(recording: Recording, rank: int) -> str:
 
 
 def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
-    """Ranks for a sentence, with their places: each for itself where they are few, else by their hosts.
+    """Return ranks for a sentence, with their places: a few ranks one by one, many ranks by their hosts.
 
-    ``rank 5 (node2, GPU1) and rank 6 (node2, GPU2)``, ``all 8 ranks of node2``, ``ranks 0-3, 8-11 (node0
-    and node1)``, ``every rank``.
+    ``rank 5 (node2, GPU1) and rank 6 (node2, GPU2)``, ``all 8 ranks of node2``, ``ranks 0-3, 8-11 (node0 and node1)``,
+    ``every rank``.
     """
     numbers = sorted(set(ranks))
     world = recording.world
@@ -110,19 +110,19 @@ def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
 
 
 def capital(sentence: str) -> str:
-    """The sentence with a capital first letter; the rest stays as it is."""
+    """Return the sentence with a capital first letter; the rest is unchanged."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def line_in_the_job(rank: RankEvidence) -> str:
-    """`` at net.py:31 `time.sleep(10)```: where the rank is in the job's own code; empty if unknown."""
+    """Return the rank's line in the job's own code, `` at net.py:31 `time.sleep(10)```, or "" if unknown."""
     for _, line, text in _job_frames(rank):
         return f" at {line}{text}"
     return ""
 
 
 def stack_in_the_job(rank: RankEvidence) -> str:
-    """Its stack in the job's own code, as a line of evidence."""
+    """Return the rank's stack in the job's own code, as a line of evidence."""
     frames = [f"{line} in {function}{text}" for function, line, text in _job_frames(rank)]
     if not frames:
         return f"rank {rank.rank}: position unknown"
@@ -133,7 +133,7 @@ def stack_in_the_job(rank: RankEvidence) -> str:
 
 
 def _job_frames(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
-    """Function, line and text of each frame in the job's own code, the innermost first."""
+    """Yield function, line and text of each frame in the job's own code, the innermost first."""
     texts = dict(zip(rank.stack, rank.source, strict=False))
     for frame in reversed(of_the_job(rank.stack)):
         line, _, function = short(frame).partition(" in ")
@@ -141,7 +141,7 @@ def _job_frames(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
 
 
 def ended(rank: RankEvidence) -> str:
-    """``was killed by SIGFPE``, ``exited early with code 3``: how a process ended."""
+    """Return how a process exited: ``was killed by SIGFPE``, ``exited early with code 3``."""
     code = rank.exit_code or 0
     if code >= 0:
         return f"exited early with code {code}"
@@ -152,14 +152,14 @@ def ended(rank: RankEvidence) -> str:
 
 
 def short(where: str) -> str:
-    """``/long/path/train.py:88`` as ``train.py:88``."""
+    """Return ``train.py:88`` for ``/long/path/train.py:88``."""
     return where.rpartition("/")[2]
 
 
 def cause(message: str) -> str:
-    """The line of an exception that says why: NCCL's stands behind ``Last error:``, others come first.
+    """Return the line of an exception that explains it: NCCL's after ``Last error:``, or the first line.
 
-    gloo's own line of code in front is left out: ``[enforce fail at …/tcp/device.cc:84] ifa != nullptr. Unable …``.
+    The location in gloo's code before it is omitted: ``[enforce fail at …/tcp/device.cc:84] ifa != nullptr. Unable …``.
     """
     after = _LAST_ERROR.split(message, maxsplit=1)[1:]
     lines = [line.strip() for line in "".join(after).splitlines() if line.strip()]

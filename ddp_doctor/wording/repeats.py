@@ -1,4 +1,4 @@
-"""Rates of failures and moments of a run in words."""
+"""Texts about failure rates and the times of a run."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,12 +10,12 @@ _HOUR_S = 3600
 
 
 def percent(share: float) -> str:
-    """``7.5`` for 0.075, ``20`` for 0.2: two digits."""
+    """Return ``7.5`` for 0.075, ``20`` for 0.2: two digits."""
     return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 
 def failures(tests: Sequence[GroupTest]) -> str:
-    """``3 failed (7.5%, 2.6 to 20%)``, with the interval of ``wilson``; ``none failed``."""
+    """Return ``3 failed (7.5%, 2.6 to 20%)``, with the interval of ``wilson``, or ``none failed``."""
     told, failed = len(telling(tests)), sum(test.outcome in FAILED for test in tests)
     if not failed:
         return "none failed"
@@ -36,6 +36,6 @@ def none_failed(tests: Sequence[GroupTest]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``00:41``, ``2:03:00``."""
+    """Return ``00:41``, ``2:03:00``."""
     whole = timedelta(seconds=round(seconds))
     return f"{whole}" if seconds >= _HOUR_S else f"{whole}"[2:]

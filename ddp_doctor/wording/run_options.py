@@ -1,4 +1,4 @@
-"""The options of ``ddp-doctor run`` as they are typed on another node: all but where it is and what is written."""
+"""The options of ``ddp-doctor run`` for another node, without the node's own position and the outputs."""
 
 import shlex
 
@@ -10,7 +10,7 @@ JOIN_TIMEOUT_S = 60.0
 def typed(
     options: Options, nproc_per_node: int | None = None, join_timeout_s: float = JOIN_TIMEOUT_S
 ) -> tuple[str, ...]:
-    """``("--join-timeout", "12", "--level", "quick")``: those that are not as they would be without."""
+    """Return the options that differ from their defaults: ``("--join-timeout", "12", "--level", "quick")``."""
     usual = Options()
     named = (
         ("--nproc-per-node", f"{nproc_per_node}", "None"),
@@ -45,5 +45,5 @@ def typed(
 
 
 def line(command: str, words: tuple[str, ...]) -> str:
-    """A command with these options, to paste into a shell."""
+    """Return a command with these options, to paste into a shell."""
     return " ".join((command, *map(shlex.quote, words)))

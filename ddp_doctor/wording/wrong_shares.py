@@ -1,4 +1,4 @@
-"""Of shares that arrived wrong: whose they are, as far as who took them can tell."""
+"""The faulty ranks behind wrong shares, if the receiving ranks can identify them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit
 
 
 class Taken(NamedTuple):
-    """What one rank took: what of it is wrong, and the ranks whose shares it looked at."""
+    """The results of one rank: the wrong shares, and the ranks whose shares it checked."""
 
     rank: int
     wrong: Sequence[WrongShare]
@@ -42,7 +42,7 @@ def shares_evidence(wrong: Iterable[tuple[int, WrongShare]]) -> Iterator[Evidenc
 def whose_share(
     recording: Recording, ranks: Sequence[Taken], *, to_root: bool = False
 ) -> tuple[tuple[Culprit, ...], str]:
-    """Who is to blame, and a clause that says so. ``to_root``: only as many ranks took a result as roots were tried."""
+    """Return the culprits, and a clause about them. ``to_root``: only ranks that were tested as roots took results."""
     if any(wrong.source is None for rank in ranks for wrong in rank.wrong):
         blamed = _one_contribution(ranks, ranks[:MOST_ROOTS] if to_root else ranks)
         if blamed is None:
@@ -52,7 +52,7 @@ def whose_share(
     for rank in ranks:
         wrong_cases = Counter(wrong.source for wrong in rank.wrong if wrong.source is not None)
         tested |= {(source, rank.rank) for source in rank.sources}
-        # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
+        # Two cases or more: a single one is a flipped bit instead of a systematic fault.
         bad |= {(source, rank.rank) for source, times in wrong_cases.items() if times > 1}
     for given, words in ((True, "all data from {} arrives wrong"), (False, "all data that {} receives is wrong")):
         for end in sorted({pair[0 if given else 1] for pair in bad}):
@@ -70,11 +70,11 @@ def whose_share(
 
 
 def _one_contribution(ranks: Sequence[Taken], takers: Sequence[Taken]) -> int | None:
-    """The rank whose contribution every wrong sum, wherever it was taken, has missing or doubled."""
+    """Return the rank whose contribution is missing or doubled in every wrong sum, on every receiving rank."""
     sums = [[wrong for wrong in rank.wrong if wrong.source is None and " sum" in wrong.case] for rank in takers]
     blamed = [wrong.blamed for of_rank in sums for wrong in of_rank]
     own = Counter(wrong.source for rank in ranks for wrong in rank.wrong if wrong.source == rank.rank)
-    if len(own) == 1:  # it found what it gave changed, more than once
+    if len(own) == 1:  # its own contribution was changed, more than once
         [(rank, times)] = own.items()
         return rank if times > 1 and all(rank in one for one in blamed if one) else None
     return payload.agreed(blamed) if all(sums) else None
