@@ -1,1 +1,1 @@
-"""Remedies: the kinds of remedies, and those that several checks offer."""
+"""Fixes: the kinds of fixes, and the fixes that several checks offer."""

@@ -1,4 +1,4 @@
-"""Remedies for hardware and hosts: GPUs in trouble, memory for NCCL, PCIe paths that are redirected or translated."""
+"""Fixes for hardware and hosts: GPU faults, memory for NCCL, PCIe paths that are redirected or translated."""
 
 import math
 from collections.abc import Sequence
@@ -59,9 +59,9 @@ _of_a_limit = partial(remedy, untried=UNCHANGED, references=(NCCL_GUIDE,))
 
 
 def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:
-    """A bigger /dev/shm: twice what was found, and at least what NCCL's guide and these ranks ask for.
+    """Return a fix that enlarges /dev/shm: to twice its size, and to what NCCL's guide and these ranks need.
 
-    A large one that is full is not too small: something filled it.
+    A large /dev/shm that is full is not too small: unused segments must be deleted.
     """
     if found_bytes >= LARGE_SHM_BYTES:
         return _of_a_limit(
@@ -92,7 +92,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
 
 
 def mount_shared_memory(*, in_container: bool) -> Remedy:
-    """A /dev/shm where there is none, or none that may be written to."""
+    """Return a fix that mounts /dev/shm if it is missing or not writable."""
     if in_container:
         return shared_memory(0, 1, in_container=True)
     return _of_a_limit(
@@ -105,7 +105,7 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
 
 
 def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
-    """Unlimited locked memory, set where this process got its limit from."""
+    """Return a fix that sets unlimited locked memory at the origin of this process's limit."""
     if in_container:
         summary, command = ("Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 IMAGE")
     elif launcher == "slurm":
@@ -123,12 +123,12 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     )
 
 
-#: Of more bridges than this the commands show the first.
+#: Maximum number of bridges in the commands.
 MOST_COMMANDS = 16
 
 
 def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
-    """Turn redirection off on exactly these bridges; undone by writing back what is there now."""
+    """Return a fix that turns off redirection on exactly these bridges; its undo restores the current values."""
     shown = bridges[:MOST_COMMANDS]
     controls = {device.bus_id: device.acs_control or 0 for device in fact.devices}
     return by_administrator(
@@ -152,7 +152,7 @@ PASS_THROUGH = by_administrator(
 
 
 def exact_repairs(recording: Recording, node: int) -> tuple[Remedy, ...]:
-    """What undoes it on this very node."""
+    """Return fixes for the redirection and translation that this node has."""
     found = []
     for fact in bare_metal(recording, node):
         bridges = redirecting_above_gpus(fact)

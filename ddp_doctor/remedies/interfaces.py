@@ -1,7 +1,7 @@
-"""The words of findings about network interfaces: who gives out what, and which setting would do.
+"""Fixes for network interfaces: the settings that make a backend use another interface.
 
-Sources: PyTorch documentation, "Common environment variables: choosing the network interface to use"; NCCL user
-guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
+Sources: PyTorch documentation, "Common environment variables: choosing the network interface to use"; NCCL user guide,
+NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ from ddp_doctor.wording.nodes import host
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
 
-#: Where the rules are to be read.
+#: The sources of the rules.
 NCCL_ORDER = "NCCL, misc/socket.cc ncclFindInterfaces: the setting, otherwise its own order"
 DIAL_RULE = "gloo, transport/tcp/device.cc: the side with the larger address connects"
 
 
 def variable(backend: str) -> str:
-    """The variable that names this backend's interface."""
+    """Return the variable that sets this backend's interface."""
     return GLOO_IFNAME if backend == "gloo" else NCCL_IFNAME
 
 
 def backend_name(backend: str) -> str:
-    """As people write it."""
+    """Return a backend's name in its usual spelling."""
     return "gloo" if backend == "gloo" else "NCCL"
 
 
@@ -42,9 +42,9 @@ def name_interfaces(
     why: str,
     old: Iterable[str] = (),
 ) -> Remedy:
-    """Tell the backend its interface: by one setting where one does on all nodes, else each node its own.
+    """Return a fix that sets the backend's interface: one value for all nodes if possible, or one per node.
 
-    ``known`` are the names of all interfaces of each node of the run, ``old`` the variable's values until now.
+    ``known`` are the names of all interfaces of each node of the run, ``old`` the variable's previous values.
     """
     name, value = variable(backend), _one_value(backend, known, interfaces)
     settings = [Setting(name=name, value=value, why=why)]
@@ -71,10 +71,10 @@ def with_rendezvous(
     hosts: Mapping[int, tuple[Sequence[Interface], Sequence[str]]],
     interfaces: Mapping[int, str],
 ) -> Remedy:
-    """The remedy, and each node's address there for torchrun, where host names lead to other interfaces.
+    """Return the fix, with each node's address on the interface for torchrun if host names lead elsewhere.
 
-    ``hosts`` are the interfaces of each node and what its own name resolves to: torchrun gives the workers
-    the name of node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).
+    ``hosts`` are the interfaces of each node and the addresses of its own name: torchrun gives the workers the name of
+    node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).
     """
 
     def leads_elsewhere(node: int, name: str) -> bool:
@@ -102,10 +102,10 @@ def with_rendezvous(
 
 
 def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: Mapping[int, str]) -> str | None:
-    """A value for all nodes. gloo opens every name of a list, so there it must be one name.
+    """Return a value for all nodes. gloo opens every name of a list, so its value must be one name.
 
-    NCCL takes what it finds of a list, so there a node must not have two of the names; without the = they
-    would be prefixes. None, too, where not every node is to have one.
+    NCCL uses every listed name that exists, so a node must not have two of them; without the = they would be prefixes.
+    Returns None if there is no such value, or not every node needs one.
     """
     wanted = list(dict.fromkeys(interfaces.values()))
     if not wanted or not known.keys() <= interfaces.keys():
@@ -118,6 +118,6 @@ def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: M
 
 
 def back_to(name: str, old: Iterable[str]) -> str:
-    """The line that gives the variable its former value; in words where nodes had several, for the last would win."""
+    """Return the line that restores the variable; in words if nodes had several values, because the last would win."""
     lines = [f"export {shown(name, value)}" for value in sorted(set(old))]
     return lines[0] if len(lines) == 1 else f"restore each node's own line: {' or '.join(lines)}" if lines else ""

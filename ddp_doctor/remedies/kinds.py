@@ -1,4 +1,4 @@
-"""The kinds of remedies: settings of environment variables, and what somebody does by hand; why nothing was tried."""
+"""The kinds of fixes: settings of environment variables and manual actions; and why a fix was not tested."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,7 +20,7 @@ def remedy(
     references: tuple[str, ...] = (),
     container: tuple[str, ...] = (),
 ) -> Remedy:
-    """What to do, and the commands for it. ``untried`` is why no trial proves it, ``container`` as in Remedy."""
+    """Return a fix with its commands. ``untried`` is why no trial proves it, ``container`` as in Remedy."""
     return Remedy(
         summary=summary,
         commands=commands,
@@ -33,26 +33,26 @@ def remedy(
     )
 
 
-#: For those who run the machines.
+#: For administrators of the machines.
 by_administrator = partial(remedy, untried="requires an administrator")
-#: For those who run the GPUs: to look at them, to reset or to replace one.
+#: For operators of the GPUs: to inspect, reset or replace one.
 by_operator = partial(remedy, untried="requires an operator or a different allocation")
-#: For those who install software.
+#: For installers of software.
 by_installation = partial(remedy, untried="ddp-doctor does not change installations")
-#: For those who write the training script.
+#: For authors of the training script.
 in_code = partial(remedy, scope="code", untried="ddp-doctor does not run the job's code")
-#: Why no trial proves a change of the script that would change what is trained.
+#: Why no trial proves a change of the script that would change training.
 CHANGES_TRAINING = "changes training code, which ddp-doctor does not run"
 
 
-#: Of a leftover, a misspelled name, or a value that is read otherwise.
+#: For a leftover, a misspelled name, or a value that is read differently.
 FOLLOWS = Proof(reason="nothing to measure: it follows from the names and values that are read")
-#: Of a remedy that a trial can prove.
+#: For a fix that a trial can prove.
 NO_TRIAL = Proof(reason="the recording has no trial")
 
 
 def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
-    """Take these variables, given with their values, out of the job's environment."""
+    """Return a fix that removes these variables, given with their values, from the job's environment."""
     return Remedy(
         summary=summary or f"Unset {name_list(list(pairs))} in the job's environment",
         settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
@@ -62,7 +62,7 @@ def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = 
 
 
 def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary: str = "") -> Remedy:
-    """Set a variable in the place of another name, or of its own old value."""
+    """Return a fix that sets a variable instead of another name, or instead of its own old value."""
     old_name, old_value = instead_of
     settings = [Setting(name=name, value=value, why=why)]
     undo = f"export {shown(old_name, old_value)}"
@@ -78,7 +78,7 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
 
 
 def in_job_script(summary: str) -> Remedy:
-    """A remedy that only the owner of the job script can spell out."""
+    """Return a fix that only the owner of the job script can write out."""
     return Remedy(summary=summary, undo="restore the previous lines", proof=FOLLOWS)
 
 
@@ -87,7 +87,7 @@ _NO_RANKS = "this command starts no ranks; `ddp-doctor run` tests it"
 
 
 def completed(finding: Finding, *, had_ranks: bool) -> Finding:
-    """The finding with remedies that say all there is to say of their settings."""
+    """Return the finding with the conflicts, proofs and references of its fixes completed."""
     if not any(remedy.settings for remedy in finding.remedies):
         return finding
     why_not = None if finding.reproduced_by else _NO_REPRODUCER if had_ranks else _NO_RANKS

@@ -1,7 +1,6 @@
-"""Remedies that are settings of NCCL: what NCCL can do without, with the price of each,
-and what a container or an IMEX domain needs for it.
+"""Fixes that are settings of NCCL: features to do without, and what containers or IMEX domains need for them.
 
-Sources: NCCL 2.30.7 and 2.32.3 on planted GPUs (they reduce with NVLS although NCCL_P2P_DISABLE=1); NCCL user guide,
+Sources: NCCL 2.30.7 and 2.32.3 on simulated GPUs (they reduce with NVLS although NCCL_P2P_DISABLE=1); NCCL user guide,
 Troubleshooting (Sharing Data, Docker, cuMem host allocations) and environment variables NCCL_SHM_DISABLE,
 NCCL_CUMEM_HOST_ENABLE, NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE; NCCL src/transport/shm.cc,
 src/misc/cudawrap.cc (ncclCuMemHostEnable), src/transport/nvls.cc and src/mnnvl.cc; NVIDIA IMEX service guide.
@@ -19,16 +18,16 @@ TROUBLE = GUIDE + "troubleshooting.html"
 
 
 def entry(name: str) -> str:
-    """Where NCCL's user guide describes a variable."""
+    """Return the address of a variable in NCCL's user guide."""
     return f"{ENV}#{name.lower().replace('_', '-')}"
 
 
 def by_setting(
     summary: str, *settings: Setting, cost: str = "", undo: str = "", conflicts: tuple[str, ...] = ()
 ) -> Remedy:
-    """What these settings fix; a trial can prove it, and to unset what is set undoes it.
+    """Return a fix made of settings. A trial can prove it, and unsetting the variables undoes it.
 
-    ``conflicts`` are those that the tables of pairs do not know.
+    ``conflicts`` are settings that the tables of pairs do not contain.
     """
     names = list(dict.fromkeys(setting.name for setting in settings))
     return Remedy(
@@ -87,7 +86,7 @@ NVLINK_ONLY = by_setting(
 )
 
 
-#: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
+#: NCCL user guide, NCCL_PROTO: LL128 corrupts data if it is enabled on unsuitable platforms.
 SIMPLE_PROTOCOL = by_setting(
     "Repeat the check with only NCCL's Simple protocol",
     Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
@@ -96,7 +95,7 @@ SIMPLE_PROTOCOL = by_setting(
 
 
 def keep_near_p2p(limit: str) -> Remedy:
-    """Take P2P from far GPUs alone."""
+    """Return a fix that disables P2P only for far GPUs."""
     return by_setting(
         f"Limit P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
         Setting(name="NCCL_P2P_LEVEL", value=limit, why="no stalled pair is that near"),
@@ -104,7 +103,7 @@ def keep_near_p2p(limit: str) -> Remedy:
     )
 
 
-#: Ring adds in an order that the ranks' places fix.
+#: Ring adds in an order that the ranks' positions fix.
 ONE_ALGORITHM = by_setting(
     "Set NCCL_ALGO to one fixed algorithm if results must repeat bit for bit",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
@@ -115,7 +114,7 @@ ONE_ALGORITHM = by_setting(
 
 
 def against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
-    """Remedies that rule out causes: P2P and protocols, where NCCL sums between GPUs of one node; then memory."""
+    """Yield fixes that rule out causes: P2P and protocols if NCCL sums between GPUs of one node, then memory."""
     world = recording.world
     if world is not None and world.backend == "nccl":
         if world.nproc_per_node > 1:

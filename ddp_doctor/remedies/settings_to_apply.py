@@ -1,9 +1,9 @@
-"""Which settings of a report are handed over, whatever the form that they are pasted in.
+"""The settings of a report to apply, whatever form they are pasted in.
 
-Of each finding at most one remedy is applied: the first that was proved; else the first that is sure, which is
-one of an error, or a leftover variable that goes away. What was disproved is nowhere. The rest are candidates:
-in a healthy job they could harm. Where the remedies of two findings contradict each other, the proved one is
-applied, else that of the finding in front, and the other one is shown as a conflict.
+At most one fix of each finding is applied: the first that was proved, or else the first that is certain. A fix is
+certain if it is for an error, or unsets a leftover variable. A disproved fix is not listed. The others are candidates,
+because they could harm a healthy job. If the fixes of two findings contradict each other, the proved one is applied, or
+otherwise the fix of the earlier finding. The other one is shown as a conflict.
 """
 
 import re
@@ -21,25 +21,25 @@ from ddp_doctor.wording.proofs import NOT_ITSELF
 _CONFLICT = "conflict, not applied"
 #: ``--ulimit=memlock=-1``
 _OPTION = re.compile(r"--[a-z][a-z-]*(=[A-Za-z0-9_./:,=-]+)?")
-#: Of other options docker takes one; --shm-size is of the segment that --ipc=host gives up.
+#: docker accepts one of any other option. --shm-size is for the segment that --ipc=host does not use.
 _SEVERAL = ("--cap-add", "--device", "--ulimit")
 _SAME_MATTER = {"--ipc": "--shm-size"}
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable as one remedy wants it, with what a comment says of it."""
+    """A variable as one fix sets it, with the text of its comment."""
 
     code: str
-    because: str  # why, what was measured, the way back
+    because: str  # reason, measurements and undo
     name: str
-    branches: tuple[Branch, ...] = ()  # none: it cannot be pasted at all
+    branches: tuple[Branch, ...] = ()  # empty: it cannot be pasted at all
     not_applied: str = ""  # why it is only shown
     namesakes: frozenset[str] = frozenset()
 
     @property
     def everywhere(self) -> Branch | None:
-        """The value of all hosts, or of those without one of their own."""
+        """The value for all hosts, or for hosts without a separate one."""
         return next((branch for branch in self.branches if not branch.hosts), None)
 
     @property
@@ -49,18 +49,18 @@ class Variable:
 
     @property
     def sets(self) -> bool:
-        """Whether any host gets a value."""
+        """Return True if any host gets a value."""
         return any(branch.value is not None for branch in self.branches)
 
     def on(self, host: str) -> "Variable | None":
-        """As that host alone needs it; None where it does not."""
+        """Return the variable as one host needs it, or None if it does not."""
         own = next((branch for branch in self.branches if host in branch.hosts), self.everywhere)
         return replace(self, branches=(Branch(own.value),)) if own else None
 
 
 @dataclass(frozen=True)
 class ContainerOption:
-    """One option of ``docker run`` as one remedy wants it."""
+    """An option of ``docker run`` as one fix sets it."""
 
     because: str
     option: str
@@ -69,20 +69,20 @@ class ContainerOption:
 
 @dataclass(frozen=True)
 class SettingsToApply:
-    """All that can be handed over of a report, in its order."""
+    """Everything in a report that can be applied, in its order."""
 
-    source: str  # the report that it comes from
+    source: str  # the report
     variables: tuple[Variable, ...] = ()
     options: tuple[ContainerOption, ...] = ()
 
     def on(self, host: str) -> "SettingsToApply":
-        """What one host alone needs."""
+        """Return the settings that one host needs."""
         found = (variable.on(host) for variable in self.variables)
         return replace(self, variables=tuple(variable for variable in found if variable))
 
 
 def settings_to_apply(report: Report) -> SettingsToApply:
-    """What the remedies of a report come to."""
+    """Return the settings of a report's fixes."""
     wishes = [wish for number, finding in enumerate(report.findings) for wish in _wishes(number, finding, report.world)]
     settled = _Settled()
     chosen = [wish for wish in wishes if wish.is_chosen]
@@ -99,38 +99,38 @@ def settings_to_apply(report: Report) -> SettingsToApply:
 
 @dataclass(frozen=True, eq=False)
 class _Wish:
-    """One remedy of one finding."""
+    """A fix of a finding."""
 
     number: int  # of the finding
     code: str
     remedy: Remedy
     is_chosen: bool
-    note: str  # on what is not applied of it
+    note: str  # for the parts of it that are not applied
     variables: tuple[Variable, ...]
 
     @property
     def live(self) -> tuple[Variable, ...]:
-        """What is applied of it, if nothing contradicts it."""
+        """The variables that are applied unless there is a conflict."""
         return tuple(variable for variable in self.variables if not variable.not_applied)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Its options of docker run."""
+        """The fix's options of docker run."""
         return tuple(option for option in self.remedy.container if _OPTION.fullmatch(option))
 
 
 class _Settled:
-    """What is applied so far, and what is not for which reason."""
+    """The settings that are applied so far, and the reasons for those that are not."""
 
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}
         self._finding_of: dict[str, int] = {}  # by the variable
-        self._options: dict[str, tuple[str, _Wish]] = {}  # by what docker takes one of
-        self._refused: dict[str, str] = {}  # names that do not go with an applied remedy: its code
+        self._options: dict[str, tuple[str, _Wish]] = {}  # by the subject that docker accepts one option for
+        self._refused: dict[str, str] = {}  # names in conflict with an applied fix: its code
         self._objections: dict[_Wish, str] = {}
 
     def add(self, wish: _Wish) -> None:
-        """Apply the whole remedy or nothing: nobody tried half of it."""
+        """Apply the entire fix or nothing, because no trial tested a part of it."""
         objection = self._objections[wish] = self._objection(wish)
         if not objection:
             self._variables = {variable.name: variable for variable in wish.live} | self._variables
@@ -156,7 +156,7 @@ class _Settled:
         return f"{_CONFLICT}: it does not go with {in_conflict.name} of {in_conflict.code}" if in_conflict else ""
 
     def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
-        """The variable with what became of it; None where another finding applies just this."""
+        """Return the variable with its result, or None if another finding applies the same."""
         given = self._variables.get(variable.name)
         if given is variable:
             return variable
@@ -168,7 +168,7 @@ class _Settled:
         return replace(variable, not_applied=note)
 
     def option(self, wish: _Wish, option: str) -> ContainerOption | None:
-        """The option of docker run with what became of it."""
+        """Return the option of docker run with its result."""
         taken, by = self._options.get(_matter(option), ("", None))
         if taken == option and by is not wish:
             return None
@@ -182,14 +182,14 @@ def _matter(option: str) -> str:
 
 
 def _wishes(number: int, finding: Finding, world: World | None) -> list[_Wish]:
-    """The remedies of a finding that can be handed over, at most one of them chosen."""
+    """Return the fixes of a finding that can be applied. At most one of them is chosen."""
     usable = [
         remedy
         for remedy in finding.remedies
         if remedy.proof.status != "disproved" and (remedy.settings or remedy.container)
     ]
     proved = [remedy for remedy in usable if remedy.proof.status == "proved"]
-    # Sure is what an error needs, or a leftover that goes away.
+    # A fix is certain if it is for an error, or unsets a leftover.
     sure = [
         remedy
         for remedy in usable
@@ -242,7 +242,7 @@ def _tried(proof: Proof) -> str:
 
 
 def _comment(code: str, remedy: Remedy, why: str, name: str = "") -> str:
-    """The comment on one line: finding, reason, proof, what it does not go with, way back."""
+    """Return the comment in one line: finding, reason, proof, conflicts, undo."""
     proof, undo = remedy.proof, remedy.undo
     measured = _tried(proof)
     if proof.after is not None:

@@ -1,4 +1,4 @@
-"""Remedies for how a script or its launcher starts torch's process group, for a model, and for a torch that is changed.
+"""Fixes for how a script or its launcher starts torch's process group, for models, and for a modified torch.
 
 Sources: torch.distributed, init_process_group (device_id); torch.distributed.run, "Definitions" (LOCAL_RANK) and
 --rdzv-conf (join_timeout, 600 s by default: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
@@ -24,7 +24,7 @@ ONE_GPU_EACH = in_code(
 def in_model_code(
     summary: str, cost: str = "", reference: str = "generated/torch.nn.parallel.DistributedDataParallel.html"
 ) -> Remedy:
-    """A change to the user's code, which the doctor cannot try: it has no other model."""
+    """Return a change to the user's code, which ddp-doctor cannot test because it has no other model."""
     return in_code(
         summary,
         cost=cost,
@@ -47,7 +47,7 @@ _WHICH_CODE = (
     'print(torch.__version__, inspect.getsourcefile(D), inspect.getsourcefile(inspect.unwrap(D.no_sync)))"'
 )
 
-#: The probe runs none of the user's code, so what is left above the transport is torch itself.
+#: The probe does not run user code, so the only cause left above the transport is torch itself.
 _SOFTWARE = remedy(
     "Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
     _WHICH_CODE,
@@ -57,9 +57,9 @@ _SOFTWARE = remedy(
 
 
 def of_stock_ddp(recording: Recording, check: str) -> tuple[Remedy, ...]:
-    """What to try where stock DDP averages or broadcasts wrongly, with a model of the doctor's own.
+    """Return fixes for stock DDP that averages or broadcasts wrongly with ddp-doctor's model.
 
-    ``check`` is the one to repeat.
+    ``check`` is the check to repeat.
     """
     if not recording.on_nccl:
         return (_SOFTWARE,)

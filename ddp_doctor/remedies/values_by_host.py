@@ -1,11 +1,11 @@
-"""The settings of one remedy by variable: one value for all hosts, or each host's own.
+"""The settings of one fix by variable: one value for all hosts, or a value for each host.
 
     NCCL_SOCKET_IFNAME=eth1 on node rank 0, =ens2 on node rank 1   ->  node0: eth1, node1: ens2
     OMP_NUM_THREADS=4 on each of all nodes                         ->  everywhere: 4
 
-Not every name and value may be handed over to a shell. A value that does not print (a newline, an escape, what turns
-text around) is refused, not quoted: no setting needs it, and people read these lines before they paste
-them. The shell's own variables are left out, too.
+Not every name and value may be passed to a shell. A value that does not print (a newline, an escape, a mark that
+reverses text) is refused instead of quoted: no setting needs it, and people read these lines before they paste them.
+The shell's own variables are also omitted.
 """
 
 import re
@@ -20,18 +20,18 @@ from ddp_doctor.model.recording import World
 
 @dataclass(frozen=True)
 class Branch:
-    """A value, None for unset, and the hosts that it is for; without hosts, for all (other) hosts."""
+    """A value, None for unset, and its hosts. Without hosts, it is for all (other) hosts."""
 
     value: str | None
     hosts: tuple[str, ...] = ()
 
 
 class Unclear(Exception):
-    """The settings do not say which host gets which value; the message says why."""
+    """The settings do not determine which host gets which value. The message explains why."""
 
 
 def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, ...]:
-    """The values of one variable. Raises Unclear."""
+    """Return the values of one variable. Raises Unclear."""
     general = {_value(setting) for setting in settings if setting.node is None and setting.node_rank is None}
     if len(general) > 1:
         raise Unclear("the fix sets this variable to two different values")
@@ -45,14 +45,14 @@ def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, 
 
 
 def namesakes(found: Iterable[Branch], world: World | None) -> frozenset[str]:
-    """Short names that several hosts of the world, or of the branches, share."""
+    """Return short names that several hosts of the world, or of the branches, share."""
     hosts = {node.hostname for node in world.nodes} if world else set()
     hosts.update(host for branch in found for host in branch.hosts)
     return frozenset(short for short, count in Counter(map(short_name, hosts)).items() if count > 1)
 
 
 def short_name(host: str) -> str:
-    """A host's name without its domain."""
+    """Return a host's name without its domain."""
     return host.partition(".")[0]
 
 
@@ -78,7 +78,7 @@ def _by_host(settings: Sequence[Setting], world: World | None) -> dict[str, str 
 
 
 def _host(setting: Setting, world: World | None) -> str | None:
-    """The host that a setting is for; None where it is for all."""
+    """Return the host that a setting is for, or None if it is for all."""
     if setting.node is None and setting.node_rank is None:
         return None
     host = setting.node
@@ -91,17 +91,17 @@ def _host(setting: Setting, world: World | None) -> str | None:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,255}")
-#: What bash will not have set, and what makes a shell, the loader or Python run something else.
+#: Variables that bash does not allow to set, and variables that make a shell, the loader or Python run something else.
 _NOT_FOR_JOBS = {
     *("_", "BASHOPTS", "BASH_ENV", "BASH_VERSINFO", "ENV", "EUID", "GROUPS", "IFS", "LD_AUDIT", "LD_PRELOAD"),
     *("PATH", "PPID", "PROMPT_COMMAND", "PS1", "PS2", "PS4", "PYTHONSTARTUP", "SHELLOPTS", "UID"),
 }
-#: The kernel takes 128 KiB; what is longer than a path is a mistake or an attack.
+#: The kernel accepts 128 KiB. A value longer than a path is a mistake or an attack.
 _LONGEST_VALUE = 4096
 
 
 def why_not(name: str, value: str | None) -> str:
-    """Why this variable is not handed over; empty where it can be. A value of None unsets it."""
+    """Return why this variable cannot be applied, or "". A value of None unsets it."""
     if not _NAME.fullmatch(name) or name in _NOT_FOR_JOBS:
         return "its name is not that of a job's variable"
     if value is not None and not value.isprintable():
@@ -112,5 +112,5 @@ def why_not(name: str, value: str | None) -> str:
 
 
 def is_host(name: str) -> bool:
-    """Whether this can be a host's name."""
+    """Return True if a text can be a host's name."""
     return _HOST.fullmatch(name) is not None
