@@ -1,8 +1,8 @@
-"""Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator or an engineer wants them.
+"""Files that ``ddp-doctor template NAME`` prints, for operators and engineers to install unchanged.
 
-``@PYTHON@`` in a file stands for the interpreter to call and ``@DOCTOR@`` for what it is to run, both quoted for the
-shell; ``@GPUS@`` for the GPUs that each node must have; a line ``@COMMON@`` for what the SLURM prolog and the SLURM
-health check share.
+``@PYTHON@`` in a file stands for the interpreter and ``@DOCTOR@`` for the program that it runs, both quoted for the
+shell. ``@GPUS@`` stands for the GPUs that each node must have. A line ``@COMMON@`` stands for the common part of the
+SLURM prolog and the SLURM health check.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_doctor.model.error_text import expected, quoted, unknown
 
-#: What each does, in one line of a listing.
+#: The use of each template, in one line of a listing.
 TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains an unhealthy node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains an unhealthy node",
@@ -22,9 +22,9 @@ TEMPLATES = {
     "prometheus-rules": "for Prometheus: alerts on unhealthy, degraded or stale nodes",
     "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }
-#: How the packaged files end that are no scripts.
+#: Suffixes of packaged files that are not scripts.
 _SUFFIXES = {"profile": "txt", "prometheus-rules": "yml", "grafana-dashboard": "json"}
-#: Those that root runs.
+#: The templates that root runs.
 OF_ROOT = ("slurm-prolog", "slurm-healthcheck")
 _COMMON = "slurm-common.sh"
 
@@ -32,13 +32,13 @@ _COMMON = "slurm-common.sh"
 def text(
     name: str, python: str = sys.executable, single_file: str | None = None, require_gpus: int | None = None
 ) -> str:
-    """Template ``name``, calling the interpreter ``python``, an absolute path that is kept as it is.
+    """Return template ``name``. It calls the interpreter ``python``, an absolute path that is kept unchanged.
 
-    It is to run ``single_file``, or the package that is installed there.
-    ``require_gpus``: how many GPUs each node must have, in those that root runs; None is what SLURM gave the job.
+    The interpreter runs ``single_file``, or the installed package. ``require_gpus`` is the number of GPUs that each
+    node must have, in templates that root runs. None stands for the number that SLURM gave the job.
 
-    Raises LookupError for an unknown name, ValueError for a path that a script without PATH cannot call;
-    both messages say what to do.
+    Raises LookupError for an unknown name, and ValueError for a path that a script without PATH cannot call. Both
+    messages explain what to do.
     """
     if name not in TEMPLATES:
         raise LookupError(unknown("template", name, TEMPLATES, expected(name, TEMPLATES)))
@@ -52,9 +52,9 @@ def text(
 
 
 def others_may_change(single_file: str | None = None, python: str = sys.executable) -> str | None:
-    """The first file or folder on the way to Python and the doctor that others than root may change.
+    """Return the first file or directory on the path to Python and ddp-doctor that users other than root may change.
 
-    Followed as root would: through symbolic links, from the root folder on.
+    The path is followed as root would: through symbolic links, starting at the root directory.
     """
     for path in map(Path, (python, single_file or __file__)):
         real = path.resolve()
@@ -70,5 +70,5 @@ def others_may_change(single_file: str | None = None, python: str = sys.executab
 
 
 def packaged(file: str) -> str:
-    """The text of a packaged file, as it is."""
+    """Return the text of a packaged file, unchanged."""
     return files(__name__).joinpath(file).read_text(encoding="utf-8")
