@@ -1,1 +1,1 @@
-"""What maintainers run: set-up, generated pages, the gate of continuous integration. Not shipped in wheels."""
+"""Tools for maintainers: setup, generated pages, checks for continuous integration. Not shipped in wheels."""

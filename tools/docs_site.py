@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
 #: Pages outside of docs/.
 _OF_THE_ROOT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
-#: Parts of a page in which codes are not linked: code, links, headings, comments and tags.
+#: Parts of a page whose codes are not linked: code, links, headings, comments and tags.
 _NOT_LINKED = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|<[^>]*>)", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"\bDD[JLT]?\d{3}\b")
 _REFERENCE = "## Reference\n"

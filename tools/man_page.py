@@ -7,7 +7,7 @@ from ddp_doctor.cli.help import headed, summary
 from ddp_doctor.cli.main import app
 from ddp_doctor.model.choices import ExitCode
 
-#: Lines of roff that begin so are requests.
+#: Lines of roff that start with these are requests.
 _CONTROL = (".", "'")
 _EXIT_CODES = {
     ExitCode.HEALTHY: "Healthy, or degraded without --fail-on warning.",
@@ -70,6 +70,6 @@ def _examples(epilog: str) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """Words in which roff finds nothing of its own."""
+    """Return text without anything that roff interprets."""
     text = words.replace("`", "").replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith(_CONTROL) else text

@@ -1,8 +1,8 @@
 """Write the pictures of the README: ``python -m tools.picture``, called by ``make picture``.
 
-A recording of two hosts of the lab, one of whose two networks is slow, is replayed as on a terminal of 100 columns, and
-drawn once on a light ground and once on a dark one. The pictures are committed; tests/test_documents.py says when they
-are not what the doctor prints any more.
+A recording of two lab hosts, with one of their two networks slow, is replayed as on a terminal of 100 columns and drawn
+on a light and on a dark background. The pictures are committed. tests/test_documents.py fails if ddp-doctor prints
+something else.
 """
 
 import io
@@ -14,13 +14,13 @@ from pathlib import Path
 
 COMMAND = ("replay", "tests/recordings/connectivity/slow-network-and-remedy-proved.json")
 COLUMNS = 100
-#: Makes the doctor take a pipe for a terminal.
+#: Makes ddp-doctor treat a pipe as a terminal.
 TERMINAL = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-#: GitHub shows the picture alone: what it would load from elsewhere does not come.
+#: GitHub shows only the picture itself, which cannot load anything else.
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-#: Ground, letters, and the eight colors of a terminal, dark enough for a white ground.
+#: Background, text, and the eight colors of a terminal, dark enough for a white background.
 _LIGHT = (
     (255, 255, 255),
     (36, 41, 47),
@@ -38,7 +38,7 @@ _LIGHT = (
 
 
 def pictures(printed: str) -> dict[str, str]:
-    """Both pictures of what a terminal was sent, by file name."""
+    """Return both pictures of a terminal's output, by file name."""
     from rich.console import Console
     from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
     from rich.text import Text

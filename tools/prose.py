@@ -24,7 +24,7 @@ _START = r"(?:\A|(?<=[.!?;:|])\s+|\n\s*\n|\n\s*(?:[*+|#-]+|\d+\.))[\s*_]*"
 _IT = r"(?:it|they|there|nothing|nobody|none|neither|both|no)"
 _IS = r"(?:is|are|was|were|be|been|being|not)"
 _MODAL = r"(?:is|are|was|were|has|have|had|does|do|goes|comes|can|cannot|may|will|would|must|needs?)"
-#: What to write instead, and the construction. A space stands for any white space.
+#: The text to write instead, and the construction. A space matches any white space.
 TELLS = {
     "if, when; 'where' only for places": rf"{_START}Where (?!to |and |applicable|possible|appropriate|necessary)\w+"
     r" [^.?|\n]*,|\b(?:None|nothing|empty|absent|unknown),? where\b"

@@ -1,9 +1,9 @@
-"""Fail where a test was skipped that this machine should have been able to run.
+"""Fail if a test was skipped that this machine should be able to run.
 
     python -m tools.refuse_skips JUNIT.xml ...
 
-Reads pytest's JUnit files. Continuous integration installs every tool the tests need, so a skip
-there means that something is not tested which everybody believes to be.
+Reads pytest's JUnit files. Continuous integration installs every tool the tests need, so a skip means that something is
+untested without anyone noticing.
 """
 
 import re
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-#: Reasons that no package to install would remove.
+#: Reasons that no installable package would remove.
 ALLOWED = (
-    re.compile(r"beside the checkout"),  # a collection of real topologies that not everybody has
+    re.compile(r"beside the checkout"),  # a collection of real topologies that not every developer has
     re.compile(r"no control group can be made here|controller is not given"),  # an unprivileged container
     re.compile(r"this machine has an NVIDIA driver"),
 )
 
 
 def refused(junit: Path) -> Iterator[str]:
-    """``test: reason`` for every skip that is not allowed."""
+    """Yield ``test: reason`` for every skip that is not allowed."""
     for case in ET.parse(junit).iter("testcase"):  # noqa: S314 - written by our own pytest
         skipped = case.find("skipped")
         if skipped is None or skipped.get("type") == "pytest.xfail":
@@ -32,7 +32,7 @@ def refused(junit: Path) -> Iterator[str]:
 
 
 def main(paths: list[str]) -> int:
-    """0 where all skips are allowed, else 1 with one line each on stderr."""
+    """Return 0 if all skips are allowed, or 1 with one line each on stderr."""
     found = [line for path in paths for line in refused(Path(path))]
     for line in found:
         sys.stderr.write(f"skipped, but must run here: {line}\n")

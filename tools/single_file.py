@@ -1,8 +1,8 @@
-"""Make the single file, for nodes that have Python and nothing else: ``python -m tools.single_file [FOLDER]``.
+"""Make the single file, for nodes with only Python: ``python -m tools.single_file [FOLDER]``.
 
-It holds the doctor and the packages that it needs, as they are installed in the environment that runs this, and works
-with that minor version of Python, on that processor and C library. torch is no part of it: where ranks are started,
-they take the one that their Python has. docs/adr/0015-one-file-for-bare-nodes.md says why it is made so.
+It contains ddp-doctor and the packages that it needs, as installed in the environment that runs this module. It works
+with that minor version of Python, on that processor and C library. torch is not included: ranks use the torch of their
+Python. docs/adr/0015-one-file-for-bare-nodes.md explains this design.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from packaging.utils import canonicalize_name
 from ddp_doctor import __version__
 
 ROOT = Path(__file__).parent.parent
-#: rich colors code and renders Markdown with them. The doctor does neither, and they would be a third of the file.
-#: py-spy is a program beside Python, and no package that a file can bring.
+#: rich needs them to color code and render Markdown. ddp-doctor does neither, and they would be a third of the file.
+#: py-spy is a separate program, not a package that a file can contain.
 LEFT_OUT = frozenset({"pygments", "markdown-it-py", "mdurl", "py-spy"})
 #: The same content gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -34,7 +34,7 @@ _FLAG_UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: a compiled module that i
 
 
 def make(wheel: Path, folder: Path) -> Path:
-    """The single file of the doctor in a wheel, in this folder."""
+    """Make the single file of ddp-doctor from a wheel, in this directory."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
         (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
@@ -56,7 +56,7 @@ def make(wheel: Path, folder: Path) -> Path:
     target = folder / f"ddp-doctor-{__version__}-{tag}.pyz"
     with target.open("wb") as file:
         file.write(b"#!/usr/bin/env python3\n")
-        with zipfile.ZipFile(file, "w") as archive:  # of two members: Python reads the list of all before it starts
+        with zipfile.ZipFile(file, "w") as archive:  # two members, because Python lists all members before it starts
             archive.writestr(zipfile.ZipInfo("__main__.py", _DATE), f"{start}\n\n{call}\n")
             archive.writestr(zipfile.ZipInfo("packages.zip", _DATE), packages.getvalue())
     target.chmod(0o755)
@@ -64,7 +64,7 @@ def make(wheel: Path, folder: Path) -> Path:
 
 
 def _needed(requires: Iterable[str] | None) -> set[str]:
-    """The packages that these requirements mean here, without their extras, and all that those need."""
+    """Return the packages that these requirements mean in this environment, without extras, and their requirements."""
     needs = map(Requirement, requires or ())
     direct = {canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})}
     direct -= LEFT_OUT
@@ -72,7 +72,7 @@ def _needed(requires: Iterable[str] | None) -> set[str]:
 
 
 def _of_package(name: str) -> dict[str, bytes]:
-    """The files of an installed package, with its license."""
+    """Return the files of an installed package, with its license."""
     wanted = [
         file
         for file in metadata.files(name) or ()
@@ -82,14 +82,14 @@ def _of_package(name: str) -> dict[str, bytes]:
 
 
 def _compiled(name: str, source: bytes) -> tuple[str, bytes]:
-    """A module as Python keeps it beside its source, so that none is compiled on the node."""
+    """Return a module as Python caches it next to its source, so that the node does not compile it."""
     code = compile(source, name, "exec", dont_inherit=True, optimize=0)
     head = importlib.util.MAGIC_NUMBER + _FLAG_UNCHECKED + importlib.util.source_hash(source)
     return importlib.util.cache_from_source(name), head + marshal.dumps(code)
 
 
 def main(folder: Path = ROOT / "dist") -> None:
-    """Build a wheel of this checkout and make the single file of it."""
+    """Build a wheel of this checkout and make the single file from it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as built:
         target = make(Path(built) / build_wheel(built), folder)

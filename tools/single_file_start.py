@@ -1,11 +1,11 @@
-"""What Python runs of the single file, as its __main__.py: tools/single_file.py puts the call of ``main`` below.
+"""The start of the single file: Python runs it as __main__.py. tools/single_file.py appends the call of ``main``.
 
-The packages are unpacked once, into a folder of this user's cache, and loaded from there: compiled modules do not
-load from a zip. Where there is no cache to trust or to write to, they are unpacked for this one run and removed.
-Whoever runs from a folder holds a lock on it, so that another one knows what may go.
+The packages are unpacked once, into a directory of this user's cache, and loaded from it, because compiled modules do
+not load from a zip. Without a cache that is trusted and writable, they are unpacked for this one run and removed. A
+process that runs from a directory holds a lock on it, so other processes know which directories to keep.
 
-An older Python must get as far as the sentence that refuses it, so this stays within Python 3.7, and imports little:
-it runs before each prolog.
+An older Python must reach the sentence that refuses it, so this file is limited to Python 3.7. It imports little,
+because it runs before each prolog.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import NoReturn
 
 _LOCK = ".lock"
-#: Of folders for one run.
+#: Prefix of directories for one run.
 _PREFIX = "ddp-doctor-files-"
 
 
 def main(release: str, made_for: str, suffix: str, megabytes: int) -> None:
-    """Unpack where that is still to be done, and run the doctor.
+    """Unpack the packages if necessary, and run ddp-doctor.
 
-    ``suffix`` is that of the compiled modules, which names Python, processor and C library.
+    ``suffix`` is the suffix of the compiled modules, which names Python, processor and C library.
     """
     if suffix not in EXTENSION_SUFFIXES:
         here = f"Python {sys.version_info[0]}.{sys.version_info[1]} ({EXTENSION_SUFFIXES[0]})"
@@ -38,7 +38,7 @@ def main(release: str, made_for: str, suffix: str, megabytes: int) -> None:
     if not folder and not passing:
         where = "; ".join(problems)
         _refuse(f"no directory has room for {megabytes} MB of packages: {where}; set TMPDIR to one that has")
-    sys.path[0] = folder or passing or ""  # in the place of the file itself
+    sys.path[0] = folder or passing or ""  # instead of the file itself
     from ddp_doctor.__main__ import main as run
 
     run(lambda: _remove(passing) if passing else None)
@@ -50,7 +50,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def _kept(release: str, problems: list[str]) -> str | None:
-    """The folder of this release in the cache, unpacked if need be; None where it cannot be had."""
+    """Return the directory of this release in the cache, unpacked if necessary, or None if it is unavailable."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     cache = os.path.realpath(cache)
     own = os.path.join(cache, "ddp-doctor")
@@ -71,7 +71,7 @@ def _kept(release: str, problems: list[str]) -> str | None:
 
 
 def _make_private(folder: str) -> None:
-    """Make a folder of the cache, and the cache, but not the home: /nonexistent, as services have it, stays that."""
+    """Make a directory of the cache, and the cache, but not the home directory (/nonexistent, as for services)."""
     for path in (os.path.dirname(folder), folder):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -83,7 +83,7 @@ def _is_there(folder: str) -> bool:
 
 
 def _unpack_as(folder: str) -> None:
-    """Under another name first, so that nobody finds half of it."""
+    """Unpack under another name first, so no process finds an incomplete directory."""
     own, name = os.path.split(folder)
     half = _unpacked_in(own, f"{name}.")
     try:
@@ -95,7 +95,7 @@ def _unpack_as(folder: str) -> None:
 
 
 def _passing(problems: list[str]) -> str | None:
-    """A folder for this run alone; None where it cannot be had."""
+    """Return a directory for only this run, or None if it is unavailable."""
     places = (os.environ.get("TMPDIR") or "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp below
     for place in map(os.path.realpath, places):
         try:
@@ -108,7 +108,7 @@ def _passing(problems: list[str]) -> str | None:
 
 
 def _unpacked_in(place: str, prefix: str) -> str:
-    """A new folder with all packages, this user's alone and locked by this process. Raises OSError, leaves nothing."""
+    """Return a new private directory with all packages, locked by this process. Raises OSError and leaves nothing."""
     import tempfile
     import zipfile
 
@@ -132,7 +132,7 @@ def _unpacked_in(place: str, prefix: str) -> str:
 
 
 def _require_trust(folder: str) -> None:
-    """Nobody but this user and root may rename what lies there. Raises OSError."""
+    """Require that only this user and root may rename anything in a directory or above it. Raises OSError."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(folder)
@@ -145,16 +145,16 @@ def _require_trust(folder: str) -> None:
 
 
 def _require_private(folder: str) -> None:
-    """It is a folder of this user's, closed to all others. Raises OSError."""
+    """Require a directory of this user that is closed to all others. Raises OSError."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise OSError(13, f"{folder} is open to other users, or another user created it")
 
 
 def _hold(folder: str, how: int) -> int:
-    """A lock on a folder, until this process ends. Raises OSError where another process has one that forbids it.
+    """Lock a directory until this process exits. Raises OSError if another process has a conflicting lock.
 
-    A shared one need not be had where the file system knows none: there, nothing is ever removed.
+    A shared lock is optional on a file system without locks, because no directory is ever removed on it.
     """
     lock = os.open(os.path.join(folder, _LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -167,7 +167,7 @@ def _hold(folder: str, how: int) -> int:
 
 
 def _forget_unused(place: str, prefix: str) -> None:
-    """Remove what older releases and processes that were killed have left of this user's."""
+    """Remove directories of this user that older releases and killed processes have left."""
     for name in os.listdir(place):
         folder = os.path.join(place, name)
         with contextlib.suppress(OSError):

@@ -2,13 +2,12 @@
 
     python -m tools.torches [--environment FOLDER ...]
 
-The set is the tests that carry the marker ``torches``, whose argument says what they show. Each torch has an
-environment of its own, build/torches/VERSION, made where it is missing (2 GB and more, with NVIDIA's libraries)
-and kept; ``--environment`` names one that is there already. The outcome is written into
-docs/reference/compatibility.md, below what stands there by hand. Exits with 1 where a test failed or a torch
-could not be tried.
+The set is the tests with the marker ``torches``, whose argument is the subject of the test. Each torch has a separate
+environment, build/torches/VERSION, which is made if it is missing (2 GB and more, with NVIDIA's libraries) and kept.
+``--environment`` names an existing one. The results are written into docs/reference/compatibility.md, below its
+handwritten part. Exits with 1 if a test failed or a torch could not be tested.
 
-pytest loads this module as a plug-in, so that its results say which subject a test belongs to.
+pytest loads this module as a plug-in, which adds the subject of each test to the results.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ BEGIN = "<!-- Written by `make torches` from here on. -->\n"
 
 @dataclass(frozen=True)
 class Case:
-    """One test and what came of it; ``reason`` says why it was skipped."""
+    """A test and its result. ``reason``: why it was skipped."""
 
     name: str
     subject: str
@@ -51,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Trial:
-    """One torch, as it calls itself, and its tests; no tests where it could not be tried."""
+    """A torch by the version that it reports, and its tests; no tests if it could not be tested."""
 
     torch: str
     role: str
@@ -59,7 +58,7 @@ class Trial:
 
     @property
     def is_good(self) -> bool:
-        """Whether something was tried and nothing failed."""
+        """Return True if a test passed and no test failed."""
         outcomes = {case.outcome for case in self.cases}
         return "passed" in outcomes and "failed" not in outcomes
 
@@ -76,9 +75,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wanted(listing: str, pyproject: str, constraints: str) -> dict[str, str]:
-    """Release and role of each torch to try, from what ``pip index versions torch`` prints and two files.
+    """Return release and role of each torch to test, from the output of ``pip index versions torch`` and two files.
 
-    Raises ValueError where the index offers no torch of the oldest supported series to this Python.
+    Raises ValueError if the index has no torch of the oldest supported series for this Python.
     """
     line = re.search(r"^Available versions: (.+)$", listing, re.MULTILINE)
     versions = [version.partition("+")[0] for version in line[1].split(", ")] if line else []
@@ -107,7 +106,7 @@ def _order(version: str) -> tuple[int, ...]:
 
 
 def make_environment(version: str) -> Path:
-    """The environment of a torch; only brought up to date where it is older than what it is made from."""
+    """Return the environment of a torch. It is updated only if it is older than its sources."""
     folder, stamp = BUILD / version, BUILD / version / ".installed"
     sources = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
     if stamp.exists() and all(stamp.stat().st_mtime > source.stat().st_mtime for source in sources):
@@ -122,7 +121,7 @@ def make_environment(version: str) -> Path:
 
 
 def torch_of(folder: Path) -> str:
-    """What the torch of an environment calls itself, 2.4.1+cu121 for example."""
+    """Return the version that the torch of an environment reports, 2.4.1+cu121 for example."""
     command = [str(folder / "bin" / "python"), "-W", "ignore", "-c", "import torch; print(torch.__version__)"]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
@@ -131,7 +130,7 @@ def torch_of(folder: Path) -> str:
 
 
 def run_tests(folder: Path, results: Path) -> None:
-    """The tests with the marker, in an environment; their results as a JUnit file."""
+    """Run the tests with the marker in an environment, and write their results as a JUnit file."""
     results.unlink(missing_ok=True)
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if _is_marked(path)]
     python = str((folder / "bin" / "python").absolute())
@@ -145,7 +144,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def read_cases(results: Path) -> Iterator[Case]:
-    """The tests of a JUnit file; none where pytest wrote no file."""
+    """Yield the tests of a JUnit file; none if pytest did not write a file."""
     if not results.exists():
         return
     for case in ET.parse(results).iter("testcase"):  # noqa: S314 - written by our own pytest
@@ -165,7 +164,7 @@ def read_cases(results: Path) -> Iterator[Case]:
 
 
 def page(trials: Sequence[Trial], head: str) -> str:
-    """The whole page: ``head`` up to where the written part begins, and that part anew."""
+    """Return the entire page: ``head`` up to the generated part, and a new generated part."""
     today = datetime.now(timezone.utc).date().isoformat()
     where = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     lines = [
@@ -192,7 +191,7 @@ def _rows(trial: Trial) -> Iterator[str]:
 
 
 def _notes(trial: Trial) -> Iterator[str]:
-    """What failed, and why something was skipped."""
+    """Yield the failed tests, and the reasons for skipped tests."""
     for case in trial.cases:
         if case.outcome == "failed":
             yield f"* torch {trial.torch}, failed: `{case.name}`"
@@ -205,7 +204,7 @@ def _notes(trial: Trial) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where every torch passed, 1 where one did not, 2 where it is not known which to try."""
+    """Return 0 if every torch passed, 1 if one did not, 2 if it is unknown which to test."""
     parser = argparse.ArgumentParser(prog="python -m tools.torches")
     parser.add_argument("--environment", type=Path, action="append", default=[], metavar="FOLDER")
     folders = parser.parse_args(arguments).environment
