@@ -37,6 +37,11 @@ _ABOUT_VALUES = frozenset(
     ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
     """.split()  # noqa: SIM905  a list of words
 )
+#: The last frame of a launcher that tells of a process which it started.
+_TELLS_OF_A_CHILD = re.compile(
+    r"[/\\]torch[/\\](?:distributed[/\\]launcher[/\\]api\.py:\d+ in launch_agent"
+    r"|multiprocessing[/\\]spawn\.py:\d+ in join)$"
+)
 #: The first frame of a launcher that stops before it starts a rank.
 _LAUNCHER = re.compile(r"[/\\](?:torchrun|accelerate|deepspeed|horovodrun|colossalai):\d+ in <module>")
 _PARSES_ARGUMENTS = re.compile(
@@ -47,7 +52,14 @@ _PARSES_ARGUMENTS = re.compile(
 def is_own(exception: SignSeen) -> bool:
     """Return True unless another process caused the exception."""
     kind, message = exception.values.get("type", "").rpartition(".")[2], exception.values.get("message", "")
-    return bool(kind) and kind not in _OTHERS_FAULT and not _OF_SPAWN.match(message) and not blames_peer(message)
+    is_others = kind in _OTHERS_FAULT or is_of_launcher(exception) or _OF_SPAWN.match(message) or blames_peer(message)
+    return bool(kind) and not is_others
+
+
+def is_of_launcher(exception: SignSeen) -> bool:
+    """Return True if a launcher raised the exception because a rank failed: no words of a rank."""
+    is_summary = exception.values.get("type", "").endswith("ChildFailedError")
+    return is_summary or _TELLS_OF_A_CHILD.search(exception.values.get("frames", "")) is not None
 
 
 def cause_of(exception: SignSeen) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from textwrap import shorten
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.features.jobs.causes import starting
 from ddp_doctor.features.jobs.causes.evidence import Output, ends_a_job, lines, ranks_of
+from ddp_doctor.features.jobs.causes.exceptions import is_of_launcher
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.time_outs import waited, worked_before
-from ddp_doctor.features.jobs.causes.whose import local_culprits, local_places, places, rank_culprit
-from ddp_doctor.features.jobs.facts import ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.causes.whose import failed_first, local_culprits, local_places, places, rank_culprit
+from ddp_doctor.features.jobs.facts import LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.features.jobs.table import SIGNS, cause_named
 from ddp_doctor.features.jobs.table.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.features.jobs.views.job_waits import waits
@@ -86,14 +87,17 @@ def _killed(output: Output) -> Iterator[Judged]:
     yield Judged(
         cause_named("host-oom-kill")._replace(domain="unknown"),
         Confidence.POSSIBLE,
-        tuple(rank.last for rank in killed if rank.last is not None)
-        or lines(kills)
-        or lines(output.signs("exit-code", "received-signal"))[:_MOST_LINES],
+        tuple(rank.last for rank in killed if rank.last is not None) or lines(kills) or _lines_of_launchers(output),
         (*(rank_culprit(output, rank.rank) for rank in killed), *local_culprits(local)),
         detail="The output does not show who sent SIGKILL. Host memory may have run out, or the scheduler or a person"
         " ended it.",
         values={"killed": capital(_named(output, killed, local)) or "A process of the job"},
     )
+
+
+def _lines_of_launchers(output: Output) -> tuple[LogLine, ...]:
+    ends = [sign for sign in output.fact.signs if sign.sign in _DEATHS or ends_a_job(SIGNS[sign.sign][0])]
+    return lines(ends)[:_MOST_LINES]
 
 
 def _tells_of_a_kill(sign: SignSeen) -> bool:
@@ -107,7 +111,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
     ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
     local = [process for process in output.died_locally if _signal_of(process) in _CRASHES]
     # Launchers that name no rank say it of a command.
-    commands = [sign for sign in output.signs("command-ended") if _command_signal(sign) in _CRASHES]
+    commands = [sign for sign in output.signs("command-ended", "received-signal") if _command_signal(sign) in _CRASHES]
     signals = [*map(_signal_of, ranks), *map(_signal_of, local), *map(_command_signal, commands)]
     if not signals:
         return
@@ -115,7 +119,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
         cause_named("bus-error" if "SIGBUS" in signals else "process-crashed"),
         Confidence.POSSIBLE,
         (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES])
-        or tuple(lines(output.signs(*_DEATHS))[:_MOST_LINES]),
+        or _lines_of_launchers(output),
         # Where every rank crashes, what they share is to blame, not a rank.
         ()
         if 1 < len(ranks) == len(output.world)
@@ -244,10 +248,12 @@ def _unknown(output: Output) -> Iterator[Judged]:
         timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
     stated = output.signs("nccl-states", "nccl-last-error")  # of an unknown cause, or perhaps about a peer
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
-    spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
+    spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher" and not is_of_launcher(sign)]
     # Where a shell or a service has the last word: “make: *** [train] Error 1”.
     last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
     unusual = [file.unusual for file in output.fact.files if file.unusual is not None]
+    if ended:  # a line of code is not what a process said last
+        unusual = [line for line in unusual if not line.text.startswith(" ")]
     telling = [*stated, *(sign for sign in spoken if SIGNS[sign.sign][0].role == "pointer")][:1]
     texts = [stated[0].values["message"]] if stated else [line.text for line in (*lines(telling), *unusual)]
     who, how = places(output, ranks_of(telling)) if ranks_of(telling) else "the job", ended
@@ -257,14 +263,13 @@ def _unknown(output: Output) -> Iterator[Judged]:
     elif texts:
         words += f" with {_quoted(texts[0])}"
         how = f"{ended.rstrip('.')} after {_quoted(texts[0])}" if ended else ""
+    evidence = (spoken if telling else shown) or output.last_complaints or output.signs("launcher-summary")
     remedies, next_check = _advice(output, bool(waits_for or late or stuck), wait)
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
-        tuple(dict.fromkeys((*lines((*stated[:1], *(spoken or shown or output.last_complaints))), *unusual)))[
-            :_MOST_LINES
-        ],
+        tuple(dict.fromkeys((*lines((*stated[:1], *evidence)), *unusual)))[:_MOST_LINES],
         detail=" ".join(filter(None, details)),
         values={"what": (waits_for or timed_out or how or words).rstrip(".")},
         next_check=next_check,
@@ -449,6 +454,9 @@ def _ends(output: Output) -> str:
         (f"ended by {s}" if (s := _signal_of(p)) else f"exited with {p.exit_code}", p) for p in output.died_locally
     )
     texts += [f"{local_places(processes)} {how}" for how, processes in of_local.items()]
+    exits = [sign.values["exit"] for sign in output.signs("command-ended") if "exit" in sign.values]
+    texts += [] if texts else [f"a process exited with {code}" for code in exits[:1]]
+    texts += failed_first(output)
     return f"{'; '.join(texts)}." if texts else ""
 
 

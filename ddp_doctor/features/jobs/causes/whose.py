@@ -1,6 +1,7 @@
 """Culprits of a cause that signs speak for, as text and as Culprit."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from ddp_doctor.features.jobs.causes.evidence import Output, Suspect
 from ddp_doctor.features.jobs.facts import ProcessSeen, SignSeen
@@ -34,6 +35,17 @@ def places(output: Output, ranks: Iterable[int]) -> str:
     hosts = {output.rank(rank).host for rank in numbers} - {None, "localhost"}
     on = f" ({name_list(sorted(filter(None, hosts)))})" if hosts else ""
     return f"{rank_list(numbers)}{on}"
+
+
+def failed_first(output: Output) -> list[str]:
+    """``rank 4 failed first, 51 s before the others``, if the launchers' summaries tell the times of several."""
+    times = sorted(rank.ended_at for rank in output.died if rank.ended_at)
+    try:
+        first, second = (datetime.fromisoformat(time) for time in times[:2])
+    except ValueError:
+        return []
+    before = f"{(second - first).total_seconds():.0f} s before the others"
+    return [] if output.first_failed is None else [f"rank {output.first_failed} failed first, {before}"]
 
 
 def local_places(processes: Iterable[ProcessSeen | SignSeen]) -> str:

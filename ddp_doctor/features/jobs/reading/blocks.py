@@ -11,6 +11,8 @@ _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
 #: Lines of an exception group stand behind a bar, which a line of code may also begin with.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
+#: No name of a class: the output was cut within the path to it.
+_CUT_NAME = re.compile(r"(?:\w+\.)*[a-z]\w*$")
 #: Names of exceptions by which a traceback ends that begins without its first line.
 _SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
@@ -75,6 +77,8 @@ class Traceback(Block):
         if not text.strip() or text[0] in " \t":
             return True
         exception = _EXCEPTION.match(text.rstrip())
+        if exception and exception["message"] is None and _CUT_NAME.match(text.rstrip()):
+            return False
         if exception and (self._is_whole or _SURELY.search(exception["type"])):
             self.type, self.message, self.text = exception["type"], exception["message"] or "", text
         return False
