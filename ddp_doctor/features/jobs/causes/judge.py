@@ -20,7 +20,7 @@ What signs and rows must look like for it:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from shlex import quote
 
@@ -72,12 +72,21 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     found = tuple(replace(_with_lint(recording, output, judged), launcher=output.fact.launcher) for judged in found)
     if not found:
         return ()
-    before = [
-        f"Attempt {attempt} failed earlier: {first.cause.name} ({place_of(first.signs[0].where)})."
-        for attempt, of_attempt in enumerate(earlier)
-        for first in unexplained(of_attempt, list(suspects(of_attempt)))[:1]
-    ]
-    return replace(found[0], detail=" ".join(filter(None, (found[0].detail, *before)))), *found[1:]
+    return replace(found[0], detail=" ".join(filter(None, (found[0].detail, *_before(fact, earlier))))), *found[1:]
+
+
+def _before(fact: JobLogFact, earlier: Sequence[Output]) -> Iterator[str]:
+    """Yield why earlier attempts of torchrun failed, and the last of earlier runs in the same file."""
+    runs = [sign for sign in fact.signs if sign.sign == "restarted" and "run" in sign.values]
+    if runs:
+        yield f"The output also has at least {len(runs)} earlier run{'s' if len(runs) > 1 else ''} of the job."
+    for attempt, of_attempt in enumerate(earlier):
+        for first in unexplained(of_attempt, list(suspects(of_attempt)))[:1]:
+            what = f"{first.cause.name} ({place_of(first.signs[0].where)})"
+            if not runs:
+                yield f"Attempt {attempt} failed earlier: {what}."
+            elif of_attempt is earlier[-1]:
+                yield f"The run before failed: {what}."
 
 
 #: Causes of a crash or hang while processes exit, if the output names no other.

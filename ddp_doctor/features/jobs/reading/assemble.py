@@ -274,8 +274,9 @@ class Job:
                 (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s) for stream in scan.streams.values()
             )
             of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.ends.of_rank.items())
+            begins = max((seen.where.line for seen in scan.seen.values() if "run" in seen.values), default=0)
             for rank, line, at_s in (*of_streams, *of_ranks):
-                if rank is not None and line is not None:
+                if rank is not None and line is not None and line.line > begins:
                     attempt = self._attempt(scan.name, line.line)
                     last[rank] = max(
                         last.get(rank, (-1, -1.0, 0, line)),

@@ -13,6 +13,12 @@ _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 #: No name of a class: the output was cut within the path to it.
 _CUT_NAME = re.compile(r"(?:\w+\.)*[a-z]\w*$")
+#: Lines of code, written by several processes at once, between the place of an error of syntax and its name.
+_LINES_OF_SYNTAX = 12
+#: The name of an exception that several processes wrote at once, and what is copied in such a line.
+_COPIED_NAME = re.compile(r"([A-Za-z_][\w.]{3,80}?)\1+\b")
+_COPIES = re.compile(r"(.{2,200}?)\1+")
+_LONGEST_COPIES = 2_000
 #: Names of exceptions by which a traceback ends that begins without its first line.
 _SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
@@ -47,7 +53,12 @@ class Block:
 def begins_within_a_traceback(text: str) -> bool:
     """Return True for a frame as Python's tracebacks have it; faulthandler's stacks have no comma before "in"."""
     frame = _FRAME.match(text)
-    return frame is not None and frame["name"] is not None
+    return frame is not None and (frame["name"] is not None or frame.end() == len(text.rstrip()))  # of a SyntaxError
+
+
+def _once(text: str) -> str:
+    """Return a line that several processes wrote over each other, piece by piece, as one of them wrote it."""
+    return _COPIES.sub(r"\1", text[:_LONGEST_COPIES]) if _COPIED_NAME.match(text) else text
 
 
 class Traceback(Block):
@@ -58,6 +69,9 @@ class Traceback(Block):
         self.of = of  # the process that a launcher announced
         self.is_reported = STACK in text  # by a program that continues
         self._is_whole = TRACEBACK in text or self.is_reported
+        frame = _FRAME.match(text)
+        #: Python could not compile the script: the process did nothing before.
+        self.is_of_script = frame is not None and frame["name"] is None
         self._is_group = _GROUP.match(text) is not None
         self.frames: list[str] = []
         self.type: str | None = None
@@ -76,6 +90,9 @@ class Traceback(Block):
             return True
         if not text.strip() or text[0] in " \t":
             return True
+        text = _once(text)
+        if self.is_of_script and not _SURELY.search(text.partition(":")[0]):
+            return self.lines < _LINES_OF_SYNTAX
         exception = _EXCEPTION.match(text.rstrip())
         if exception and exception["message"] is None and _CUT_NAME.match(text.rstrip()):
             return False

@@ -26,6 +26,7 @@ from ddp_doctor.features.jobs.reading.measured import TABLE_WORDS, Table
 from ddp_doctor.features.jobs.reading.nccl_lines import NCCL_WORDS, NcclLines
 from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.features.jobs.reading.ras import text_of_ras
+from ddp_doctor.features.jobs.reading.runs import RUN_WORDS, Runs
 from ddp_doctor.features.jobs.reading.words import AFTER, BEFORE, pieces
 from ddp_doctor.features.jobs.table import SIGNS
 from ddp_doctor.features.jobs.table.signs import RAS_NOTE, TEST_BEGINS, Sign
@@ -97,6 +98,8 @@ _LOGGED = re.compile(
     r"(?:^|[\]: ])(?:[DIW]\d{4} |\[?(?:DEBUG|INFO|WARNING)\b)"
     r"|^\((?:TrainController|PlacementGroupCleaner|PreemptionWatcher|raylet|gcs_server|autoscaler)\b"
 )
+#: Lines in which all ranks of a job print why they did not start.
+_LINES_OF_A_START = 100
 #: Nothing that is counted has so many digits.
 _NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
@@ -114,6 +117,7 @@ _OTHERS: dict[bytes, str] = {
     endings.SUMMARY_WORD: "summary",
     endings.EXIT_WORD: "exit",
     RAS_WORD.encode(): "ras",
+    **dict.fromkeys(RUN_WORDS, "run"),
 }
 _SIGNS: dict[bytes, list[str]] = {}
 for _sign, _ in SIGNS.values():
@@ -185,7 +189,8 @@ class FileScan:
         self.ends = Ends(self._prefixes, self.where)
         self.streams = self.ends.streams
         self._nothing_new = 0
-        self._restarts = 0  # torchrun's, so far
+        self._restarts = 0  # torchrun's and ends of runs, so far
+        self._runs = Runs()
         self._last_ending: tuple[Ending | None, int] = None, 0
         #: Lines that say again what is kept, by the sign, the text and the process.
         self._again: dict[tuple[object, ...], Seen] = {}
@@ -245,6 +250,8 @@ class FileScan:
         for sign in _OF_ENDLESS_TESTS if self.measured.begun else ():
             if sign == "test-without-end" or not self.measured.rows:
                 self._keep(sign, Origin(), self.where(TEST_BEGINS, self.measured.begun_at), {})
+        if (end := self._runs.is_over(self._last_exception, len(self.streams))) is not None:
+            self._begin_run(max(end, *(where.line for where in self.endings.values()), end))
         for sign, (line, number) in self._last_signs.items():
             origin, text = self._prefixes.split(line, SIGNS[sign][0].words[0])
             self._sign(SIGNS[sign][0], origin, text, line, number)
@@ -304,11 +311,22 @@ class FileScan:
         is_logged = _LOGGED.search(line, 0, len(line) - len(text)) is not None
         if ("traceback" in uses or is_frame) and not is_logged:
             self._begin(origin, Traceback(number, text, self._announced_for(number)))
+        if "run" in uses:
+            for end in self._runs.note(text, origin.stream, number):
+                self._begin_run(end)
+            self._restarts += 1  # what follows may be of another run
         for use in uses & _BLOCKS.keys():
             self._begin(origin, _BLOCKS[use](number, text))
         for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
             if not (is_logged and SIGNS[sign][0].tier == "exception" and SIGNS[sign][0].role == "pointer"):
                 self._sign(SIGNS[sign][0], origin, text, line, number)
+
+    @property
+    def _last_exception(self) -> int:
+        return max((seen.last_line for seen in self.seen.values() if seen.sign == "exception"), default=0)
+
+    def _begin_run(self, end: int) -> None:
+        self._keep("restarted", Origin(), self.where("", end), {"run": "1"})
 
     def _announced_for(self, number: int) -> Ending | None:
         ending, line = self._last_ending
@@ -370,6 +388,8 @@ class FileScan:
             if block.of is not None:
                 rank = origin.rank if block.of.rank is None else block.of.rank
                 origin = origin._replace(rank=rank, local_rank=block.of.local_rank)
+            if block.is_of_script and block.type and 0 < self._last_exception < block.first_line - _LINES_OF_A_START:
+                self._begin_run(block.first_line - 1)
             if block.type is not None and not block.is_reported:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):

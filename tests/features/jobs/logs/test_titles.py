@@ -44,3 +44,78 @@ def titles(output: str, folder: Path) -> list[str]:
 )
 def test_words_of_launchers_are_no_words_of_ranks(output: str, title: str, tmp_path: Path):
     assert titles(output, tmp_path) == [title]
+
+
+START = "W1123 04:3{}:00.000000 70 run.py:793] Setting OMP_NUM_THREADS environment variable for each process\n"
+RAISED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line {}, in main
+[rank0]:     x()
+[rank0]: KeyError: '{}'
+"""
+LAUNCHER_ENDS = f"{FAILED.format(1)}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+CANCELLED = "slurmstepd: error: *** JOB {0} ON n{0} CANCELLED AT 2026-08-21T02:3{0}:05{1} ***\n"
+STEPS = "".join(f"step {number} loss 0.{99 - number}\n" for number in range(20))
+SYNTAX = '  File "train.py", line {0}\n  File "train.py", line {0}\n    x = = 1\nx = = 1\n      ^\n  ^\n'
+AT_ONCE = "SyntaxErrorSyntaxError: : invalid syntaxinvalid syntax"
+FILES = "".join(f"upload {number * 7919 % 1000} of {number * 31 % 977}\n" for number in range(900))
+
+
+@pytest.mark.parametrize(
+    ("output", "title", "before"),
+    [
+        (
+            START.format(1)
+            + RAISED.format(4, "old")
+            + LAUNCHER_ENDS
+            + START.format(2)
+            + STEPS
+            + RAISED.format(9, "new"),
+            "Rank 0 stopped in /home/me/train.py:9 in main: KeyError: 'new'",
+            "at least 1 earlier run of the job. The run before failed: rank-exception (",
+        ),
+        (
+            "".join(START.format(n) + RAISED.format(4, key) + LAUNCHER_ENDS for n, key in enumerate("aba")),
+            "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'a'",
+            "at least 2 earlier runs of the job.",
+        ),
+        (
+            CANCELLED.format(1, "")
+            + STEPS
+            + CANCELLED.format(2, " DUE TO PREEMPTION")
+            + STEPS
+            + CANCELLED.format(3, ""),
+            "The job was stopped from outside on n3: canceled, or a signal to its launcher",
+            "The run before failed: scheduler-preempted (",
+        ),
+        (
+            RAISED.format(4, "old") + FILES + SYNTAX.format(7) + AT_ONCE,
+            "A rank stopped in train.py:7 in <module>: SyntaxError: invalid syntax",
+            "at least 1 earlier run of the job.",
+        ),
+        (
+            f"{START.format(1)}{RAISED.format(4, 'old')}{LAUNCHER_ENDS}{FILES}{RAISED.format(9, 'new')}",
+            "Rank 0 stopped in /home/me/train.py:9 in main: KeyError: 'new'",
+            "at least 1 earlier run of the job.",
+        ),
+        # launchers of two nodes, and an epilog
+        (
+            START.format(1) * 2 + RAISED.format(4, "one") + LAUNCHER_ENDS * 2,
+            "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'one'",
+            "",
+        ),
+        (
+            START.format(1) + RAISED.format(4, "one") + LAUNCHER_ENDS + FILES,
+            "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'one'",
+            "",
+        ),
+        (SYNTAX.format(7) + AT_ONCE, "A rank stopped in train.py:7 in <module>: SyntaxError: invalid syntax", ""),
+    ],
+)
+def test_of_runs_that_were_appended_to_a_file_the_last_is_explained(
+    output: str, title: str, before: str, tmp_path: Path
+):
+    (tmp_path / "job.out").write_text(output)
+    (finding,) = logs([str(tmp_path / "job.out")]).report.findings
+
+    assert finding.title == title
+    assert before in finding.detail if before else "earlier run" not in finding.detail
