@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_doctor.features.jobs.causes.exceptions import cause_of, is_own
+from ddp_doctor.features.jobs.causes.exceptions import cause_of, is_own, reads_configuration
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import FileSeen, JobLogFact, LogLine, ProcessSeen, RankSeen, SignSeen
 from ddp_doctor.features.jobs.table import RENAMED, SIGNS, cause_named
@@ -385,6 +385,12 @@ class Output:
             for line in range(first[sign.where], sign.where.line + 1)
         )
 
+    @cached_property
+    def of_configurations(self) -> frozenset[tuple[str, int]]:
+        """The lines of exceptions about the text of a configuration: no damaged data."""
+        of_configurations = [sign.where for sign in self.signs("exception") if reads_configuration(sign)]
+        return frozenset((where.file, where.line) for where in of_configurations)
+
     def _is_raised_again(self, exception: SignSeen) -> bool:
         """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
@@ -403,7 +409,8 @@ class Output:
     def _lines_of_causes(self) -> Mapping[tuple[str, int | None], list[int]]:
         lines: dict[tuple[str, int | None], list[int]] = defaultdict(list)
         for sign in self.fact.signs:
-            if SIGNS[sign.sign][1] is not None:
+            is_of_configuration = (sign.where.file, sign.where.line) in self.of_configurations
+            if SIGNS[sign.sign][1] is not None and not is_of_configuration:
                 lines[sign.where.file, sign.rank].append(sign.where.line)
         return lines
 
@@ -432,7 +439,8 @@ def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
         beside = not known.beside or not ids.isdisjoint(known.beside)
         ended = known.tier == "kernel" or not is_of_end or not output.got_over(sign)
         is_victims = cause is not None and cause.name == NCCL_STATES and blames_peer(sign.values.get("message", ""))
-        if cause is not None and known.role == "cause" and beside and ended and not is_victims:
+        is_other = is_victims or (sign.where.file, sign.where.line) in output.of_configurations
+        if cause is not None and known.role == "cause" and beside and ended and not is_other:
             spoken.append(((cause.name,), sign))
     spoken += [(cause_of(sign), sign) for sign in output.exceptions]
     died = {rank.rank for rank in output.died}

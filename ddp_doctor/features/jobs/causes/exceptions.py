@@ -3,7 +3,7 @@
 import re
 
 from ddp_doctor.features.jobs.facts import SignSeen
-from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION
+from ddp_doctor.features.jobs.table.signs import CONFIGURATION_INVALID, FILE_NOT_ACCESSIBLE, LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 
 #: Exceptions of a rank because another process failed, or because it was told to end (torch 2.15
@@ -18,8 +18,9 @@ _OTHERS_FAULT = frozenset(
     EOFError WorkerGroupError TrainingFailedError
     """.split()  # noqa: SIM905  a list of words
 )
-#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py).
-_OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) ")
+#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py), and those of a client
+#: of the store (torch 1.9 to 1.11).
+_OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) |connect\(\) timed out\. Original timeout")
 #: Messages of drivers and of libraries between ranks, and the files of such libraries.
 _OF_LIBRARIES = re.compile(
     r"\b(?:CUDA|HIP|HAS|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
@@ -37,6 +38,11 @@ _ABOUT_VALUES = frozenset(
     ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
     """.split()  # noqa: SIM905  a list of words
 )
+#: What the kernel says of a path: it does not exist, may not be used, or is no directory, or is one.
+_OF_A_PATH = re.compile(r"\[Errno (?:2|13|20|21|30)\]")
+#: Parsers of configurations alone, of anything, and the place that hands them a configuration.
+_PARSES_CONFIGURATION = ("yaml.", "omegaconf.", "hydra.", "toml")
+_READS_CONFIGURATION = re.compile(r"config|cfg|\bargs\b|hparams|settings", re.IGNORECASE)
 #: The last frame of a launcher that tells of a process which it started.
 _TELLS_OF_A_CHILD = re.compile(
     r"[/\\]torch[/\\](?:distributed[/\\]launcher[/\\]api\.py:\d+ in launch_agent"
@@ -72,9 +78,22 @@ def cause_of(exception: SignSeen) -> tuple[str, ...]:
     kind = exception.values.get("type", "").rpartition(".")[2]
     if kind == "ValueError" and _LAUNCHER.search(frames[0]) and _PARSES_ARGUMENTS.search(frames[-1]):
         return ("script-arguments", *_alike(exception)[:2])
+    if reads_configuration(exception):
+        return (CONFIGURATION_INVALID, *_alike(exception))
+    if _OF_A_PATH.match(exception.values.get("message", "")):
+        return (FILE_NOT_ACCESSIBLE, *_alike(exception))
     if is_of_library and kind not in _ABOUT_VALUES:
         return (LIBRARY_EXCEPTION, *_alike(exception)[:2])
     return ("rank-exception", *_alike(exception))
+
+
+def reads_configuration(exception: SignSeen) -> bool:
+    """Return True if a parser rejected the text of a configuration, not of data."""
+    kind = exception.values.get("type", "")
+    is_json = kind.endswith("JSONDecodeError")
+    return kind.startswith(_PARSES_CONFIGURATION) or (
+        is_json and _READS_CONFIGURATION.search(exception.values.get("reader", "")) is not None
+    )
 
 
 def _alike(exception: SignSeen) -> tuple[str, ...]:

@@ -31,7 +31,13 @@ from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.features.jobs.table import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION, NCCL_STATES, Tier
+from ddp_doctor.features.jobs.table.signs import (
+    CONFIGURATION_INVALID,
+    FILE_NOT_ACCESSIBLE,
+    LIBRARY_EXCEPTION,
+    NCCL_STATES,
+    Tier,
+)
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -100,7 +106,10 @@ _OF_TEARDOWN = (
 #: Faults that other ranks may report because a process has died.
 _OF_A_BROKEN_LINK = ("ib-fabric-fault", "rank-unreachable", "firewall-or-unreachable")
 #: Causes that say no more than that a process ended.
-_THAT_IT_ENDED = ("rank-exception", LIBRARY_EXCEPTION, "process-crashed", "host-oom-kill", "peer-died-secondary")
+_THAT_IT_ENDED = (
+    *("rank-exception", LIBRARY_EXCEPTION, FILE_NOT_ACCESSIBLE, CONFIGURATION_INVALID),
+    *("process-crashed", "host-oom-kill", "peer-died-secondary"),
+)
 
 
 def cause_in(fact: JobLogFact) -> Judged | None:

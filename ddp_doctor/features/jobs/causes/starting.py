@@ -51,7 +51,7 @@ def waited_for(output: Output) -> Wait | None:
         if int(sign.values["came"]) < int(sign.values["world"]):
             return Wait(f"only {sign.values['came']} of {sign.values['world']} {of}", [sign])
     members = output.signs("member-came")
-    if members and not output.signs("members-complete"):
+    if members and not output.signs("members-complete") and not output.died:
         came = {int(sign.values["member"]) for sign in members}
         if absent := sorted({*range(min(int(members[0].values["world"]), _MOST_RANKS))} - came):
             who, others = rank_list(sorted(came)), rank_list(absent)

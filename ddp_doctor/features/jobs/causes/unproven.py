@@ -154,7 +154,13 @@ def _no_server(output: Output) -> Iterator[Judged]:
         lines(signs)[:_MOST_LINES],
         (Culprit(kind="node", node=at),) if at else (),
         places(output, ranks_of(signs)) or "a node",
-        values={"server": at, "peer": at, "name": at, "port": port, "reason": "it did not answer in time"},
+        values={
+            "server": at,
+            "peer": at or "the rendezvous",
+            "name": at,
+            "port": port,
+            "reason": "it did not answer in time",
+        },
     )
 
 
@@ -170,7 +176,7 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     others = output.world.difference(saw, (rank.rank for rank in output.fact.ranks if str(rank.pid) in stopped))
     by_launcher = {int(sign.values["rank"]) for sign in victims if sign.sign == "ray-rank-gone"}
     named = gone or by_launcher or (others if saw and len(others) == 1 else ())
-    if not victims or any(waits(output.fact).values()):
+    if not victims or any(waits(output.fact).values()) or output.signs("child-ended"):
         return
     who = places(output, saw) or name_list(output.hosts_of(victims)) or ("the driver" if by_launcher else "a rank")
     refused = [_ADDRESS.search(sign.where.text) for sign in victims if sign.sign in _REFUSED]

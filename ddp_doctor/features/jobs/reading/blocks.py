@@ -9,6 +9,7 @@ from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
+_PARSER = re.compile(r"[/\\](?:json|simplejson|yaml|omegaconf|tomllib)[/\\]")
 #: Lines of an exception group stand behind a bar, which a line of code may also begin with.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 #: No name of a class: the output was cut within the path to it.
@@ -77,6 +78,8 @@ class Traceback(Block):
         self.type: str | None = None
         self.message = ""
         self.text = ""
+        self.reader = ""  # the last frame that is of no parser, with its code
+        self._is_parser = False
         if not self._is_whole:
             self._wants_more(text)
 
@@ -87,8 +90,11 @@ class Traceback(Block):
             text = _GROUP.sub("", text, count=1)
         if frame := _FRAME.match(text):
             self.frames.append(f"{frame['file']}:{frame['line']} in {frame['name'] or '<module>'}")
+            self._is_parser = _PARSER.search(frame["file"]) is not None
+            self.reader = self.reader if self._is_parser else self.frames[-1]
             return True
         if not text.strip() or text[0] in " \t":
+            self.reader += "" if self._is_parser else text
             return True
         text = _once(text)
         if self.is_of_script and not _SURELY.search(text.partition(":")[0]):
@@ -110,6 +116,7 @@ class Traceback(Block):
             "where": where,
             "frames": "\n".join(self.frames[-_MOST_FRAMES:]),
             "first_line": str(self.first_line),
+            **({"reader": self.reader} if self._is_parser else {}),
         }
 
 

@@ -37,6 +37,10 @@ _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,10}) on node (?P<host>\S{1,255}) exited on"
     r" signal (?P<signal>\d{1,3})"
 )
+#: Lightning's launcher, of the first that ended; it then ends the others.
+_CHILD = re.compile(
+    r"\[rank: (?P<rank>\d{1,7})\] Child process with PID (?P<pid>\d{1,10}) terminated with code (?P<code>-?\d{1,5})"
+)
 #: mp.spawn's line in front of a process's traceback.
 SPAWN_RAISED = re.compile(r"-- Process (\d{1,7}) terminated with the following error:")
 #: mp.spawn's number is the rank where one call starts them all (torch/multiprocessing/spawn.py).
@@ -59,6 +63,7 @@ ENDING_WORDS = (
     b"failed (exitcode: ",
     b"srun: error: ",
     b"noticed that process rank",
+    b"] Child process with PID ",
     b"Exception: process ",
     b" terminated with the following error:",
     b") world_rank=",
@@ -84,6 +89,9 @@ def endings_in(text: str) -> Iterator[Ending]:
         if name or code is not None:
             for rank in _numbers(found["tasks"]):
                 yield Ending(rank, found[0], host=found["host"], exit_code=code, signal=name)
+    elif found := _CHILD.search(text):
+        code, name = _ended(int(found["code"]))
+        yield Ending(int(found["rank"]), found[0], pid=int(found["pid"]), exit_code=code, signal=name)
     elif found := _MPIRUN.search(text):
         name = signal_name(int(found["signal"]))
         yield Ending(int(found["rank"]), found[0], host=found["host"], pid=int(found["pid"]), signal=name)

@@ -97,6 +97,7 @@ _OF_LAUNCHERS = re.compile(
     r"|Root Cause \(first observed failure\):|Failures:|\S* ?FAILED|<NO_OTHER_FAILURES>|\[\d+\]:"
     r"|(?:time|host|rank|exitcode|error_file) *: .*|traceback *: (?!Signal).*"
     r"|.*failed \(exitcode: -?\d+\) local_rank: .*|.*\bsigkill_handler\].*|.*exits with return code = .*"
+    r"|A worker died or was killed while executing a task.*|.*\] Child process with PID \d+ terminated.*"
     r"|.*[Ss]ending process \d+ closing signal.*|-- Process \d+ terminated with the following error:"
     r"|(?:raise )?\S*(?:Process(?:Raised|Exited)Exception|ChildFailedError)\b.*|torch\.distr[\w.]*"
     r"|Traceback \(most recent call last\):|File \"[^\"]*|.*\bprocess group has NOT been destroyed\b.*"

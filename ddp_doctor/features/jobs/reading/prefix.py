@@ -99,6 +99,8 @@ _OF_DRIVER = "NVRM: "
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
 _ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (("rank", "rank"), ("local", "local_rank"), ("task", "task"), ("pid", "pid"), ("gpu", "gpu"))
+#: Keys of entries in JSON whose values are lines of output.
+_WRAPPERS = ("log", "data", "message", "msg")
 _LAUNCHERS = frozenset(("torchrun", "srun", "mpirun", "kubernetes", "ray"))
 
 #: The start of another process's text in the middle of a line, where writes of several were mixed.
@@ -145,7 +147,7 @@ class Prefixes:
         """
         fields: dict[str, Any] = {}
         stream: list[str] = []
-        if line.startswith('{"log":'):
+        if line.startswith('{"'):
             line = self._unwrapped(line, fields)
         text = self._stripped(line, fields, stream)
         if word and (before := text.find(word)) > 0 and (inner := list(_INNER.finditer(text, 0, before))):
@@ -216,13 +218,13 @@ class Prefixes:
     def _unwrapped(self, line: str, fields: dict[str, Any]) -> str:
         try:
             entry = json_object(line)
-            text = entry["log"]
-        except (ValueError, KeyError):
+        except ValueError:
             return line
+        text = next((entry[key] for key in _WRAPPERS if key in entry), None)
         when = re.match(_ISO, str(entry.get("time", "")))
         if when and (at_s := _seconds(when.groupdict(), self._year)) is not None:
             fields["at_s"] = at_s
-        return plain(text) if isinstance(text, str) else line
+        return plain(text.rstrip()) if isinstance(text, str) else line
 
 
 def _extend(stream: list[str], kind: str, prefix: str) -> None:

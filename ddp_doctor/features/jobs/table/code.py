@@ -3,7 +3,14 @@
 from ddp_doctor.features.jobs.table.gpu_access import SET_DEVICE
 from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause
 from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
-from ddp_doctor.features.jobs.table.signs import LIBRARY_EXCEPTION, Sign, nccl, proof
+from ddp_doctor.features.jobs.table.signs import (
+    CONFIGURATION_INVALID,
+    FILE_NOT_ACCESSIBLE,
+    LIBRARY_EXCEPTION,
+    Sign,
+    nccl,
+    proof,
+)
 
 #: What libraries say of files that they cannot decode.
 _NOT_DECODED = (
@@ -23,6 +30,73 @@ CAUSES = {
         next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): causes/evidence.py.
+    ),
+    # Judged from exceptions, too: causes/exceptions.py.
+    "DDJ227": JobCause(
+        name=FILE_NOT_ACCESSIBLE,
+        title="{who} cannot open a file[: {message}][ ({where})]",
+        restart="no",
+        finds="A rank ended because a file, directory or program does not exist, or because the user may not use it.",
+        why="A path in the arguments or the configuration is wrong, or the file is on one node only. With a relative"
+        " path, it also depends on the directory in which the launcher starts.",
+        remedies=(
+            remedy(
+                "Create, download or correct the path, and check it on every node",
+                "srun --ntasks-per-node=1 ls -ld FILE",
+            ),
+            remedy("If permission is denied, use a path that the job's user may read and write"),
+            in_code("If another rank creates or deletes the file, wait for that rank: torch.distributed.barrier()"),
+        ),
+        next_check="ls -ld FILE on the rank's host, and in its container",
+        references=("errno(3): ENOENT, EACCES, ENOTDIR, EISDIR, EROFS",),
+    ),
+    "DDJ228": JobCause(
+        name=CONFIGURATION_INVALID,
+        title="{who} cannot read the configuration[: {message}][ ({where})]",
+        restart="no",
+        finds="A rank ended while it parsed a configuration file, such as the JSON of DeepSpeed or a YAML file.",
+        why="The file is empty, has a syntax error, or is another file than intended. All ranks read the same file.",
+        remedies=(
+            remedy(
+                "Correct the file of --deepspeed, --config or the like at the line in the message",
+                "python -m json.tool FILE",
+                "python -c \"import yaml; yaml.safe_load(open('FILE'))\"",
+            ),
+        ),
+        next_check="python -m json.tool FILE, with the file that the traceback loads",
+        references=("Python: json; PyYAML; OmegaConf; transformers integrations/deepspeed.py",),
+    ),
+    "DDJ229": JobCause(
+        name="credentials-missing",
+        title="{who} has no valid credentials[: {reason}]",
+        restart="no",
+        finds="A service such as Weights & Biases or Hugging Face rejects the key or token of the job, or finds none.",
+        why="Ranks have no terminal to ask for a key, and batch jobs and containers often do not get the variables or"
+        " the home directory with the login.",
+        remedies=(
+            remedy(
+                "For Weights & Biases: set WANDB_API_KEY to the key of your account, or log without a connection",
+                settings=(setting("WANDB_MODE", "offline"),),
+            ),
+            remedy("For Hugging Face: request access to the model, and pass a token", "export HF_TOKEN=hf_..."),
+            remedy("Pass the variable to all ranks of all nodes", "srun --export=ALL python train.py"),
+        ),
+        next_check="env | grep -E 'WANDB|HF_TOKEN|AWS' in a rank",
+        references=("wandb sdk/lib/apikey.py; huggingface_hub errors.py; botocore exceptions.py",),
+        signs={
+            "credentials-refused": Sign(
+                (
+                    "API key must be ",
+                    "api_key not configured",
+                    "GatedRepoError: ",
+                    "access a gated repo",
+                    "Invalid user token",
+                    "Unable to locate credentials",
+                ),
+                r"(?P<reason>API key must be [^\n]{1,80}|api_key not configured[^\n.]{0,40}"
+                r"|GatedRepoError: [^\n.]{1,40}|access a gated repo|Invalid user token|Unable to locate credentials)",
+            )
+        },
     ),
     "DDJ100": JobCause(
         name=LIBRARY_EXCEPTION,
@@ -244,7 +318,8 @@ CAUSES = {
                 r"^(?:\[rank\d+\]: ?)?(?P<missing>lib[^\s:]+): cannot open shared object",
             ),
             "no-script": proof(
-                ": can't open file '", r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]"
+                ": can't open file '",
+                r"python[\d.]*: can't open file '(?P<missing>\s*[^'\s][^']{0,300})': \[Errno \d+\]",
             ),
             "interpreter-lacks-module": proof(
                 ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)"

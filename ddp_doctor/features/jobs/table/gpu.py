@@ -269,10 +269,10 @@ CAUSES = {
                     "Memory access fault by GPU",
                     "CUDA_ERROR_ILLEGAL_ADDRESS",
                     "CUDA_ERROR_LAUNCH_FAILED",
-                    "cudaErrorIllegalAddress",
+                    *(f"{call}Error{what}" for call in ("cuda", "hip") for what in ("IllegalAddress", "LaunchFailure")),
                 ),
                 r"(?P<what>an illegal memory access was encountered|unspecified launch failure|Memory access fault"
-                r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
+                r"|CUDA_ERROR_\w+|(?:cuda|hip)Error(?:IllegalAddress|LaunchFailure)\b)",
             ),
         },
     ),

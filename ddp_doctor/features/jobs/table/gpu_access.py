@@ -209,6 +209,32 @@ CAUSES = {
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs={"hang-with-iommu": watchdog.hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
+    "DDJ230": host_cause(
+        name="p2p-not-supported",
+        title="NCCL on {who} uses P2P between GPUs that do not support it",
+        finds="NCCL's P2P transport fails in a CUDA call with error 217, peer access is not supported.",
+        why="The driver offers P2P between two GPUs, but cannot open the memory of the other process. Consumer GPUs,"
+        " containers that see one GPU per process, ACS and an IOMMU that translates are typical reasons.",
+        remedies=(
+            remedy(
+                "Disable P2P for the job, with Ray in the environment of its workers",
+                "ray.init(runtime_env={'env_vars': {'NCCL_P2P_DISABLE': '1'}})",
+                settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),
+                cost="host memory traffic between GPUs of one node, often several times slower",
+                undo="unset NCCL_P2P_DISABLE",
+            ),
+            _WITHOUT_TRANSLATION,
+        ),
+        next_check="nvidia-smi topo -p2p r; ddp-doctor run --only topology,p2p on the same GPUs",
+        references=(CUDA_ERRORS, "NCCL 2.7 to 2.30, src/transport/p2p.cc"),
+        signs={
+            "p2p-cuda-217": nccl.sign(
+                "peer access is not supported",
+                r"^(?!.*transport/shm\.cc).*(?:\b217\b|Cuda failure)\W{1,3}peer access is not supported",
+                beside=("nccl-error-returned", "nccl-error", "nccl-error-by-name"),
+            )
+        },
+    ),
     "DDJ121": JobCause(
         name="p2p-broken-hang",
         title="P2P between GPUs of {who} may move no data[: collective {first} hung]",

@@ -228,8 +228,12 @@ CAUSES = {
             ),
             "container-oom": kernel.proof("OOMKilled", r"\bOOMKilled\b(?!: false)"),
             "ray-oom": kernel.proof(
-                ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
-                r"(?:low on memory|\(OOM\))(?=(?:.{0,200}?IP: (?P<host>[\w.:-]+))?)",
+                (
+                    "due to the node running low on memory",
+                    "killed due to memory pressure (OOM)",
+                    "exceeds the memory usage threshold of ",
+                ),
+                r"(?:low on memory|\(OOM\)|^Memory on the node \()(?=(?:.{0,200}?IP: (?P<host>[\w.:-]+))?)",
             ),
             "batch-system-oom": kernel.proof(
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),

@@ -275,7 +275,12 @@ CAUSES = {
         title="The arguments[ of {script}] were rejected: {message}",
         finds="The training script or the launcher exits because an argument is missing or unknown.",
         why="Launchers, configurations and scripts are often changed independently of each other.",
-        remedies=(remedy("Compare the arguments with SCRIPT --help"),),
+        remedies=(
+            remedy("Compare the arguments with SCRIPT --help"),
+            remedy(
+                "If an argument is a blank, remove the space behind a backslash at the end of a line of the command"
+            ),
+        ),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
         signs={
@@ -288,7 +293,8 @@ CAUSES = {
                 r"(?:^|: )(?P<script>[\w.-]+(?: CLI tool)?): error: "
                 r"(?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
-            )
+            ),
+            "script-is-blank": proof(": can't open file '", r"python[\d.]*: (?P<message>can't open file '\s*')"),
         },
     ),
     "DDJ193": JobCause(
@@ -465,7 +471,7 @@ CAUSES = {
     ),
     "DDJ191": sick_host(
         name="scheduler-node-failure",
-        title="The scheduler lost a node of the job[: {node}]",
+        title="The job lost a node[: {node}]",
         finds="Slurm or Ray reports that a node no longer responds.",
         why="The node went down or lost its network. Ranks on other nodes only see that the connection is closed.",
         remedies=(
@@ -478,6 +484,11 @@ CAUSES = {
             "node-failure": kernel.proof(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
+            ),
+            "node-of-actor-died": launcher.sign(
+                ("RayActorError: ", "ActorDiedError: ", "is dead because its node has died"),
+                r"(?s)Error: .*?\n\s*ip: (?P<node>[\w.:-]+).*?its node has died|^[^\n]*its node has died",
+                lines=12,
             ),
             "node-lost-by-ray": launcher.sign(
                 "has been marked dead because the detector",

@@ -187,6 +187,9 @@ _ENDS = {
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
     ),
+    "child-ended": launcher.pointer(  # Lightning's, which then ends the others
+        "] Child process with PID ", r"\[rank: (?P<rank>\d{1,7})\] Child process with PID \d+ terminated with code"
+    ),
     "mpi-abort": launcher.pointer("MPI_ABORT was invoked on rank ", r"was invoked on rank (?P<rank>\d{1,7})"),
     "mpirun-did-not-start": launcher.pointer("mpirun was unable to "),
     "command-ended": launcher.pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's

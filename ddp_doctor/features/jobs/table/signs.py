@@ -19,6 +19,8 @@ HARMLESS_WARNINGS = "libibverbs|real path|Plugin|Only EFA|falling back|lib wrapp
 NCCL_STATES = "nccl-states-cause"
 #: The cause for exceptions of drivers and libraries.
 LIBRARY_EXCEPTION = "library-exception"
+#: The causes for exceptions about paths and about the text of a configuration.
+FILE_NOT_ACCESSIBLE, CONFIGURATION_INVALID = "file-not-accessible", "configuration-invalid"
 #: Begins the note that reading/ras.py puts behind a line of NCCL's RAS.
 RAS_NOTE = "[RAS: "
 #: Begins the line that reading/containers.py adds for each process of a py-spy dump.

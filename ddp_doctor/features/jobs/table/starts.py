@@ -143,11 +143,15 @@ CAUSES = {
             remedy("Build the extension once in the image, not on each node when the job starts"),
             remedy("Remove a build that was left unfinished", "rm -r ~/.cache/torch_extensions"),
         ),
-        next_check="nvcc --version; c++ --version; ls $CUDA_HOME/include | head",
+        next_check="the compiler's first error above the evidence; nvcc --version; c++ --version",
         references=("torch 2.15 utils/cpp_extension.py", "ninja src/build.cc; GCC"),
         signs={
             "header-missing": Sign(
                 ": fatal error: ", r":\d+: fatal error: (?P<reason>\S{1,100}: No such file or directory)"
+            ),
+            "compiler-failed": Sign(
+                ("Command '['ninja'", "Command '['which', "),
+                r"Error: Command '\[(?:'ninja'|'which', '[^']{0,100}(?:[cg]\+\+|nvcc)').{0,400}non-zero exit",
             ),
             "extension-error": Sign("Error building extension '", r"Error building extension '(?P<reason>[^']{1,80})'"),
         },

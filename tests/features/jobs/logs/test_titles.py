@@ -39,6 +39,14 @@ def titles(output: str, folder: Path) -> list[str]:
             "traceback : Signal 11 (SIGSEGV) received by PID 71",
             "A rank crashed with SIGSEGV in a native library, not in Python code",
         ),
+        (
+            "step 3\n[rank: 1] Child process with PID 7 terminated with code 1. Forcefully terminating all others",
+            f"Rank 1 exited with 1{UNKNOWN}",
+        ),
+        (
+            "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
+            "A connection from a node to the rendezvous fails: it did not answer in time",
+        ),
         ("['python', 'train.py'] exits with return code = 3", f"A process exited with 3{UNKNOWN}"),
     ],
 )
