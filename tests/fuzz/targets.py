@@ -28,7 +28,7 @@ from ddp_doctor.checks.node.topology.formats import (
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
-from ddp_doctor.features.jobs.reading import endings, measured, prefix, ras, steps_said
+from ddp_doctor.features.jobs.reading import containers, endings, measured, prefix, ras, steps_said
 from ddp_doctor.features.jobs.reading.assemble import Job
 from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan
 from ddp_doctor.features.jobs.reading.words import pieces, search_for
@@ -417,14 +417,19 @@ TARGETS: tuple[Target, ...] = (
     direct(prefix.of_path, "/l/none_x/attempt_0/3/stderr.log", "rank_3.log"),
     direct(prefix.attempt_of_path, "/l/none_x/attempt_1/3/stderr.log"),
     Target(
-        endings.unfinished_bar,
-        lambda text: endings.unfinished_bar(text.encode("utf-8", "surrogatepass"), len(text)),
+        endings.before_time_out,
+        lambda text: endings.before_time_out(text.encode("utf-8", "surrogatepass"), len(text)),
         ("Map:  61%|###   | 7340011/12000000 [1:10:01<18:51, 4081.20 examples/s]",),
     ),
     Target(
         endings.since_complete,
         lambda text: endings.since_complete(text.encode("utf-8", "surrogatepass"), len(text)),
         ("n:1:2 [0] NCCL INFO comm 0x1 - Init COMPLETE\nstep 1\n",),
+    ),
+    Target(
+        containers.document,
+        lambda text: containers.document(text.encode("utf-8", "surrogatepass")),
+        ("import torch\n", '{\n"a": 1}', "# A\n\n# B\n[c](d)\n"),
     ),
     Target(pieces, _in_pieces, ("10%\rNCCL WARN x\rTraceback",)),
     Target(prefix.clean, lambda text: prefix.clean(text.encode("utf-8", "surrogatepass")), ("\x1b[36ma",)),

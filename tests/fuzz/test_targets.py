@@ -18,7 +18,7 @@ from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 #: Targets that are not a function of ddp_doctor.parse.
 ELSEWHERE = {
     "gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes",
-    "failed_trials.complaints", "failed_trials.used_elsewhere",
+    "failed_trials.complaints", "failed_trials.used_elsewhere", "containers.document",
 }  # fmt: skip
 #: Characters that separate lines, cells, lists and numbers in some format.
 SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"

@@ -68,6 +68,7 @@ class FileSeen(Frozen):
     unusual: LogLine | None = None  # the last line about a fault, or the last line
     nan_since: LogLine | None = None  # from this line to the end of the file every loss is NaN or infinite
     unread: str | None = None  # why it was not read
+    document: str = ""  # "Markdown", "JSON" …: what it is if no job printed it
 
 
 class JobLogFact(Fact):

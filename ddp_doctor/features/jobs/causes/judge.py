@@ -31,6 +31,7 @@ from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.features.jobs.facts import JobLogFact
 from ddp_doctor.features.jobs.table import FOUND_BY_LINT, SIGNS, cause_named
+from ddp_doctor.features.jobs.table.launchers import LET_LAUNCHER_NUMBER
 from ddp_doctor.features.jobs.table.signs import (
     CONFIGURATION_INVALID,
     FILE_NOT_ACCESSIBLE,
@@ -75,10 +76,22 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = unproven.died_before(output, found[0]) or found
     elif found and all(map(_is_an_end, found)) and not output.shows_progress and (wait := starting.waited_for(output)):
         found = (starting.still_waiting(wait, found),)
-    found = tuple(replace(_with_lint(recording, output, judged), launcher=output.fact.launcher) for judged in found)
+    found = tuple(_of_own_port(output, _with_lint(recording, output, judged)) for judged in found)
+    found = tuple(replace(judged, launcher=output.fact.launcher) for judged in found)
     if not found:
         return ()
     return replace(found[0], detail=" ".join(filter(None, (found[0].detail, *_before(fact, earlier))))), *found[1:]
+
+
+def _of_own_port(output: Output, judged: Judged) -> Judged:
+    """The cause of a clash at a port that this job's launcher chose because it was free."""
+    if judged.cause.name != "port-in-use" or not output.signs("chooses-free-port"):
+        return judged
+    title = "Two processes of the job open the same port[ {port}], which its launcher had chosen as a free one"
+    cause = judged.cause._replace(title=title, domain="code")
+    numbers = "print(os.environ['RANK'], os.environ['MASTER_PORT']) in each process before init_process_group()"
+    remedies = (LET_LAUNCHER_NUMBER,)
+    return replace(judged, cause=cause, confidence=Confidence.LIKELY, remedies=remedies, next_check=numbers)
 
 
 def _before(fact: JobLogFact, earlier: Sequence[Output]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ddp_doctor.model.finding import Culprit, Remedy
 _PLACEHOLDERS = {"PORT": "port", "PEER": "peer"}
 _AMD = re.compile(r"HW Exception by GPU|HSA_STATUS_|\bHIP\b|ROCm|amdgpu")
 _NVIDIA = re.compile(r"nvidia|\bXid\b|compute-sanitizer|CUDA_|dcgmi")
-_LAUNCHER = re.compile(r"(?:torchrun|accelerate|deepspeed|mpirun|srun)\b")
+_LAUNCHER = re.compile(r"(?:torchrun|accelerate|deepspeed|mpirun|srun|ray(?=\.init))\b")
 _SAFE = re.compile(r"[A-Za-z0-9][\w.:-]{0,99}")
 
 

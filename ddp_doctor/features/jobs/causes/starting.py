@@ -9,7 +9,7 @@ from ddp_doctor.features.jobs.causes.evidence import Output, lines
 from ddp_doctor.features.jobs.causes.judged import Judged
 from ddp_doctor.features.jobs.facts import SignSeen
 from ddp_doctor.features.jobs.table import cause_named
-from ddp_doctor.features.jobs.table.unproven import GET_RESOURCES, START_ALL
+from ddp_doctor.features.jobs.table.unproven import CREATE_GROUPS, GET_RESOURCES, START_ALL
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.wording.ranks import rank_list
@@ -46,10 +46,8 @@ def waited_for(output: Output) -> Wait | None:
     of_torchrun = [sign for sign in ended if _OF_TORCHRUN.search(sign.values.get("frames", ""))]
     of_torchrun = of_torchrun or _at_the_end(output, "in-rendezvous")
     stores = output.signs("store-clients", "store-barrier", "waits-in-store-barrier")
-    for sign in [sign for sign in stores if "came" in sign.values][-1:]:
-        of = "nodes joined torchrun's rendezvous" if of_torchrun else "ranks joined the job"
-        if int(sign.values["came"]) < int(sign.values["world"]):
-            return Wait(f"only {sign.values['came']} of {sign.values['world']} {of}", [sign])
+    if wait := _in_store(stores, "nodes joined torchrun's rendezvous" if of_torchrun else "ranks joined the job"):
+        return wait
     members = output.signs("member-came")
     if members and not output.signs("members-complete") and not output.died:
         came = {int(sign.values["member"]) for sign in members}
@@ -58,13 +56,28 @@ def waited_for(output: Output) -> Wait | None:
             # Only rank 0 prints that all came, perhaps into another file.
             absence = f"{others} did not" if 0 in came else f"the output does not show whether {others} did"
             return Wait(f"{who} came to Lightning's start, and {absence}", members)
-    if of_torchrun:
-        late = ", which did not come in time" if "Timeout" in of_torchrun[-1].where.text else ""
-        return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun)
+    agents = [sign for sign in output.signs("store-timeout") if "/torchelastic/" in sign.values.get("keys", "")]
+    if of_torchrun or agents:
+        is_late = bool(agents) or "Timeout" in of_torchrun[-1].where.text
+        late = ", which did not come in time" if is_late else ""
+        return Wait(f"torchrun waited at its rendezvous for other nodes{late}", of_torchrun or agents)
     if of_ranks := [sign for sign in ended if _OF_RANKS.search(sign.values.get("frames", ""))]:
         return Wait("a rank was in init_process_group, and other ranks did not join", of_ranks)
     tried = _at_the_end(output, "store-tried-again")
     return Wait(f"the rendezvous at {tried[-1].values['at']} did not answer", tried[-1:]) if tried else None
+
+
+def _in_store(stores: Sequence[SignSeen], of: str) -> Wait | None:
+    for sign in [sign for sign in stores if "came" in sign.values][-1:]:
+        count, number = f"{sign.values['came']} of {sign.values['world']}", sign.values.get("number", "1")
+        if int(sign.values["came"]) >= int(sign.values["world"]):
+            return None
+        if number != "1":
+            stacks = "py-spy dump --pid PID of a rank that prints no timeout"
+            what = f"only {count} ranks created process group {number}, and the job had started"
+            return Wait(what, [sign], CREATE_GROUPS, stacks)
+        return Wait(f"only {count} {of}", [sign])
+    return None
 
 
 def _at_the_end(output: Output, name: str) -> list[SignSeen]:

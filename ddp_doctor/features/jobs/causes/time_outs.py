@@ -68,6 +68,9 @@ def waited(output: Output) -> str:
 
 def worked_before(output: Output) -> str:
     """Whether it was among the first collectives, which tells the set-up from what fails later."""
+    at = [wait.seq for of_group in waits(output.fact).values() for wait in of_group.values() if wait.seq is not None]
+    if (apart := max(at, default=0) - min(at, default=0)) > 0 and len(waits(output.fact)) == 1:
+        return f"Their numbers differ by {apart}: the ranks called different collectives, or are in different groups."
     number = collective_reached(output)
     if is_first(number):
         return "It was one of the first collectives, so the set-up of network or GPUs is a likely cause."
@@ -243,8 +246,13 @@ def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     counts = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
     if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in counts):
         return None
-    detail = f"{counts[0].values['came']} ranks joined the store of a job of {counts[0].values['world']}."
-    return _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, counts, (), detail)
+    came, world = (int(counts[0].values[name]) for name in ("came", "world"))
+    detail = f"{came} ranks joined the store of a job of {world}."
+    judged = _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, counts, (), detail)
+    if came % world:
+        return judged
+    title = f"{came} ranks joined the store of {world}: {came // world} starts of this job, or another job, share it"
+    return replace(judged, cause=judged.cause._replace(title=title))
 
 
 def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:

@@ -13,6 +13,7 @@ from ddp_doctor.features.jobs.causes.judged import Judged, place_of
 from ddp_doctor.features.jobs.causes.time_outs import waited, worked_before
 from ddp_doctor.features.jobs.causes.whose import failed_first, local_culprits, local_places, places, rank_culprit
 from ddp_doctor.features.jobs.facts import LogLine, ProcessSeen, RankSeen, SignSeen
+from ddp_doctor.features.jobs.reading.ends import UNUSUAL
 from ddp_doctor.features.jobs.table import SIGNS, cause_named
 from ddp_doctor.features.jobs.table.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.features.jobs.views.job_waits import waits
@@ -271,7 +272,9 @@ def _unknown(output: Output) -> Iterator[Judged]:
         how = f"{ended.rstrip('.')} after {_quoted(texts[0])}" if ended else ""
     evidence = (spoken if telling else shown) or output.last_complaints or output.signs("launcher-summary")
     remedies, next_check = _advice(output, bool(waits_for or late or stuck), wait)
-    details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
+    before = next((sign.values["before"] for sign in late if "before" in sign.values), "")
+    said = f"The last line before the timeout is {_quoted(before)}." if before else ""
+    details = (said, capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
@@ -373,8 +376,9 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     # A rank that has done with one shows that all came to it: of the others the line is missing.
     done = {init.comm_id for log in logs for init in log.inits if init.complete}
     complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
-    if output.unfinished:
-        return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
+    if why := output.unfinished or _no_output(output):
+        shown = lines(output.signs("package-not-built")[:1])
+        return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, shown, values={"why": why}),)
     if output.shows_progress:
         return _stops(output)
     if wait := starting.waited_for(output):
@@ -386,6 +390,15 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
     values = {"what": _not_come(logs) or what}
     return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
+
+
+def _no_output(output: Output) -> str:
+    texts = [f"{file.name} is {file.document}" for file in output.fact.files if file.document]
+    if output.signs("package-not-built"):
+        texts = ["pip could not build a package"]
+    elif len(texts) < len(output.fact.files):
+        return ""
+    return f"{texts[0]}, and this is not the output of a job" if texts else ""
 
 
 def _stops(output: Output) -> tuple[Judged, ...]:
@@ -428,7 +441,8 @@ def _without_good_end(output: Output, logs: Sequence[NcclTransportFact]) -> tupl
     is_complete = any(init.complete for log in logs for init in log.inits)
     phase = "NCCL completed its initialization and no step follows; " if is_complete else ""
     last = _short(unusual[-1].text)
-    values = {"why": f"{phase}the most telling line is “{last}”"}
+    is_fault = UNUSUAL.search(unusual[-1].text)
+    values = {"why": f"{phase}{'the most telling line is' if is_fault else 'the output stops at'} “{last}”"}
     return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, tuple(unusual), values=values),)
 
 

@@ -22,6 +22,7 @@ from ddp_doctor.features.jobs.reading.assemble import Job
 from ddp_doctor.features.jobs.reading.containers import (
     chunks_of_entries,
     chunks_of_utf16,
+    document,
     is_entries,
     is_entry_per_line,
     is_stacks,
@@ -188,6 +189,7 @@ class _Reading:
                 unusual=ends.unusual if ends else None,
                 nan_since=ends.nan_since if ends else None,
                 unread=file.unread,
+                document=document(file.head) if kind == "output" else "",
             )
         )
 

@@ -12,8 +12,6 @@ _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?
 _PARSER = re.compile(r"[/\\](?:json|simplejson|yaml|omegaconf|tomllib)[/\\]")
 #: Lines of an exception group stand behind a bar, which a line of code may also begin with.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
-#: No name of a class: the output was cut within the path to it.
-_CUT_NAME = re.compile(r"(?:\w+\.)*[a-z]\w*$")
 #: Lines of code, written by several processes at once, between the place of an error of syntax and its name.
 _LINES_OF_SYNTAX = 12
 #: The name of an exception that several processes wrote at once, and what is copied in such a line.
@@ -100,8 +98,6 @@ class Traceback(Block):
         if self.is_of_script and not _SURELY.search(text.partition(":")[0]):
             return self.lines < _LINES_OF_SYNTAX
         exception = _EXCEPTION.match(text.rstrip())
-        if exception and exception["message"] is None and _CUT_NAME.match(text.rstrip()):
-            return False
         if exception and (self._is_whole or _SURELY.search(exception["type"])):
             self.type, self.message, self.text = exception["type"], exception["message"] or "", text
         return False

@@ -7,10 +7,12 @@
 journald writes a message that is not plain text as an array of bytes (systemd, "Journal Export Formats").
 """
 
+import ast
 import codecs
 import json
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from typing import Any
 
 from ddp_doctor.features.jobs.table.signs import STACK_NOTE
 from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.parse.json_value import json_object
 from ddp_doctor.parse.text import as_utf8
 
 _MESSAGE_KEYS = ("MESSAGE", "message", "log", "msg", "textPayload", "text", "line")
@@ -27,6 +30,9 @@ _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _NO_MESSAGE = "no log entry contains a message"
 #: Characters of a line; a longer one is cut into pieces.
 _LONGEST_LINE = 1 << 20
+_LONGEST_DOCUMENT = 1 << 16
+_DEFINITION = re.compile(r"^(?:import|from|def|class) \w", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,4} \S", re.MULTILINE)
 _PROCESS = re.compile(r"^Process (\d{1,10}): ", re.MULTILINE)
 _THREAD = re.compile(r"^Thread \S{1,40} \([^)]{1,40}\)")
 _FRAME = re.compile(r"^\s+(?P<function>\S.{0,200}?) \((?P<place>[^()\n]{1,300}:\d{1,7})\)$")
@@ -122,6 +128,20 @@ def _lines_in(value: Any) -> Iterator[str]:
     for entries in value.values():
         if isinstance(entries, list):
             yield from _lines_in(entries)
+
+
+def document(head: bytes) -> str:
+    """Return what a text is that no job printed: JSON, Python's source or Markdown; empty for any other."""
+    text = head[:_LONGEST_DOCUMENT].decode("utf-8", "replace")
+    with suppress(ValueError, RecursionError):
+        return "JSON" if json_object(text) and "\n" in text.strip() else ""
+    if _DEFINITION.search(text):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in its strings
+            ast.parse(text)
+            return "Python source"
+    is_markdown = len(_HEADING.findall(text)) > 1 and ("\n```" in text or "](" in text)
+    return "Markdown" if is_markdown else ""
 
 
 def is_stacks(head: bytes, _name: str = "") -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddp_doctor.knowledge.endings import signal_name
+from ddp_doctor.parse.text import plain
 
 #: More ranks than any job has: what a line lists beyond is not read.
 _MOST_RANKS = 100_000
@@ -143,11 +144,20 @@ def _numbers(tasks: str) -> Iterator[int]:
 
 #: tqdm's bar: per cent, and the minutes that it has run.
 _BAR = re.compile(rb"(?<!\d)(\d{1,2})%\|[^|\r\n]{0,400}\|[^\[\r\n]{1,60}\[(?:(\d{1,3}):)?(\d\d):(\d\d)<")
-_BAR_WITHIN = 1 << 16
+#: What a program itself prints: words, and no line of torch or of a traceback.
+_OWN_WORDS = re.compile(rb"(?!.*(?:ProcessGroup|\[[Rr]ank ?\d|terminate called|NCCL ))\S.*[A-Za-z]{3}")
+_BAR_WITHIN, _LONGEST_BEFORE = 1 << 16, 400
 
 
-def unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
-    """The last bar of progress before a place in the output, where it is not complete: its per cent and seconds."""
+def before_time_out(chunk: bytes, end: int) -> dict[str, str]:
+    """The line before a line, and the last bar of progress where it is not complete: its per cent and seconds."""
+    before = chunk[max(chunk.rfind(b"\n", 0, end) - _BAR_WITHIN, 0) : max(chunk.rfind(b"\n", 0, end), 0)].rstrip()
+    line = before.rpartition(b"\n")[2].rpartition(b"\r")[2]
+    said = {"before": plain(line[:_LONGEST_BEFORE].decode("utf-8", "replace"))} if _OWN_WORDS.match(line) else {}
+    return said | _unfinished_bar(chunk, end)
+
+
+def _unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
     bars = list(_BAR.finditer(chunk, max(end - _BAR_WITHIN, 0), end))
     if not bars:
         return {}

@@ -36,6 +36,7 @@ _WORK = _any_of(
 )
 _LETTER = re.compile(r"[^\W_]")
 _OF_NCCL = re.compile(r"NCCL (?:INFO|TRACE|WARN)")
+_OF_DATA = _any_of(r"examples/s", r"^(?:loading|downloading|fetching|tokeniz|map|filter)\w*\b.*%\|")
 _STALLED = _any_of(r"\bstall", r"no progress", r"\bretry", r"\bstuck\b", r"\bhang")
 #: Lines whose numbers differ because they count tries, waiting, faults, processes or downloads.
 _NO_STEP = _any_of(
@@ -76,15 +77,15 @@ _SAVED_OR_PART = _any_of(
 )
 #: Words that exclude a good end.
 _NOT_GOOD = _any_of(
-    r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)",
+    r"\bnot (?:be |been )?(?:saved|written|completed?|finished|done)|\bdid not\b|\bunsuccessful",
     r"\bunable|\bcould not|\bcannot|fail|error|incomplete|abort|kill|exception|\binvalid|\bincorrect|\bnot ready",
     r"\bno (?:transport|such|space|route)\b",
     r"\b(?:code|status)[:= ]{1,3}[1-9]|\breceived [1-9]\d{0,2} from",
     r"\bwill be (?:saved|written)|\bbefore (?:training|the run)",
-    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s",
+    r"(?:download|load|tokeniz|map|cache|caching)\w*\b.{0,40}100 ?%|shards?|\d[kMG]i?B?/\d|\b[kMG]i?B/s|examples/s",
     r"NCCL INFO (?!.*Destroy COMPLETE)|MEMBER: \d",
 )
-_UNUSUAL = _any_of(
+UNUSUAL = _any_of(
     r"\b(?:fatal|error|exception|fail\w*|abort\w*|killed|terminated|denied|refused|unreachable|no route|stall\w*)\b",
     r"\b(?:dead|died|couldn't|cannot|could not)\b|\bexit code[: ]{1,2}-?[1-9]|\bSIG[A-Z]{3,4}\b",
     r"\b(?:stuck|panic|HSA_STATUS_\w+|hang|hung|mismatch)\b|\bWARN",
@@ -101,7 +102,8 @@ _OF_LAUNCHERS = re.compile(
     r"|.*[Ss]ending process \d+ closing signal.*|-- Process \d+ terminated with the following error:"
     r"|(?:raise )?\S*(?:Process(?:Raised|Exited)Exception|ChildFailedError)\b.*|torch\.distr[\w.]*"
     r"|Traceback \(most recent call last\):|File \"[^\"]*|.*\bprocess group has NOT been destroyed\b.*"
-    r"|Warning: Permanently added .*|(?:The above exception was the direct cause|During handling of the above exc).*"
+    r"|.*[Tt]his is not an error.*|Warning: Permanently added .*"
+    r"|(?:The above exception was the direct cause|During handling of the above exc).*"
     r"|.*exactly when Open MPI kills them.*|.*\bERROR For more info see.*"
     r"|.*\bis deprecated\b.*|.*\b(?:Deprecation|Future)Warning\b.*",
     re.IGNORECASE,
@@ -133,7 +135,7 @@ def conclusion(tail: Sequence[tuple[int, str]]) -> Conclusion:
     if _is_in_traceback(tail):
         good_end = None
     said = [line for line in tail if _LETTER.search(line[1]) and not _OF_LAUNCHERS.fullmatch(line[1].strip())]
-    unusual = next((number for number, text in said if _UNUSUAL.search(text)), None)
+    unusual = next((number for number, text in said if UNUSUAL.search(text)), None)
     is_finished = any(number == good_end and _FINISHED.search(text) for number, text in tail)
     unusual = unusual or next((number for number, _ in said), None)
     step = _last_step(tail)
@@ -164,7 +166,11 @@ def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
     for shape, number in sorted(near_the_end.items(), key=lambda of: of[1], reverse=True):
         texts = {*shapes[shape]}
         is_work = _WORK.search(next(iter(texts))) is not None
-        is_step = not _OF_NCCL.search(shape) and not (_STALLED if is_work else _NO_STEP).search(shape)
+        is_step = (
+            not _OF_NCCL.search(shape)
+            and not _OF_DATA.search(shape)
+            and not (_STALLED if is_work else _NO_STEP).search(shape)
+        )
         if is_step and len(texts) >= (2 if is_work else _LEAST_STEPS):
             return number
     return None

@@ -83,8 +83,9 @@ _DIGITS = _compiled(
     *((kind, pattern.pattern) for kind, pattern in _LETTERS[:1]),  # a host may be an address
 )
 _RAY = _compiled(("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?"))
+_QUOTE = _compiled(("quote", "> ?"))  # of Markdown
 #: By a prefix's first character, and the second of one in brackets; "a" and "0" stand for letters and digits.
-_ROWS = {"a": _LETTERS, "0": _DIGITS, "(": _RAY, "[a": _BRACKETS, "[0": _BRACKETS_OF_DIGITS}
+_ROWS = {"a": _LETTERS, "0": _DIGITS, "(": _RAY, ">": _QUOTE, "[a": _BRACKETS, "[0": _BRACKETS_OF_DIGITS}
 #: How lines begin whose prefixes are learned.
 _OPEN = frozenset(("a", "0", "+"))
 #: Behind a time, as journald and rsyslog write it.
@@ -97,7 +98,7 @@ _SYSLOG_TIME = re.compile(rf"[A-Z][a-z]{{2}} +\d{{1,2}} {_CLOCK} ")
 #: Its messages of several lines have a time on the first alone, however the kernel log was written.
 _OF_DRIVER = "NVRM: "
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
-_ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
+_ONCE = frozenset(("quote", "time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (("rank", "rank"), ("local", "local_rank"), ("task", "task"), ("pid", "pid"), ("gpu", "gpu"))
 #: Keys of entries in JSON whose values are lines of output.
 _WRAPPERS = ("log", "data", "message", "msg")

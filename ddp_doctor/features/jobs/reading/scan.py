@@ -152,7 +152,7 @@ _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
 
 
 #: What the lines before the first of a sign tell, by its tier.
-_BEFORE_SIGN = {"watchdog": endings.unfinished_bar, "nccl": endings.since_complete}
+_BEFORE_SIGN = {"watchdog": endings.before_time_out, "nccl": endings.since_complete}
 
 
 @dataclass

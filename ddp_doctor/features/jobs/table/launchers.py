@@ -3,7 +3,12 @@
 from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, network_cause, scheduler_cause, sick_host
 from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting, unset
 from ddp_doctor.features.jobs.table.signs import Sign, kernel, launcher, nccl, proof
+from ddp_doctor.model.known_error import Page
 
+LET_LAUNCHER_NUMBER = in_code(
+    "Let each rank take its numbers from the launcher: no fixed --local_rank or rank=0, and no port of its own in"
+    " init_process_group()"
+)
 CAUSES = {
     "DDJ180": scheduler_cause(
         name="sighup-terminal",
@@ -184,13 +189,18 @@ CAUSES = {
         ),
         next_check="getent ahosts NAME on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
-        # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
-        # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
+        # The hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
         found_by=("DD510", "DD526"),
         signs={
-            "name-not-resolved": launcher.sign(
+            "name-not-resolved": launcher.sign(  # torch repeats it until the name resolves
                 " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
+                beside=("exception", "exit-code", "store-unreached", "store-timeout", "last-line-of-exception"),
+                page=Page(
+                    "The host name of the rendezvous does not resolve; torch tries again until it does.",
+                    ("DDJ185", "DD510", "DD526"),
+                    "torch 1.12 to 2.15, c10d/socket.cpp",
+                ),
             ),
             "gloo-name-not-resolved": proof(  # gloo looks for the address of the host's own name
                 "rp != nullptr. Unable to find address for: ",
@@ -407,8 +417,9 @@ CAUSES = {
                 "CANCELLED AT ", r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))"
             ),
             "launcher-told-to-end": launcher.sign(
-                ("death signal, shutting down workers", "got signal: "),
-                r"Received (?:15|3|(?:Signals\.)?SIG(?:TERM|QUIT)) death signal|SignalException: Process "
+                ("death signal, shutting down workers", "got signal: ", "Main process received SIG"),
+                r"Main process received SIGTERM"
+                r"|Received (?:15|3|(?:Signals\.)?SIG(?:TERM|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|3)$",
             ),
             "driver-told-to-end": launcher.hint("*** SIGTERM received at"),  # Ray's; its workers end so as well
@@ -436,37 +447,18 @@ CAUSES = {
         references=("torch 2.4 to 2.15, distributed/elastic/multiprocessing/api.py",),
         signs={
             "launcher-interrupted": launcher.sign(
-                ("death signal, shutting down workers", "got signal: ", "srun: interrupt ", "srun: sending Ctrl-C"),
+                (
+                    *(
+                        "death signal, shutting down workers",
+                        "got signal: ",
+                        "srun: interrupt ",
+                        "srun: sending Ctrl-C",
+                    ),
+                    "Main process received SIG",  # DeepSpeed's
+                ),
                 r"Received (?:2|(?:Signals\.)?SIGINT) death signal|SignalException: Process \d+ got signal: 2$"
-                r"|^srun: (?:interrupt|sending Ctrl-C)",
+                r"|^srun: (?:interrupt|sending Ctrl-C)|Main process received SIGINT",
             )
-        },
-    ),
-    "DDJ213": scheduler_cause(
-        name="too-few-slots",
-        restart="no",
-        title="The launcher has too few slots[ for {wanted} ranks]",
-        finds="mpirun or srun is asked to start more ranks than its hosts or its allocation have slots.",
-        why="No rank was started. Open MPI counts one slot per core, and one per host that --host names.",
-        remedies=(
-            remedy(
-                "Name the slots of each host, or start fewer ranks",
-                "mpirun --host node0:8,node1:8 -np 16 python train.py",
-            ),
-            remedy("Start more ranks than slots, if the GPUs suffice", "mpirun --oversubscribe -np N python train.py"),
-            remedy(
-                "Request as many tasks in SLURM as the job starts", "sbatch --nodes=2 --ntasks-per-node=8 job.sbatch"
-            ),
-        ),
-        next_check="count the slots in the hostfile, or scontrol show job $SLURM_JOB_ID",
-        references=("Open MPI help-orte-rmaps-base.txt", "Slurm src/common/slurm_errno.c"),
-        signs={
-            "mpirun-slots": launcher.proof(
-                "not enough slots available", r"slots available(?: in the system to satisfy the (?P<wanted>\d+))?"
-            ),
-            "srun-slots": launcher.proof(
-                ("More processors requested than permitted", "Requested node configuration is not available")
-            ),
         },
     ),
     "DDJ191": sick_host(

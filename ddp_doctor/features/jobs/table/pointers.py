@@ -79,6 +79,7 @@ _TIME_OUTS = {
     ),
     "store-barrier": watchdog.pointer(
         "in store based barrier on rank",
+        r"(?:store_based_barrier_key:(?P<number>\d+) \()?"
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
     ),
     "store-clients": watchdog.pointer(
@@ -198,6 +199,9 @@ _ENDS = {
     ),
     "interrupted": launcher.pointer("KeyboardInterrupt"),
     "called-abort": pointer("terminate called after throwing an instance of", r"an instance of '(?P<type>[^']+)'"),
+    "service-says-failed": launcher.pointer(  # SageMaker, of the user's script
+        ("ExecuteUserScriptError", "Training job failed"), r"ExecuteUserScriptError|\bFailed - Training job failed"
+    ),
     "launcher-gave-up": launcher.pointer("errors.ChildFailedError"),
     "killed-by-code": launcher.pointer(
         ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
@@ -380,6 +384,8 @@ _NO_EVIDENCE = {
         r"(?P<counts>(?:\n\s+(?:\d+ ranks have|Rank \d+ has) [^\n]+)*)",
         lines=4,
     ),
+    "package-not-built": context(("error: subprocess-exited-with-error", "Failed building wheel for ")),
+    "chooses-free-port": context(" --standalone", r"\b(?:torchrun|torch\.distributed\.\w+) .*--standalone\b"),
     # Added by reading/containers.py.
     "stack-of-process": context(STACK_NOTE, rf"^{STACK_NOTE}(?P<place>.+)"),
     # torch prints it when a process exits without destroying its groups.

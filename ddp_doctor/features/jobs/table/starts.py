@@ -5,6 +5,33 @@ from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, se
 from ddp_doctor.features.jobs.table.signs import Sign, launcher, proof
 
 CAUSES = {
+    "DDJ213": scheduler_cause(
+        name="too-few-slots",
+        restart="no",
+        title="The launcher has too few slots[ for {wanted} ranks]",
+        finds="mpirun or srun is asked to start more ranks than its hosts or its allocation have slots.",
+        why="No rank was started. Open MPI counts one slot per core, and one per host that --host names.",
+        remedies=(
+            remedy(
+                "Name the slots of each host, or start fewer ranks",
+                "mpirun --host node0:8,node1:8 -np 16 python train.py",
+            ),
+            remedy("Start more ranks than slots, if the GPUs suffice", "mpirun --oversubscribe -np N python train.py"),
+            remedy(
+                "Request as many tasks in SLURM as the job starts", "sbatch --nodes=2 --ntasks-per-node=8 job.sbatch"
+            ),
+        ),
+        next_check="count the slots in the hostfile, or scontrol show job $SLURM_JOB_ID",
+        references=("Open MPI help-orte-rmaps-base.txt", "Slurm src/common/slurm_errno.c"),
+        signs={
+            "mpirun-slots": launcher.proof(
+                "not enough slots available", r"slots available(?: in the system to satisfy the (?P<wanted>\d+))?"
+            ),
+            "srun-slots": launcher.proof(
+                ("More processors requested than permitted", "Requested node configuration is not available")
+            ),
+        },
+    ),
     "DDJ215": scheduler_cause(
         name="start-refused",
         title="The job was not started[: {reason}]",

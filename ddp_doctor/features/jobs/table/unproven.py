@@ -33,6 +33,9 @@ SHOW_WARNINGS = remedy("Restart with NCCL's warnings, which state the cause", "e
 START_ALL = remedy(
     "Start the launcher on every node, with the same MASTER_ADDR and MASTER_PORT, and open that port between the nodes"
 )
+CREATE_GROUPS = in_code(
+    "Call new_group() for every group on all ranks and in the same order, and raise its timeout if ranks come late"
+)
 GET_RESOURCES = remedy(
     "Request fewer nodes, CPUs or GPUs, or wait until other jobs free them", "squeue --start", "ray status"
 )
@@ -50,7 +53,7 @@ CAUSES = {
         why="The ranks that waited print a timeout, and the remaining ranks print a closed connection. Neither"
         " message names the rank, the GPU or the link at fault.",
         # Which of them fits the output: causes/unproven.py.
-        remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, KEEP_OUTPUT),
+        remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, CREATE_GROUPS, KEEP_OUTPUT),
         next_check="ddp-doctor logs with the output of all ranks",
         references=(
             "torch 2.15 c10d/FlightRecorder.hpp; TORCH_NCCL_TRACE_BUFFER_SIZE is its older name",

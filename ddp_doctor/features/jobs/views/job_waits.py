@@ -63,7 +63,7 @@ def elements_of(shape: str) -> str:
 
 
 def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
-    """The place where each rank stood that says so; of several time-outs of a rank the first counts."""
+    """The place where each rank stood that says so; of several time-outs of a rank the lowest number counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
     signs = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
     # Some releases print the group not beside the time-out but in the line after it, with the same number.
@@ -103,7 +103,7 @@ def _with(wait: Wait, sign: SignSeen) -> Wait:
     values, signs = sign.values, (*wait.signs, sign)
     if values.get("enqueued", "").lstrip("-").isdigit():  # -1: none yet
         wait = replace(wait, enqueued=int(values["enqueued"]))
-    if wait.seq is not None or not values.get("seq", "").isdigit():
+    if not values.get("seq", "").isdigit() or (wait.seq is not None and wait.seq <= int(values["seq"])):
         return replace(wait, signs=signs)
     op, numel = values.get("op", ""), values.get("numel") or elements_of(values.get("shape", ""))
     return replace(wait, signs=signs, seq=int(values["seq"]), op=op, numel=numel)

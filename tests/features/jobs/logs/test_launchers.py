@@ -66,7 +66,7 @@ def report_of(text: str, folder: Path) -> Report:
             LIGHTNING + REGISTERED + CLOSED.format(0) + CLOSED.format(2),
             "Rank 1 exited without a message: rank 0 and rank 2 lost the connection",
         ),
-        (LIGHTNING + REGISTERED, f"{ENDS}the most telling line is “{REGISTERED.splitlines()[0]}”"),
+        (LIGHTNING + REGISTERED, f"{ENDS}the output stops at “{REGISTERED.splitlines()[0]}”"),
         (LIGHTNING.splitlines()[0], f"{STARTS}rank 0 came to Lightning's start, and ranks 1, 2 did not"),
         (
             "\n".join(LIGHTNING.splitlines()[1:]),

@@ -127,3 +127,99 @@ def test_of_runs_that_were_appended_to_a_file_the_last_is_explained(
 
     assert finding.title == title
     assert before in finding.detail if before else "earlier run" not in finding.detail
+
+
+def late(rank: int, seq: int) -> str:
+    work = f"WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=8000)"
+    return f"[Rank {rank}] Watchdog caught collective operation timeout: {work} ran for 8027 milliseconds\n"
+
+
+BARRIER = "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key:"
+KEYS = "torch.distributed.DistStoreError: wait timeout after 900000ms, keys: /none/torchelastic/role_info/0"
+LISTEN = "[c10d] The server socket has failed to listen on [::]:4753 (errno: 98 - Address already in use)."
+STOPS = "The end of the job is unknown: the output stops at “{}”"
+
+
+@pytest.mark.parametrize(
+    ("output", "title"),
+    [
+        (
+            f"{BARRIER} store_based_barrier_key:7 (world_size=8, worker_count=5, timeout=0:00:30)",
+            f"Only 5 of 8 ranks created process group 7, and the job had started{UNKNOWN}",
+        ),
+        (
+            f"{BARRIER} store_based_barrier_key:1 (world_size=8, worker_count=5, timeout=0:00:30)",
+            f"Only 5 of 8 ranks joined the job{UNKNOWN}",
+        ),
+        (
+            f"{BARRIER} store_based_barrier_key:1 (world_size=2, worker_count=6, timeout=0:00:30)",
+            "6 ranks joined the store of 2: 3 starts of this job, or another job, share it",
+        ),
+        (
+            f"{BARRIER} store_based_barrier_key:1 (world_size=2, worker_count=3, timeout=0:00:30)",
+            "Another job uses the same rendezvous",
+        ),
+        (KEYS, f"Torchrun waited at its rendezvous for other nodes, which did not come in time{UNKNOWN}"),
+        (
+            f"torchrun --standalone --nproc_per_node=2 train.py --local_rank 0\n{LISTEN}",
+            "Two processes of the job open the same port 4753, which its launcher had chosen as a free one",
+        ),
+        (LISTEN, "Port 4753 on the host is in use by another program or a leftover job"),
+        (
+            f"{STEPS}[INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting",
+            "The job was interrupted with Ctrl-C (SIGINT)",
+        ),
+        (
+            "[launch.py:328:sigkill_handler] Main process received SIGTERM, exiting",
+            "The job was stopped from outside: canceled, or a signal to its launcher",
+        ),
+        ("ERROR ExecuteUserScriptError:", f"The job failed with “ERROR ExecuteUserScriptError:”{UNKNOWN}"),
+        (
+            "n1:5:6 [0] NCCL INFO Channel 06/0 : 1[1] -> 0[0] [send] via NET/IB/6/GDRDMA",
+            STOPS.format("NCCL INFO Channel 06/0: 1[1] -> 0[0] [send] via NET/IB/6/GDRDMA"),
+        ),
+        (
+            "Warning: strides differ. This is not an error, but may be slow.\nsizes() = [2, 3]",
+            STOPS.format("sizes() = [2, 3]"),
+        ),
+        (
+            "".join(f"Filter: {n}%|#| {n}/100 [00:01<00:00, 9.{n} examples/s]\n" for n in (50, 75, 100)) + "loading",
+            STOPS.format("loading"),
+        ),
+        (
+            "error: subprocess-exited-with-error\n  x python setup.py bdist_wheel did not run successfully.",
+            "The end of the job is unknown: pip could not build a package, and this is not the output of a job",
+        ),
+    ],
+)
+def test_numbers_ends_and_healthy_lines_are_read_as_they_are_meant(output: str, title: str, tmp_path: Path):
+    assert titles(output, tmp_path) == [title]
+
+
+@pytest.mark.parametrize(
+    ("output", "detail"),
+    [
+        (late(0, 59) + late(1, 61), "Their numbers differ by 2: the ranks called different collectives, or"),
+        (late(0, 62) + late(0, 60) + late(1, 60), "59 collectives had worked before"),
+        (f"uploading the model\n{late(0, 59)}", "The last line before the timeout is “uploading the model”."),
+        (f"[rank0]: Traceback\n{late(0, 59)}", "58 collectives had worked before, so code,"),
+    ],
+)
+def test_numbers_of_collectives_tell_how_far_the_ranks_came(output: str, detail: str, tmp_path: Path):
+    (tmp_path / "job.out").write_text(output)
+
+    assert logs([str(tmp_path / "job.out")]).report.findings[0].detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("import torch\n\n\ndef main():\n    torch.fail()\n", "Python source"),
+        ('{\n  "train": {"batch": 8},\n  "error": "no"\n}\n', "JSON"),
+        ("# Name\n\n## Errors\n\n```\nfailed\n```\n", "Markdown"),
+    ],
+)
+def test_a_text_that_no_job_printed_is_named(text: str, kind: str, tmp_path: Path):
+    (title,) = titles(text, tmp_path)
+
+    assert title.endswith(f"job.out is {kind}, and this is not the output of a job")
