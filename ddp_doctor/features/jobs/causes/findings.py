@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from ddp_doctor.features.jobs.causes import fallbacks
 from ddp_doctor.features.jobs.causes.judged import Judged, place_of
+from ddp_doctor.features.jobs.causes.whose import UNKNOWN
 from ddp_doctor.features.jobs.facts import LogLine
 from ddp_doctor.features.jobs.table import JOB_CAUSES
 from ddp_doctor.features.jobs.table.kinds import JobCause
@@ -26,10 +27,12 @@ _NO_FAULT = {
 }
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160
-_OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
+_OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _RANK = re.compile(r"\brank ?\d+", re.IGNORECASE)
 #: How titles begin, unless with the name of a host.
 _NO_HOST = re.compile(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?|process(?:es)?)\b")
+#: What a title leaves out if nobody is known.
+_OF_WHOM = re.compile(r" (?:of|on|for) \{who\}")
 _BRACES = re.compile(r"\{(\w+)\}")
 
 
@@ -46,7 +49,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _title(judged: Judged) -> str:
-    title = filled(judged.cause.title, {**judged.values, "who": judged.who})
+    template = _OF_WHOM.sub("", judged.cause.title) if judged.who in UNKNOWN else judged.cause.title
+    title = filled(template, {**judged.values, "who": judged.who})
     if judged.is_one_of_several_jobs and judged.job not in title:
         title = f"{title} (job {judged.job})"
     return capital(title) if _NO_HOST.match(title) else title

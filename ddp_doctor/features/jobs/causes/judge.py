@@ -134,6 +134,10 @@ def cause_in(fact: JobLogFact) -> Judged | None:
     return None
 
 
+#: Directories of packages that a job uses, also from a checkout.
+_FRAMEWORKS = re.compile(r"[/\\](?:site-packages|dist-packages|deepspeed|transformers|accelerate|\w*lightning)[/\\]")
+
+
 def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     """What reads the job's code comes first: the file of the culprits' stacks, else of any rank's."""
     if judged.cause.name not in FOUND_BY_LINT:
@@ -142,6 +146,7 @@ def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     stacks = [(sign.rank, sign.values.get("where", "")) for sign in output.signs("exception")]
     stacks += [(at.fact.rank, frame) for at in recording.facts(FlightDumpFact) for frame in at.fact.frames[-1:]]
     frames = [(rank in named, frame) for rank, frame in stacks if frame and is_of_the_job(frame)]
+    frames = [(is_named, frame) for is_named, frame in frames if not _FRAMEWORKS.search(frame)]
     files = [frame.rpartition(" in ")[0].rpartition(":")[0] for _, frame in sorted(frames, key=lambda of: not of[0])]
     lint = f"ddp-doctor lint {quote(files[0] if files else 'SCRIPT')}"
     return replace(judged, next_check=f"{lint}; {judged.next_check or judged.cause.next_check}")

@@ -96,7 +96,7 @@ def _judged(
         confidence,
         lines(signs),
         tuple(rank_culprit(output, rank) for rank in sorted(guilty)),
-        places(output, guilty) if guilty else "ranks",
+        places(output, guilty) if guilty else "a rank",
         detail,
         values={"call": _call(signs) or ("a collective" if name == "stuck-outside-collective" else "")},
     )

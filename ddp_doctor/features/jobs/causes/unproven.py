@@ -179,7 +179,9 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     named = gone or by_launcher or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()) or output.signs("child-ended"):
         return
-    who = places(output, saw) or name_list(output.hosts_of(victims)) or ("the driver" if by_launcher else "a rank")
+    who = (
+        places(output, saw) or name_list(output.hosts_of(victims)) or ("the driver" if by_launcher else "another rank")
+    )
     refused = [_ADDRESS.search(sign.where.text) for sign in victims if sign.sign in _REFUSED]
     launchers = output.signs("rendezvous-lost", "rendezvous-closed")
     values = {"gone": capital(local_places(local) or places(output, named) or "a rank")}

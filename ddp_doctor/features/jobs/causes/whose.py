@@ -13,6 +13,8 @@ from ddp_doctor.wording.ranks import rank_list
 _EACH = 2
 #: A rank that prints these only noticed it: another one may differ.
 _BETWEEN_RANKS = ("collective-mismatch", "nccl-settings-differ", "world-sizes-differ")
+#: The names of a host and a rank that the output does not name.
+UNKNOWN = ("a node", "a rank")
 #: What values of signs are, beside GPUs and ranks.
 _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
 
@@ -81,8 +83,8 @@ def who(output: Output, suspect: Suspect) -> str:
     named = name_list(sorted(hosts))
     if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
         is_driver = output.fact.launcher == "ray" and not any(sign.pid for sign in suspect.signs)
-        return ranks or local_places(suspect.signs) or named or ("the driver" if is_driver else "a rank")
-    return named or ranks or "the host"
+        return ranks or local_places(suspect.signs) or named or ("the driver" if is_driver else UNKNOWN[1])
+    return named or ranks or UNKNOWN[0]
 
 
 def rank_culprit(output: Output, rank: int) -> Culprit:
@@ -94,10 +96,11 @@ def rank_culprit(output: Output, rank: int) -> Culprit:
 def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
     named = (_named(output, sign.values, sign.host, sign.rank) for sign in suspect.signs)
-    if found := _ends(output, suspect) or tuple(dict.fromkeys(culprit for culprit in named if culprit is not None)):
+    found = _ends(output, suspect) or tuple(dict.fromkeys(culprit for culprit in named if culprit is not None))
+    if suspect.cause.name == _BETWEEN_RANKS[0]:
+        found = ()  # of the two ranks that the message names, the first printed it
+    if found or suspect.cause.name in _BETWEEN_RANKS:
         return found
-    if suspect.cause.name in _BETWEEN_RANKS:
-        return ()
     hosts = output.hosts_of(suspect.signs)
     if suspect.cause.domain in ("code", "data", "unknown"):
         if len(suspect.ranks) > 1 and suspect.ranks == output.world:

@@ -90,7 +90,7 @@ def _facts(recording: Recording) -> JobFacts:
     over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
     ranks |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
     worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(ranks) or None]
-    hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
+    hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs), *(sign.host for sign in job.signs))
     measured = [at.fact for at in recording.facts(AllReduceFact)]
     nvls = {log.nvls for log in logs} - {None}
     return JobFacts(

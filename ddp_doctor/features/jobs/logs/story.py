@@ -138,6 +138,9 @@ def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str
         for rank, wait in of_group.items()
         if wait.seq is not None
     }
+    for sign in (sign for sign in job.signs if "work" in sign.values):
+        for number in sign.ranks:
+            found.setdefault(number, f"collective {sign.values['work']}")
     for at in recording.facts(FlightDumpFact):
         rank = at.fact.rank if at.fact.rank is not None else at.rank
         if rank is not None and (at.fact.problem is None or rank not in found):

@@ -49,7 +49,11 @@ class Job:
         self._paths = {scan.name: of_path(scan.name) for scan in scans}
         communicators = (ranks for scan in scans for _, ranks, _ in scan.nccl.ranks.values())
         self.world_size = self._first("world_size") or max(communicators, default=0) or None
-        launchers = [scan.facts.launcher for scan in scans] + [origin.launcher for _, origin in self._origins()]
+        launchers = [scan.facts.launcher for scan in scans] + [
+            origin.launcher
+            for scan, origin in self._origins()
+            if origin.launcher != "mpirun" or origin.rank is not None or scan.numbered * 2 > scan.head
+        ]
         known = [launcher for launcher in launchers if launcher]
         self.launcher = next((name for name in (*OF_TORCHRUN, *known) if name in known), None)
         pairs = [(scan, origin) for scan, origin in self._origins() if origin.rank is not None]

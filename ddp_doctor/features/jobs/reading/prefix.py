@@ -59,7 +59,7 @@ _BRACKETS_OF_DIGITS = _compiled(
     ("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
     # not the numbers in torchelastic's summary
     ("torchrun", r"\[(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:(?=.) ?"),
-    ("mpirun", r"\[(?P<rank>\d{1,3})\] (?!NCCL|frame #|\[rank\d)"),
+    ("mpirun", r"\[(?P<task>\d{1,3})\] (?!NCCL|frame #|\[rank\d)"),
 )
 _LETTERS = _compiled(
     (

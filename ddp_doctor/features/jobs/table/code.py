@@ -26,7 +26,7 @@ CAUSES = {
         finds="A rank ended with a Python exception that does not concern another rank and that no other cause"
         " explains.",
         why="The other ranks wait for the rank that stopped, and fail later with timeouts and closed connections.",
-        remedies=(in_code("Read the traceback of the first named rank; other tracebacks are consequences"),),
+        remedies=(in_code("Read the traceback in the evidence; later tracebacks of other ranks may be consequences"),),
         next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): causes/evidence.py.
@@ -338,7 +338,9 @@ CAUSES = {
         why="Typical reasons are a learning rate that is too high, a bad sample, half precision and, rarely, a"
         " faulty GPU.",
         remedies=(
-            in_code("Restart from the last checkpoint with a lower learning rate, or skip the batch"),
+            in_code(
+                "Use a lower learning rate, or skip the batch, and restart from the last checkpoint if there is one"
+            ),
             in_code("Train in bfloat16, which needs no loss scale"),
         ),
         next_check="run the same batch on another GPU: the same NaN means code or data, a"

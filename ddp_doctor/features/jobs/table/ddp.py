@@ -29,7 +29,7 @@ CAUSES = {
     ),
     "DDJ166": code_cause(
         name="ddp-unused-parameters",
-        title="Model parameters get no gradient on {who}[: numbers {indices}][, {parameters}]",
+        title="Model parameters get no gradient on {who}[: {parameters}][ (parameter indices {indices})]",
         finds="DDP waits for gradients of parameters that the last step did not use.",
         why="DDP reduces a bucket when all its gradients are ready. A branch that is not taken leaves the bucket"
         " incomplete.",
@@ -210,7 +210,7 @@ CAUSES = {
     ),
     "DDJ172": code_cause(
         name="timeout-long-rank0-work",
-        title="{who} was still in its own code when other ranks timed out[ in {call}]",
+        title="{who} did other work until other ranks timed out[ in {call}]",
         finds="Some ranks time out in a collective, while another rank still does its own work.",
         why="The other ranks wait only until the timeout of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(

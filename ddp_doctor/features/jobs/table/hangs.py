@@ -20,10 +20,7 @@ CAUSES = {
         why="The rank is stuck in its own code: data loading, validation, a checkpoint, a lock, or the handling of"
         " an exception. The waiting ranks print the timeout and are victims.",
         remedies=(
-            in_code(
-                "Remove what it waits for (a writer of that file or pipe, a lock holder, a"
-                " peer), and set a timeout for such waits"
-            ),
+            in_code("Find what that rank waits for, such as data or a lock, and set a timeout for such waits"),
             in_code("Call the collective on all ranks or on none, if a condition on the rank skips it"),
         ),
         next_check="py-spy dump --pid PID of that rank while it hangs",

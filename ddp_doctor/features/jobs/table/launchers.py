@@ -178,6 +178,7 @@ CAUSES = {
     ),
     "DDJ185": network_cause(
         name="hostname-unresolvable",
+        restart="unknown",
         title="{who} cannot resolve the host name[ {name}]",
         finds="The host name of the rendezvous, or of the node itself, cannot be resolved.",
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"

@@ -474,7 +474,7 @@ def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_sta
     assert outcome.report.findings[1:] == tuple(
         finding for path in (stalled, lost) for finding in recordings.replay(Path(path)).report.findings
     )
-    assert outcome.report.summary.startswith("Failed: GPU of a rank is out of memory")
+    assert outcome.report.summary.startswith("Failed: GPU is out of memory")
     (tmp_path / "logs.json").write_text(outcome.recording.model_dump_json())
     assert recordings.replay(tmp_path / "logs.json").report.findings == outcome.report.findings
     assert recordings.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]
@@ -494,7 +494,7 @@ def test_the_recording_of_a_job_that_failed_says_so_beside_the_output_of_one_tha
     outcome = logs([str(tmp_path / "logs.json")])
 
     assert [finding.name for finding in outcome.report.findings] == ["gpu-out-of-memory"]
-    assert outcome.report.summary.startswith("No failure in the output, but in a recording: GPU of a rank")
+    assert outcome.report.summary.startswith("No failure in the output, but in a recording: GPU is out of memory")
 
 
 SCONTROL = """#!/bin/sh

@@ -172,8 +172,11 @@ SHARED_GPU = "".join(
             "[E ProcessGroupNCCL.cpp:916] [Rank 1] CUDA error: uncorrectable ECC error encountered",
             "GPU of rank 1 has an uncorrectable memory error",
         ),
-        (NO_GRADIENT, "Model parameters get no gradient on rank 0: numbers 444 445"),
-        (NO_GRADIENT.replace("[rank0]: ", ""), "Model parameters get no gradient on rank 3: numbers 444 445"),
+        (NO_GRADIENT, "Model parameters get no gradient on rank 0 (parameter indices 444 445)"),
+        (
+            NO_GRADIENT.replace("[rank0]: ", ""),
+            "Model parameters get no gradient on rank 3 (parameter indices 444 445)",
+        ),
         (HOROVOD, "Rank 6 never entered a collective"),
         (HOROVOD.replace("[1,0]<stderr>:", ""), "Rank 6 never entered a collective"),
         (SHARED_GPU, "Ranks 0, 2, 5 of one node use the same GPU, 1000"),
@@ -218,11 +221,11 @@ SHARED_GPU = "".join(
         ),
         (
             "[node1:71] Signal: Bus error (7)\n[node1:71] *** End of error message ***",
-            "A process of the host ended with SIGBUS: most often /dev/shm is full",
+            "A process ended with SIGBUS: most often /dev/shm is full",
         ),
         (
             "".join(f"[7.1] NVRM: Xid (PCI:0000:{bus}:00): 149, NETIR Fatal XC0 i0 Link 12\n" for bus in ("dc", "ed")),
-            "NVLink failed on a rank, GPU 0000:dc:00 and 0000:ed:00",
+            "NVLink failed, GPU 0000:dc:00 and 0000:ed:00",
         ),
         (
             f"{LAST_ERROR}[rank0]: socketFinalizeAccept: wrong magic 7 != 7",

@@ -164,7 +164,7 @@ STOPS = "The end of the job is unknown: the output stops at “{}”"
             f"torchrun --standalone --nproc_per_node=2 train.py --local_rank 0\n{LISTEN}",
             "Two processes of the job open the same port 4753, which its launcher had chosen as a free one",
         ),
-        (LISTEN, "Port 4753 on the host is in use by another program or a leftover job"),
+        (LISTEN, "Port 4753 is in use by another program or a leftover job"),
         (
             f"{STEPS}[INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting",
             "The job was interrupted with Ctrl-C (SIGINT)",
