@@ -6,7 +6,7 @@
     slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-08-21T02:35:44 ***  the end of another job
 
 Launchers of several nodes end one after the other too: an end without a start after it divides nothing, unless ranks
-still fail far below it.
+still fail far below it. A start whose clock is before the end is of another node, whose output was appended.
 """
 
 import re
@@ -33,18 +33,20 @@ class Runs:
 
     def __init__(self) -> None:
         self._end: tuple[int, str] | None = None  # the last one: its line and who printed it
+        self._end_s = 0.0  # … and the last clock before it
         self._job: tuple[int, str] | None = None  # the last end of a job of SLURM: its line and the job
 
-    def note(self, text: str, stream: str, number: int) -> Iterator[int]:
+    def note(self, text: str, stream: str, number: int, at_s: float) -> Iterator[int]:
         """Take a line; yield the last line of a run that is known to have ended by now."""
         if ends := _ENDS.search(text):
             job = ends["job"]
             if job and self._job is not None and self._job[1] != job:
                 yield self._job[0]
             self._job = (number, job) if job else self._job
-            self._end = number, "" if job else stream
+            self._end, self._end_s = (number, "" if job else stream), at_s
         elif self._end is not None and self._end[1] in ("", stream) and _STARTS.search(text):
-            yield number - 1
+            if at_s >= self._end_s:
+                yield number - 1
             self._end = None
 
     def is_over(self, line: int, processes: int) -> int | None:

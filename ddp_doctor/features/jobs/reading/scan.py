@@ -191,6 +191,7 @@ class FileScan:
         self._nothing_new = 0
         self._restarts = 0  # torchrun's and ends of runs, so far
         self._runs = Runs()
+        self._clock_s = 0.0  # of the last line that had one
         self._last_ending: tuple[Ending | None, int] = None, 0
         #: Lines that say again what is kept, by the sign, the text and the process.
         self._again: dict[tuple[object, ...], Seen] = {}
@@ -297,6 +298,7 @@ class FileScan:
     def _text(self, line: str, number: int, words: Collection[int]) -> None:
         origin, text = self._prefixes.split(line, ALL_WORDS[min(words)].decode() if words else "")
         self._note_stream(origin)
+        self._clock_s = origin.at_s or self._clock_s
         if self._open:
             self._offer(origin, text, number)
         uses = {_USES[word][1] for word in words}
@@ -312,7 +314,7 @@ class FileScan:
         if ("traceback" in uses or is_frame) and not is_logged:
             self._begin(origin, Traceback(number, text, self._announced_for(number)))
         if "run" in uses:
-            for end in self._runs.note(text, origin.stream, number):
+            for end in self._runs.note(text, origin.stream, number, self._clock_s):
                 self._begin_run(end)
             self._restarts += 1  # what follows may be of another run
         for use in uses & _BLOCKS.keys():

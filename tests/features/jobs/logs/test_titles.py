@@ -54,7 +54,7 @@ def test_words_of_launchers_are_no_words_of_ranks(output: str, title: str, tmp_p
     assert titles(output, tmp_path) == [title]
 
 
-START = "W1123 04:3{}:00.000000 70 run.py:793] Setting OMP_NUM_THREADS environment variable for each process\n"
+START = "W1123 0{}:30:00.000000 70 run.py:793] Setting OMP_NUM_THREADS environment variable for each process\n"
 RAISED = """[rank0]: Traceback (most recent call last):
 [rank0]:   File "/home/me/train.py", line {}, in main
 [rank0]:     x()
@@ -75,14 +75,16 @@ FILES = "".join(f"upload {number * 7919 % 1000} of {number * 31 % 977}\n" for nu
             START.format(1)
             + RAISED.format(4, "old")
             + LAUNCHER_ENDS
-            + START.format(2)
+            + START.format(5)
             + STEPS
             + RAISED.format(9, "new"),
             "Rank 0 stopped in /home/me/train.py:9 in main: KeyError: 'new'",
             "at least 1 earlier run of the job. The run before failed: rank-exception (",
         ),
         (
-            "".join(START.format(n) + RAISED.format(4, key) + LAUNCHER_ENDS for n, key in enumerate("aba")),
+            "".join(
+                START.format(n) + RAISED.format(4, key) + LAUNCHER_ENDS for n, key in zip((3, 5, 6), "aba", strict=True)
+            ),
             "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'a'",
             "at least 2 earlier runs of the job.",
         ),
@@ -105,7 +107,12 @@ FILES = "".join(f"upload {number * 7919 % 1000} of {number * 31 % 977}\n" for nu
             "Rank 0 stopped in /home/me/train.py:9 in main: KeyError: 'new'",
             "at least 1 earlier run of the job.",
         ),
-        # launchers of two nodes, and an epilog
+        # launchers of two nodes, one after the other and in appended outputs, and an epilog
+        (
+            START.format(4) + RAISED.format(4, "one") + LAUNCHER_ENDS + START.format(3) + STEPS + LAUNCHER_ENDS,
+            "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'one'",
+            "",
+        ),
         (
             START.format(1) * 2 + RAISED.format(4, "one") + LAUNCHER_ENDS * 2,
             "Rank 0 stopped in /home/me/train.py:4 in main: KeyError: 'one'",
