@@ -378,7 +378,7 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     # A rank that has done with one shows that all came to it: of the others the line is missing.
     done = {init.comm_id for log in logs for init in log.inits if init.complete}
     complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
-    if why := output.unfinished or _no_output(output):
+    if why := output.unfinished or ("" if output.shows_progress else _no_output(output)):
         shown = lines(output.signs("package-not-built")[:1])
         return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, shown, values={"why": why}),)
     if output.shows_progress:

@@ -8,6 +8,7 @@ from ddp_doctor.features.jobs.table.signs import (
     FILE_NOT_ACCESSIBLE,
     LIBRARY_EXCEPTION,
     Sign,
+    hint,
     nccl,
     proof,
 )
@@ -86,16 +87,13 @@ CAUSES = {
         signs={
             "credentials-refused": Sign(
                 (
-                    "API key must be ",
-                    "api_key not configured",
-                    "GatedRepoError: ",
-                    "access a gated repo",
-                    "Invalid user token",
-                    "Unable to locate credentials",
+                    *("API key must be ", "Error: api_key not configured", "GatedRepoError: ", "access a gated repo"),
+                    *("Invalid user token", "Unable to locate credentials"),
                 ),
                 r"(?P<reason>API key must be [^\n]{1,80}|api_key not configured[^\n.]{0,40}"
                 r"|GatedRepoError: [^\n.]{1,40}|access a gated repo|Invalid user token|Unable to locate credentials)",
-            )
+            ),
+            "key-not-configured": hint("wandb: ERROR api_key", r"(?P<reason>api_key not configured[^\n.]{0,40})"),
         },
     ),
     "DDJ100": JobCause(
