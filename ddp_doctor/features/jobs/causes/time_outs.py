@@ -249,7 +249,7 @@ def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     came, world = (int(counts[0].values[name]) for name in ("came", "world"))
     detail = f"{came} ranks joined the store of a job of {world}."
     judged = _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, counts, (), detail)
-    if came % world:
+    if not world or came % world:
         return judged
     title = f"{came} ranks joined the store of {world}: {came // world} starts of this job, or another job, share it"
     return replace(judged, cause=judged.cause._replace(title=title))

@@ -44,9 +44,9 @@ def failed_first(output: Output) -> list[str]:
     times = sorted(rank.ended_at for rank in output.died if rank.ended_at)
     try:
         first, second = (datetime.fromisoformat(time) for time in times[:2])
-    except ValueError:
+        before = f"{(second - first).total_seconds():.0f} s before the others"
+    except (ValueError, TypeError):  # no times, or times with and without a zone
         return []
-    before = f"{(second - first).total_seconds():.0f} s before the others"
     return [] if output.first_failed is None else [f"rank {output.first_failed} failed first, {before}"]
 
 
