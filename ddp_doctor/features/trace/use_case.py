@@ -28,7 +28,9 @@ from ddp_doctor.wording.nodes import name_list
 Progress = Callable[[int, int], None]
 #: Maximum number of unread files in a recording.
 _MOST_UNREAD = 20
-#: In a path, the last of them counts: runs/rank_0/trace.json, rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
+#: A directory of one rank: runs/rank_0/trace.json.
+_DIRECTORY = re.compile(r"(?:^|/)(?:rank|worker)[-_.]?(\d{1,6})(?=/|$)", re.IGNORECASE)
+#: In a file name, the last of them counts: rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|trace)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 #: HOST_PID.NANOSECONDS.pt.trace.json, as tensorboard_trace_handler names files: a host may be called worker-3.
 _OF_TORCH = re.compile(r"(?!rank)[^/]*_\d+\.\d{10,}\.pt\.trace\.json(\.\w+)?$", re.IGNORECASE)
@@ -153,7 +155,7 @@ def _with_rank_of_name(fact: TraceFact) -> TraceFact:
     if fact.rank is not None:
         return fact
     folder, _, name = fact.file.replace(":", "/").rpartition("/")
-    found = _RANK.findall(folder if _OF_TORCH.match(name) else f"{folder}/{name}")
+    found = [*_DIRECTORY.findall(folder), *(() if _OF_TORCH.match(name) else _RANK.findall(name))]
     return fact.model_copy(update={"rank": int(found[-1])}) if found else fact
 
 

@@ -110,6 +110,8 @@ def test_files_globs_archives_and_compressed_files_give_the_same_result(asked, t
         ("rank-34.Jul_15_10_52_41.1074.pt.trace.json", 34),
         ("rank_2/trace.json", 2),
         ("worker3.json", 3),
+        ("runs/worker-2/trace.json", 2),
+        ("last_trace6/first.json", None),
         ("trace_1.json", 1),
         ("trace_20260131.json", None),
         ("4ranks/rank1.json", 1),
@@ -122,7 +124,7 @@ def test_files_globs_archives_and_compressed_files_give_the_same_result(asked, t
 )
 def test_rank_missing_in_the_trace_is_taken_from_the_file_name(tmp_path, name, rank):
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(trace(None))
 
     [fact] = read_traces([str(path)]).facts
