@@ -1,13 +1,13 @@
-"""What the ranks of one job must have in common: variables of NCCL, torch and gloo.
+"""The variables of NCCL, torch and gloo that must be equal on all ranks of a job.
 
     NCCL_ALGO=Tree on one node, unset on the others     the ranks take different ways through one collective
-    NCCL_SOCKET_IFNAME=ens3 here, eth0 there            right, where the interfaces are named so
-    NCCL_DEBUG=INFO on one node                         nobody's business
-    NCCL_IB_HCA=mlx5_0 here, mlx5_4 on another rank     right, where each GPU has a NIC of its own
+    NCCL_SOCKET_IFNAME=ens3 here, eth0 there            correct if the interfaces have these names
+    NCCL_DEBUG=INFO on one node                         harmless
+    NCCL_IB_HCA=mlx5_0 here, mlx5_4 on another rank     correct if each GPU has its own NIC
 
-The rows of the table say what a difference does; where none does, ranks are meant to have equal settings.
-Tried: two ranks on gloo, torch 2.13, the variable set for one of them; both waited until the time-out,
-or the rank with the variable aborted and the other one waited.
+The rows of the table give the effect of a difference. Variables without such a row should be equal on all ranks.
+Tested with two ranks over gloo (torch 2.13) and the variable set on one of them: both waited until the timeout, or the
+rank with the variable aborted and the other rank waited.
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ _OWNERS = ("nccl", "torch", "gloo")
 
 @dataclass(frozen=True)
 class Job:
-    """What decides how much a difference matters: the backend, and what it runs on."""
+    """The backend of a job and its releases, which decide how much a difference matters."""
 
     backend: str
-    nccl_backend: str | None = None  # torch's class behind "nccl", where all nodes have the same
+    nccl_backend: str | None = None  # torch's class behind "nccl", if all nodes have the same one
     nccl_versions: frozenset[str] = frozenset()
     has_rdma: bool = False  # and ranks that could use it, on several nodes
 
 
 def is_compared(name: str) -> bool:
-    """Whether it may be anybody's business that ranks have different values of this variable."""
+    """Return True if different values of this variable on ranks may matter."""
     variable = variables().get(name)
     if variable is None:
         return is_unknown(name)
@@ -42,15 +42,15 @@ def is_compared(name: str) -> bool:
 
 
 def is_of_a_host(name: str) -> bool:
-    """Whether a value of this variable means nothing on another host."""
+    """Return True if a value of this variable is valid only on its own host."""
     variable = variables().get(name)
     return variable is not None and bool(variable.may_differ) and all(row.within_a_node for row in variable.agreements)
 
 
 def difference(name: str, values: frozenset[str | None], job: Job, *, within_a_node: bool = False) -> Agreement | None:
-    """What it does that a variable has these (effective) values; None where that does not matter.
+    """Return the effect of these (effective) values of a variable, or None if the difference does not matter.
 
-    ``within_a_node`` where ranks of one node have different values, not nodes.
+    ``within_a_node`` is True if the ranks of one node differ, rather than the nodes.
     """
     variable = variables().get(name)
     if not is_compared(name):

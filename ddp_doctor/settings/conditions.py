@@ -3,13 +3,13 @@
     any                   any value
     0, LOC                one of these
     not 0                 any other value
-    < 4, > 1              a number below or above; below counts from 0, for NCCL's own choice is negative
+    < 4, > 1              a number below or above; "below" starts at 0, because negative means that NCCL chooses
     > NCCL_MAX_NCHANNELS  a number above that of another setting
-    has LL128             a list that names a word
-    allows LL128          a list that names it, or does not exclude it with ^
+    has LL128             a list that contains a word
+    allows LL128          a list that contains it, or does not exclude it with ^
     unset, WARN           no value, or this one
 
-A value that is misread (settings/values.py) is judged as the library reads it: NCCL_P2P_DISABLE=true is 0.
+A misread value (settings/values.py) is evaluated the way the library reads it: NCCL_P2P_DISABLE=true is 0.
 """
 
 import re
@@ -26,7 +26,7 @@ _STRTOLL = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.A
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one value."""
+    """A condition on a value."""
 
     test: Test
     operands: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Condition:
 
     @property
     def example(self) -> str | None:
-        """A value for which it holds; None where it depends on other settings."""
+        """Return a value that meets the condition, or None if it depends on other settings."""
         if self.test == "is":
             return next((operand for operand in self.operands if operand != _UNSET), None)
         if self.test == "not":
@@ -55,12 +55,12 @@ class Condition:
         return str(int(self.operands[0]) + 1) if self.test == "above" and self.operands[0].isdecimal() else None
 
 
-#: Names with their conditions, all of which must hold.
+#: Names with their conditions. All must hold.
 When = tuple[tuple[str, Condition], ...]
 
 
 def parse_condition(text: str) -> Condition:
-    """One condition as a row writes it."""
+    """Parse a condition from a row."""
     if text == "any":
         return Condition("any")
     word, _, behind_word = text.partition(" ")
@@ -77,7 +77,7 @@ def parse_when(name: str, text: str) -> When:
 
 
 def strtoll(text: str) -> tuple[int | None, str]:
-    """The number that NCCL reads, decimal, 0x or octal, and the text it leaves over; None without digits."""
+    """Return the number that NCCL reads (decimal, 0x or octal; None without digits) and the remaining text."""
     found = _STRTOLL.match(text)
     if found is None:
         return None, text
@@ -88,9 +88,9 @@ def strtoll(text: str) -> tuple[int | None, str]:
 
 
 def asks_for(value: str, words: tuple[str, ...], *, or_keeps: bool) -> bool:
-    """Whether a list such as ``^LL;AllReduce:Tree,Ring`` names one of the words.
+    """Return True if a list such as ``^LL;AllReduce:Tree,Ring`` contains one of the words.
 
-    A list that begins with ^ names what it excludes; ``or_keeps`` says whether what it keeps counts.
+    A list that starts with ^ excludes its words. With ``or_keeps``, the words that it does not exclude count.
     """
     sought = {word.upper() for word in words}
     for part in value.split(";"):

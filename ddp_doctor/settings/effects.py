@@ -1,15 +1,15 @@
-"""What a variable's value costs or risks although it does what it says: its conditions, its range, what it touches.
+"""The costs and risks of values that work as intended: conditions, ranges, and the scope of a setting.
 
 NCCL_P2P_DISABLE=1                slows: GPUs of one host exchange data through host memory
-NCCL_PROTO=LL128                  unsafe: forced where NCCL would not choose it, it can corrupt data
+NCCL_PROTO=LL128                  unsafe: can corrupt data if NCCL would not choose it
 NCCL_DEBUG=TRACE                  debug: a line for each call
 
-NCCL_P2P_DISABLE=1 costs nothing where there is one GPU, NCCL_IB_DISABLE=1 where there is no InfiniBand,
-NCCL_NVLS_ENABLE=0 where no NVSwitch reduces. Plug-ins of Google's clouds refuse to start unless the protocol,
-the buffers and NVLink SHARP are set as their profile says (docs.cloud.google.com, GPUDirect-TCPXO,
-"guest config checker"), so there these settings are needed. AWS's plug-in over EFA needs the protocol Simple for
-right data; newer ones choose it themselves where it must be, but only if NCCL_PROTO is not set, and older ones never
-(aws/aws-ofi-nccl issue 76 and src/nccl_ofi_net.cpp, nccl_net_ofi_configure_nccl_proto_simple).
+Some costs need hardware: NCCL_P2P_DISABLE=1 is free with one GPU, NCCL_IB_DISABLE=1 without InfiniBand, and
+NCCL_NVLS_ENABLE=0 without an NVSwitch that reduces. Plug-ins for Google Cloud start only if the protocol, the buffers
+and NVLink SHARP match their profile (docs.cloud.google.com, GPUDirect-TCPXO, "guest config checker"), so these settings
+are needed with them. AWS's plug-in over EFA needs the protocol Simple for correct data. Newer releases choose it
+themselves if required, but only if NCCL_PROTO is not set; older releases never do (aws/aws-ofi-nccl issue 76 and
+src/nccl_ofi_net.cpp, nccl_net_ofi_configure_nccl_proto_simple).
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ def effects(name: str, value: str) -> tuple[Effect, ...]:
 
 
 def number(env: Env, name: str) -> int | None:
-    """The number that NCCL reads; None where the variable is unset or empty."""
+    """Return the number that NCCL reads, or None if the variable is unset or empty."""
     value = env.get(name, "")
     return None if not value.strip() else strtoll(value)[0] or 0
 
 
 def holds(when: When, env: Env) -> bool:
-    """Whether all conditions hold in an environment."""
+    """Return True if all conditions hold in an environment."""
     return all(_holds(name, condition, env) for name, condition in when)
 
 
@@ -63,7 +63,7 @@ def _holds(name: str, condition: Condition, env: Env) -> bool:
 
 
 def _as_read(variable: Variable, value: str) -> str:
-    """The value as its reader takes it: a number in decimal, a boolean as 1 or 0, else in capitals."""
+    """Return the value in normal form: a decimal number, 1 or 0 for a boolean, otherwise capitals."""
     read, _ = strtoll(value)
     if variable.type in _NUMBERS:
         return str(read or 0)
@@ -81,7 +81,7 @@ _OWN_CHOICE = (-1, -2)
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """A number outside of a range: what a sentence says of it, and the largest that is taken here."""
+    """A number out of range: its text, and the largest valid number in this release."""
 
     says: str
     most: int
@@ -89,7 +89,7 @@ class OutOfRange:
 
 
 def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange | None:
-    """What is wrong with a variable's number; None where it is inside of all ranges, or none is known."""
+    """Return how a variable's number is out of range, or None if it is in range or has no known range."""
     value, variable = number(env, name), variables().get(name)
     if value is None or value in _OWN_CHOICE or variable is None:
         return None
@@ -105,7 +105,7 @@ def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange
 
 
 _NEEDED_BY_PLUGINS = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_SHIMNET_")
-#: What such a profile sets.
+#: The variables that such a profile sets.
 _PROFILE = {
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_BUFFSIZE", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC"),
     *("NCCL_PXN_DISABLE", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NET", "NCCL_P2P_PXN_LEVEL"),
@@ -119,7 +119,7 @@ _EACH_CALL = {"COLL", "CALL", "ALL"}
 
 
 def logs_each_call(env: Mapping[str, str]) -> bool:
-    """Whether NCCL's log has a line for every collective of every rank."""
+    """Return True if NCCL logs every collective of every rank."""
     asked = env.get("NCCL_DEBUG_SUBSYS", "").upper()
     chosen = _EACH_CALL.intersection(word.strip() for word in asked.removeprefix("^").split(","))
     return (
@@ -128,7 +128,7 @@ def logs_each_call(env: Mapping[str, str]) -> bool:
 
 
 def scope(name: str) -> Scope:
-    """What a setting touches."""
+    """Return the scope of a setting."""
     if name.startswith(("FI_", "OFI_NCCL_", "UCX_")):
         return "network"
     variable = variables().get(name)
@@ -153,11 +153,11 @@ def said_for_plugin(name: str, env: Mapping[str, str]) -> str | None:
 
 
 def has_the_efa_plugin(env: Mapping[str, str]) -> bool:
-    """Whether the settings are of AWS's plug-in over EFA, which NCCL takes before its own transport."""
+    """Return True if settings are for AWS's plug-in over EFA, which NCCL prefers to its own transport."""
     efa = env.get("FI_PROVIDER", "").strip("\"' ").lower() == "efa"
     return efa or any(name.startswith(("FI_EFA_", "OFI_NCCL_")) for name in env)
 
 
 def is_a_choice(name: str, value: str) -> bool:
-    """Whether a pin may well be meant; the slowest protocol alone is not."""
+    """Return True if the value may be a deliberate choice. Forcing only LL, the slowest protocol, is not."""
     return name in _CHOICES and value.strip().upper() != "LL"

@@ -1,7 +1,7 @@
-"""Which settings are in force, where each comes from and what it overrules: a pure function of a recording.
+"""The settings in force, their origins and the values that they overrule: a pure function of a recording.
 
-NCCL takes what the environment has, then what its files have, the user's before the system's, the first of two
-equal names; torchrun sets for its workers what is unset.
+NCCL uses the environment first, then the user's file, then the system's file. In a file, the first of two equal names
+counts. torchrun sets some variables for its workers if they are unset.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from ddp_doctor.settings.releases import Installed, default_at, default_in_words
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import misread
 
-#: What torchrun gives its workers where it is unset (torch/distributed/elastic/agent/server/local_elastic_agent.py) …
+#: Set by torchrun for its workers if unset (torch/distributed/elastic/agent/server/local_elastic_agent.py) …
 GIVEN_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-#: … and where a node has more than one of them (torch/distributed/run.py).
+#: … and if a node has more than one worker (torch/distributed/run.py).
 GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
-#: They start everything else, so what they were started with nobody here set.
+#: They start all other processes, so no user on this host set their environment.
 _FIRST_OF_HOSTS = ("systemd", "init")
 
 
@@ -47,7 +47,7 @@ def with_settings(report: Report, recording: Recording) -> EnvReport:
 
 
 def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
-    """One for each variable that is set anywhere, by name, those that count before those that do not."""
+    """Yield one setting for each variable that is set anywhere, by name; effective ones first."""
     text, software = recording.first(SettingText), recording.first(Software)
     rows = list(_of_text(text) if text else _of_process(recording))
     set_here = {row.name for row in rows if row.note is None or not row.note.startswith(_VOID)}
@@ -99,7 +99,7 @@ def _row(
 
 
 def _becomes(name: str, value: str | None) -> str | None:
-    """What becomes of a value that does not do what it says."""
+    """Return the effect of a misread or withheld value, or None if it is read as written."""
     if value is None:
         return "is kept back, for it looks like a credential"
     found = misread(name, value)
@@ -107,7 +107,7 @@ def _becomes(name: str, value: str | None) -> str | None:
 
 
 def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
-    """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
+    """Return NCCL's variables in the configuration files that this NCCL reads, by priority."""
     lines = [
         (line.name, Overruled(value=line.value, source=f"{file.path}:{line.number}"))
         for node in recording.facts(NcclFact)[:1]  # the others have their own
@@ -150,7 +150,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
 
 
 def by_branch(possible: tuple[Written, ...]) -> str | None:
-    """The words about a name that has another value in another branch; None where it has one value."""
+    """Return a note if a name has other values in other branches, or None if it has one value."""
     if len({setting.value for setting in possible}) < 2:
         return None
     elsewhere = ", ".join(f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:])
@@ -171,7 +171,7 @@ def _note(setting: Written) -> str | None:
 
 
 def _of_torchrun(recording: Recording, text: SettingText | None, set_here: set[str]) -> Iterator[SettingInForce]:
-    """What its workers get; of a script that does not call it nothing is known."""
+    """Yield the settings that torchrun gives its workers; none for a script that does not call torchrun."""
     if text is not None and text.form == "script" and not text.calls_torchrun:
         return
     process = recording.first(EnvVars)

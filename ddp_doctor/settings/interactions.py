@@ -1,21 +1,20 @@
-"""Settings that do nothing beside another one, contradict each other, or have two names.
+"""Settings that another setting disables, that contradict each other, or that have two names.
 
     NCCL_P2P_DISABLE=1 NCCL_P2P_LEVEL=NVL           the level is not even read
     NCCL_NET=IB NCCL_IB_DISABLE=1                   no network is left, init fails
     NCCL_ALGO=Tree                                  DDP's broadcast has no algorithm (NCCL 2.24 and later)
     NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8 more than 64 sockets: NCCL takes 4 per thread
 
-The rows of the table have what follows from comparing values; what has to be computed stands here.
+The rows of the table contain what follows from comparing values. This module contains what must be computed: the
+algorithms and protocols that NCCL_ALGO and NCCL_PROTO leave for each collective.
 
-Which algorithms and protocols NCCL_ALGO and NCCL_PROTO leave for each collective.
-
-    NCCL_ALGO=Tree                     from 2.24 on AllGather and Broadcast have none, and DDP needs both
-    NCCL_ALGO=allreduce:Tree           the others keep all of theirs
+    NCCL_ALGO=Tree                     since 2.24, AllGather and Broadcast have none, and DDP needs both
+    NCCL_ALGO=allreduce:Tree           the other collectives keep all algorithms
     NCCL_ALGO=^NVLS                    all but this one
     NCCL_PROTO=^LL,LL128,Simple        nothing is left
 
-Sources: NCCL src/graph/tuning.cc (parseList, ncclTopoTuneModel; since 2.24 a list counts for all functions, before
-for AllReduce alone), src/enqueue.cc ("no algorithm/protocol available for function"); NCCL user guide,
+Sources: NCCL src/graph/tuning.cc (parseList, ncclTopoTuneModel; since 2.24 a list applies to all functions,
+before only to AllReduce), src/enqueue.cc ("no algorithm/protocol available for function"); NCCL user guide,
 NCCL_ALGO and NCCL_PROTO.
 """
 
@@ -30,7 +29,7 @@ from ddp_doctor.settings.table import Conflict, Silencer, variables
 from ddp_doctor.settings.values import effective, misread
 
 PROTOCOLS = ("LL", "LL128", "Simple")
-#: What a DDP job calls, and the algorithms that NCCL has for it.
+#: The collectives of a DDP job, and the algorithms that NCCL has for each.
 BY_FUNCTION: Mapping[str, tuple[str, ...]] = {
     "AllReduce": ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"),
     "AllGather": ("Ring", "CollNetDirect", "NVLS", "PAT"),
@@ -43,7 +42,7 @@ _OFF = "0"
 
 
 def left(value: str, function: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """What of the ``known`` names a value leaves for a function; a list after its name counts before a bare one."""
+    """Return the ``known`` names that a value leaves for a function. A list for the function overrides a bare list."""
     found = None
     for part in value.split(";"):
         name, colon, names = part.rpartition(":")
@@ -56,7 +55,7 @@ def left(value: str, function: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def functions_without_algorithm(env: Mapping[str, str]) -> list[str]:
-    """The collectives of a DDP job for which NCCL_ALGO leaves nothing, as NCCL reads it from 2.24 on."""
+    """Return the collectives of a DDP job without an allowed algorithm in NCCL_ALGO, for NCCL 2.24 or later."""
     value = env.get("NCCL_ALGO", "")
     off = {name.lower() for name in switched_off(env)}
     return [
@@ -75,13 +74,13 @@ def switched_off(env: Mapping[str, str]) -> tuple[str, ...]:
 
 #: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
 MOST_SOCKETS = 64
-#: What the launcher sets by itself, so that no user waits for its effect.
+#: Set by the launcher itself, so no user expects an effect.
 _NOT_MEANT = {("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
 
 
 @lru_cache(maxsize=1)
 def silencers() -> tuple[Silencer, ...]:
-    """The rows on settings beside which others do nothing."""
+    """Return the rows on settings that disable other settings."""
     return tuple(row for variable in variables().values() for row in variable.silencers)
 
 
@@ -96,7 +95,7 @@ def silenced(env: Env) -> Iterator[tuple[Silencer, tuple[str, ...]]]:
 
 
 def ib_is_off(env: Env) -> bool:
-    """Whether NCCL has neither its own RDMA transport nor a plug-in's."""
+    """Return True if NCCL has neither its own RDMA transport nor a plug-in's."""
     return any(holds(row.when, env) for row in variables()["NCCL_IB_DISABLE"].silencers)
 
 
@@ -106,14 +105,14 @@ def _conflict_rows() -> tuple[Conflict, ...]:
 
 
 def conflicts(env: Env, nccl: Version) -> Iterator[Conflict]:
-    """What is wrong with these settings together; ``nccl`` is () where the release is not known."""
+    """Yield the conflicts between these settings; ``nccl`` is () if the release is unknown."""
     yield from filter(None, (find(env, nccl) for find in _COMPUTED))
     yield from (row for row in _conflict_rows() if holds(row.when, env))
 
 
 def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
     lacking = functions_without_algorithm(env)
-    if nccl and nccl < STRICT_SINCE:  # a list counts for AllReduce alone
+    if nccl and nccl < STRICT_SINCE:  # a list applies only to AllReduce
         lacking = [function for function in lacking if function == "AllReduce"]
     if not lacking:
         return None
@@ -173,10 +172,10 @@ _COMPUTED: tuple[Callable[[Env, Version], Conflict | None], ...] = (_no_algorith
 
 
 def disagreeing(env: Env, installed: Installed) -> dict[str, str]:
-    """The old names in an environment that sets the new one otherwise, each with the new name, where that is read.
+    """Map each old name whose value differs from the new name's to the new name, if that is read.
 
-    TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC has no older name in the table: beside it nccl2 reads the older one too, for how
-    long it waits before it aborts (torch 2.15 libtorch_cuda.so, nccl2::ProcessGroupNCCL::abortProcess).
+    TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC has no older name in the table: nccl2 also reads the older name, as the time that
+    it waits before it aborts (torch 2.15 libtorch_cuda.so, nccl2::ProcessGroupNCCL::abortProcess).
     """
     found = {}
     for new, value in env.items():
@@ -192,12 +191,12 @@ def disagreeing(env: Env, installed: Installed) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def newer_names() -> Mapping[str, str]:
-    """The old names that are still read, each with the name that counts more where both are set."""
+    """Map each old name that is still read to the name that takes precedence if both are set."""
     return {variable.older_name: new for new, variable in variables().items() if variable.older_name}
 
 
 def does_not_go_with(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The names beside which one of these settings does nothing, or harm, in the order of the alphabet.
+    """Return the names that disable one of these settings or conflict with it, sorted.
 
     NCCL_IB_GID_INDEX=3    does not go with NCCL_IB_DISABLE and NCCL_NET
     NCCL_SHM_DISABLE=1     does not go with NCCL_P2P_DISABLE
@@ -214,7 +213,7 @@ def _does_not_go_with(settings: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _deciding() -> tuple[tuple[str, str], ...]:
-    """A value for which each row's conditions hold, of the settings that decide about others."""
+    """Return a value that meets each row's conditions, for the settings that decide about others."""
     decisive = [row for row in silencers() if not row.needed and row.about != "plugin"]
     conditions = [
         *(named for row in decisive for named in row.when if named[0] == row.name),
@@ -225,7 +224,7 @@ def _deciding() -> tuple[tuple[str, str], ...]:
 
 
 def _harms(env: Env, name: str, value: str) -> bool:
-    """Whether a further setting makes one of the environment do nothing, or contradicts it."""
+    """Return True if an additional setting disables or contradicts one in the environment."""
     together = {**env, name: value}
     idle = {partner for row, others in silenced(together) if row.name == name for partner in others}
     fighting = {partner for found in conflicts(together, ()) if name in found.names for partner in found.names}

@@ -1,4 +1,4 @@
-"""Whose a variable's name is: in the table, a plug-in's, a misspelling of another, or nobody's."""
+"""Classify a variable's name: in the table, of a plug-in, misspelled, or unknown."""
 
 import re
 from difflib import SequenceMatcher
@@ -6,10 +6,10 @@ from functools import lru_cache
 
 from ddp_doctor.settings.table import foreign, never_read, variables
 
-#: What is recorded of an environment beside the names in the table.
+#: Prefixes recorded from an environment, in addition to the names in the table.
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "PET_")
 
-#: Of TORCH_*, only these are the distributed package's own; the rest belongs to the compiler, the hub ….
+#: The TORCH_* prefixes of the distributed package; others belong to the compiler, the hub and so on.
 DISTRIBUTED_PREFIXES = (
     "NCCL_",
     "TORCH_NCCL_",
@@ -21,7 +21,7 @@ DISTRIBUTED_PREFIXES = (
     "PET_",
 )
 
-#: Similarity of two words from which one is taken for a misspelling of the other: one letter of five
+#: Minimum similarity to treat one word as a misspelling of another: one letter of five
 #: dropped, doubled or swapped. Below it ENABLE and DISABLE, or MIN and MAX, would be confused.
 SAME_WORD = 0.8
 #: Shorter words (IB, TC, P2P, MIN) differ by design and must match exactly.
@@ -52,7 +52,7 @@ def meant_by_timeout(name: str) -> str | None:
 
 
 def is_recorded(name: str) -> bool:
-    """Whether the doctor records this variable's value. NCCL's prefix is recognized in lower case too."""
+    """Return True if this variable's value is recorded. NCCL's prefix is also recognized in lower case."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return False
     if name in variables() or name.startswith(PREFIXES) or name.upper().startswith("NCCL_"):
@@ -61,7 +61,7 @@ def is_recorded(name: str) -> bool:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether a name looks like the distributed package's, yet neither it nor a known plug-in reads it."""
+    """Return True if a name looks like the distributed package's but neither it nor a known plug-in reads it."""
     return (
         (name.upper().startswith(DISTRIBUTED_PREFIXES) or _without_nccl(name) in variables())
         and name not in variables()
@@ -72,9 +72,9 @@ def is_unknown(name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def nearest(name: str) -> str | None:
-    """The variable that ``name`` is a misspelling of; None where that would be a guess.
+    """Return the variable that ``name`` misspells, or None if that would be a guess.
 
-    Recognized: the wrong case, a slip in one or more words, words in another order or divided otherwise,
+    Recognized: the wrong case, a typo in one or more words, words in another order or split differently,
     a forgotten NCCL_ or TORCH_ (``NCCL_DUMP_ON_TIMEOUT`` for ``TORCH_NCCL_DUMP_ON_TIMEOUT``) and a forgotten
     unit (``NCCL_IB_GID`` for ``NCCL_IB_GID_INDEX``).
     """
@@ -118,5 +118,5 @@ def _similarity(word: str, meant: str) -> float:
 
 
 def is_of_rccl(name: str) -> bool:
-    """Whether RCCL, where torch is built for ROCm, is who reads it."""
+    """Return True if RCCL reads the variable in a torch built for ROCm."""
     return name.upper().startswith(("NCCL_", "RCCL_"))

@@ -1,13 +1,13 @@
-"""nccl.conf: settings that NCCL adds to its environment, where nobody sees them.
+"""nccl.conf: settings that NCCL adds to its environment, not visible from outside.
 
     # comment
     NCCL_SOCKET_IFNAME=eth0
-    export NCCL_DEBUG=INFO          sets a variable called "export NCCL_DEBUG", which nothing reads
-     NCCL_IB_HCA=mlx5_0             so does the blank in front
+    export NCCL_DEBUG=INFO          sets a variable called "export NCCL_DEBUG", which is never read
+     NCCL_IB_HCA=mlx5_0             the leading space has the same effect
     NCCL_P2P_LEVEL
 
-Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tried with libnccl 2.20.5 to 2.32.3: the user's file
-comes before the system's, the first of two equal names counts, and no file changes what is already set.
+Source: NCCL src/misc/param.cc (setEnvFile, initEnvFunc), tested with libnccl 2.20.5 to 2.32.3: the user's file
+is read before the system's, the first of two equal names counts, and files never override what is already set.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.settings.names import is_recorded
 
 SYSTEM_FILE = "/etc/nccl.conf"
-#: What NCCL keeps of a name or value.
+#: The number of characters that NCCL keeps of a name or value.
 LONGEST = 1023
-#: A longer file is none of NCCL's.
+#: A longer file is not an NCCL configuration.
 MOST_LINES = 1000
 
 
 def conf_lines(text: str) -> tuple[ConfLine, ...]:
-    """The lines of one file as NCCL reads them, up to MOST_LINES."""
+    """Parse a file the way NCCL does, up to MOST_LINES lines."""
     found: list[ConfLine] = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.startswith("#"):
@@ -55,7 +55,7 @@ def _shown(text: str) -> str:
 
 
 def set_by_files(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
-    """What the files together set: name to value and ``path:line``, files in NCCL's order."""
+    """Map each name that the files set to its value and ``path:line``; files are in NCCL's order."""
     found: dict[str, tuple[str, str]] = {}
     for file in files:
         for line in file.lines:
@@ -65,7 +65,7 @@ def set_by_files(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
 
 
 def read_by(files: tuple[ConfFile, ...], nccl: Version = ()) -> tuple[ConfFile, ...]:
-    """The files that an NCCL of this release, or the newest, reads: one that is named stands for the user's own."""
+    """Return the files that this release of NCCL, or the newest, reads. A named file replaces the user's own."""
     if nccl and nccl < CONF_FILE_SINCE:
         ignored = {"named", "home"}
     elif any(file.reason == "named" for file in files):

@@ -1,4 +1,4 @@
-"""What a release of NCCL or torch makes of a variable: whether it is read, by which class, and with which default."""
+"""The handling of a variable by releases of NCCL and torch: whether it is read, its class, and its default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _CLASSES: Mapping[str | None, Backend] = {"nccl2": "nccl2", "nccl-legacy": "nccl
 
 @dataclass(frozen=True)
 class Installed:
-    """The releases of a node and its class behind "nccl"; () and None where they are not known."""
+    """The releases of a node and its class behind "nccl"; () and None if unknown."""
 
     nccl: Version = ()
     torch: Version = ()
@@ -29,14 +29,14 @@ class Installed:
         return self.nccl if variable.owner == "nccl" else self.torch
 
     def reads(self, name: str) -> bool:
-        """Whether a variable of the table is read here for sure."""
+        """Return True if these releases certainly read a variable of the table."""
         variable = variables()[name]
         at = self.of(variable) or _oldest(variable)
         return status_at(variable, at) == "read" and not is_of_another_backend(variable, self.backend)
 
 
 def default_at(variable: Variable, at: Version) -> str | None:
-    """The default in a release; None where it is unset, or that release does not read the variable."""
+    """Return the default in a release, or None if unset or if the release does not read the variable."""
     if status_at(variable, at) in ("not yet", "no longer", "renamed"):
         return None
     defaults = [default for since, default in variable.history if release(since) <= at]
@@ -44,19 +44,19 @@ def default_at(variable: Variable, at: Version) -> str | None:
 
 
 def default_in_words(default: str | None) -> str | None:
-    """The default for people: NCCL's -2 means that it chooses itself, -1 that the variable is as good as unset."""
+    """Format the default as text: NCCL's -2 means automatic, -1 means unset."""
     return {"-2": "automatic", "-1": None}.get(default or "", default)
 
 
 def read_by(variable: Variable) -> str:
-    """The releases that read it: "from 2.14.3", "2.3.5 to 2.20"; empty where all do."""
+    """Return the releases that read it: "from 2.14.3", "2.3.5 to 2.20"; empty if all do."""
     if variable.last:
         return f"{variable.first} to {variable.last}" if variable.first else f"up to {variable.last}"
     return f"from {variable.first}" if variable.first else ""
 
 
 def status_at(variable: Variable, at: Version) -> StatusAt:
-    """Whether a release, NCCL's for NCCL's own variables and torch's for all others, reads the variable.
+    """Return whether a release reads the variable: of NCCL for NCCL's own variables, otherwise of torch.
 
     A variable that another one replaced is "renamed" once the old name is no longer read.
     """
@@ -68,7 +68,7 @@ def status_at(variable: Variable, at: Version) -> StatusAt:
 
 
 def is_gone(variable: Variable) -> bool:
-    """Whether no torch that the doctor supports, nor the NCCL that comes with it, reads the variable any more."""
+    """Return True if neither a supported torch nor the NCCL that it includes still reads the variable."""
     return variable.last is not None and release(variable.last) < _oldest(variable)
 
 
@@ -77,5 +77,5 @@ def _oldest(variable: Variable) -> Version:
 
 
 def is_of_another_backend(variable: Variable, backend: str | None) -> bool:
-    """Whether the class behind "nccl" is known, and the variable is read by the other one alone."""
+    """Return True if the class behind "nccl" is known, and only the other class reads the variable."""
     return variable.backend is not None and _CLASSES.get(backend, variable.backend) != variable.backend

@@ -1,7 +1,7 @@
-"""The table of the environment variables that NCCL, torch, gloo, torchrun and the libraries below them read.
+"""The table of environment variables that NCCL, torch, gloo, torchrun and the libraries below them read.
 
-Its rows are INI files of the package, data/variables/OWNER.ini. A section is a variable, and a section with a word
-after the name is one thing that follows from its value::
+The rows are in INI files of the package, data/variables/OWNER.ini. A section describes a variable. A section with a
+word after the name describes a consequence of its value::
 
     [NCCL_IB_TIMEOUT]
     meaning = How long an RDMA connection waits for an answer, as an exponent.
@@ -20,15 +20,15 @@ after the name is one thing that follows from its value::
     source = NCCL user guide, NCCL_IB_TIMEOUT
 
 The keys are the fields of Variable, and those of Effect (debug, slows, unsafe), Range, Silencer (silences, needed),
-Conflict and Agreement. A further word tells sections of one kind apart, and ``, mild`` says that little depends on it.
+Conflict and Agreement. Another word distinguishes sections of one kind, and ``, mild`` marks a minor effect.
 ``default`` and ``takes`` are a value, or a line for each release that changed it. ``when`` is a condition
-(settings/conditions.py) on the variable, or a line ``NAME: condition`` for each variable that it is about. A value in
-double quotes keeps its white space; a line that begins with # is a comment.
+(settings/conditions.py) on the variable, or a line ``NAME: condition`` for each variable concerned. A value in
+double quotes keeps its white space; a line that starts with # is a comment.
 
-Releases are NCCL's in NCCL's own rows, and torch's in all others. data/never_read.ini has names that people set
-although no release reads them; data/foreign.ini the prefixes that plug-ins, images and build scripts use, which
-nobody may call misspelled. Read from every NCCL tag 2.3.5 to 2.30.7 and the user guide of that, from what libnccl
-2.31.2 and 2.32.3 themselves answer, and from torch 2.13 to 2.15; a later library may know more names.
+Releases are NCCL's in NCCL's own rows, and torch's in the other rows. data/never_read.ini lists names that users set
+although no release reads them. data/foreign.ini lists the prefixes of plug-ins, images and build scripts, which are
+never reported as misspelled. Sources: every NCCL tag from 2.3.5 to 2.30.7 and the user guide of 2.30.7, the behavior of
+libnccl 2.31.2 and 2.32.3, and torch 2.13 to 2.15. Later libraries may read more names.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ DATA = Path(__file__).parent / "data"
 Status = Literal["active", "deprecated", "removed"]
 #: torch's classes behind "nccl" that read different variables.
 Backend = Literal["nccl2", "nccl-legacy"]
-#: What a setting touches. ``paths``: between the GPUs of a node; ``rdma``: between nodes; ``gpudirect``: between NIC
+#: The scope of a setting. ``paths``: between the GPUs of a node; ``rdma``: between nodes; ``gpudirect``: between NIC
 #: and GPU; ``network``: a plug-in's; ``nvls``: NVLink SHARP; ``collectives``: any NCCL job of several ranks; ``job``.
 Scope = Literal["paths", "rdma", "gpudirect", "network", "nvls", "collectives", "job"]
 #: How much it matters that nodes or ranks differ.
@@ -54,9 +54,9 @@ Weight = Literal["fatal", "matters", "minor"]
 
 @dataclass(frozen=True)
 class Effect:
-    """What a value costs or risks although it does what it says.
+    """The cost or risk of a value that works as intended.
 
-    ``debug`` costs time for logs or checks, ``slows`` gives a fast path up, ``unsafe`` risks hangs or wrong data.
+    ``debug`` costs time for logs or checks, ``slows`` disables a fast path, ``unsafe`` risks hangs or wrong data.
     """
 
     name: str
@@ -74,44 +74,44 @@ class Effect:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting takes; another one is cut, wraps or means something else, without a word."""
+    """The valid numbers of a setting; others are clamped, wrap or change their meaning without a message."""
 
     name: str
-    takes: tuple[tuple[Version, int, int], ...]  # (release, least, most from there on)
-    beyond: str  # what another number does
+    takes: tuple[tuple[Version, int, int], ...]  # (release, minimum, maximum since then)
+    beyond: str  # the effect of another number
     source: str
-    says: str = ""  # after the setting; the range where it is empty
+    says: str = ""  # the text after the setting; if empty, the range
     mild: bool = False  # NCCL makes the best of it
 
 
 @dataclass(frozen=True)
 class Silencer:
-    """A setting beside which, or without which, others do nothing."""
+    """A setting that disables others, or that others need."""
 
     name: str
     when: When
     names: str  # a pattern of the others' names
     why: str
     source: str
-    mild: bool = False  # nobody is likely to wait for their effect
+    mild: bool = False  # users are unlikely to expect their effect
     about: Literal["", "rdma", "plugin"] = ""  # rdma: they are about InfiniBand and RoCE; plugin: a plug-in stays
-    needed: bool = False  # the others wait for a setting that is not there
+    needed: bool = False  # the others need a setting that is missing
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """What is wrong with some settings together, and which of them to take out first."""
+    """A conflict between settings, and which of them to remove first."""
 
     names: tuple[str, ...]
     says: str  # after the settings: "leave no network"
     why: str
     source: str
     without: tuple[str, ...]
-    fails_from: Version | None = None  # NCCL ends with an error from this release on, () for all; None: it does not
+    fails_from: Version | None = None  # NCCL fails since this release, () for all; None: never
     when: When = ()
 
     def fails(self, nccl: Version) -> bool | None:
-        """Whether NCCL ends with an error; None where its release is not known, or older than what was read."""
+        """Return whether NCCL fails, or None if its release is unknown or older than the source."""
         if self.fails_from is None:
             return False
         return True if nccl >= self.fails_from else None
@@ -119,35 +119,35 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What it does that ranks have different values; without such a row they are meant to have equal ones."""
+    """The effect of different values on ranks; without such a row, values should be equal."""
 
     name: str
     weight: Weight
     effect: str
     source: str
-    within_a_node: bool = False  # where ranks of one node differ, not nodes
-    among: str = ""  # only where one of the values is this, in capitals
+    within_a_node: bool = False  # ranks of one node differ, rather than nodes
+    among: str = ""  # only if one of the values is this, in capitals
     before: Version | None = None  # only with an NCCL before this release
-    needs: Literal["", "rdma"] = ""  # only where ranks on several nodes could use RDMA
+    needs: Literal["", "rdma"] = ""  # only if ranks on several nodes could use RDMA
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable that some release reads; ``type`` is how it is read (settings/values.py)."""
+    """A variable that some release reads; ``type`` selects its reader (settings/values.py)."""
 
     name: str
-    owner: str  # who reads it: the name of the file; torch is its distributed package alone
+    owner: str  # its reader, the name of the file; torch means only its distributed package
     type: str
-    meaning: str  # a sentence: what it does
+    meaning: str  # its effect, as a sentence
     source: str
     status: Status = "active"  # in the newest release
-    default: str | None = None  # in the newest release; None where it is unset
-    history: tuple[tuple[str, str], ...] = ()  # (release, default from there on)
-    first: str | None = None  # first release that reads it; of torch's, only where that is 2.14 or newer
-    last: str | None = None  # last release that reads it, where it was removed
+    default: str | None = None  # in the newest release; None if unset
+    history: tuple[tuple[str, str], ...] = ()  # (release, default since then)
+    first: str | None = None  # first release that reads it; for torch, only if 2.14 or newer
+    last: str | None = None  # last release that reads it, if removed
     replaced_by: str | None = None
     older_name: str | None = None  # which is read too, and counts less
-    read_when: str | None = None  # torch: what reads it
+    read_when: str | None = None  # for torch: its reader
     backend: Backend | None = None  # None: both, or neither is asked
     other_backend_reads: str | None = None  # what torch's other class reads in its place
     lost_on_nccl2: str | None = None  # a protection that nccl2 does not have
@@ -156,7 +156,7 @@ class Variable:
     otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
     scope: Scope | None = None  # None: as its name says (settings/effects.py)
     needed_for: str | None = None  # who needs a value of it that slows others
-    may_differ: Literal["", "yes", "in names"] = ""  # yes: nobody else notices; in names: of a host's own devices
+    may_differ: Literal["", "yes", "in names"] = ""  # yes: no effect on others; in names: of a host's own devices
     tried_with: Literal["nccl", "gloo"] | None = None  # the backend whose ranks read it in a trial
     effects: tuple[Effect, ...] = ()
     ranges: tuple[Range, ...] = ()
@@ -174,7 +174,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class NeverRead:
-    """A name that nothing reads, what people mean by it, and the variable that does that."""
+    """A name that no release reads, its intended meaning, and the variable that has this effect."""
 
     name: str
     meant: str
@@ -193,14 +193,14 @@ class Foreign:
 
 @lru_cache(maxsize=1)
 def variables() -> Mapping[str, Variable]:
-    """All variables that some release reads, by name."""
+    """Return the variables that some release reads, by name."""
     files = sorted((DATA / "variables").glob("*.ini"))
     return {row.name: row for path in files for row in _variables(path)}
 
 
 @lru_cache(maxsize=1)
 def never_read() -> Mapping[str, NeverRead]:
-    """The names that nothing reads, by name."""
+    """Return the names that no release reads, by name."""
     return {name: NeverRead(name, **_texts(keys)) for name, keys in _sections(DATA / "never_read.ini")}
 
 

@@ -14,17 +14,17 @@ from ddp_doctor.settings.table import variables
 Action = Literal["set", "unset"]
 #: torchrun's --local-addr.
 LOCAL_ADDR = "PET_LOCAL_ADDR"
-#: Read by the launcher, before there are ranks: such a setting goes with others, and trials do without it.
+#: Read by the launcher before ranks start: such a setting accompanies others, and trials do not need it.
 OF_LAUNCHER = frozenset({LOCAL_ADDR})
 _SAID = {"nccl": "NCCL", "gloo": "gloo"}
 #: Read when a library is loaded, which is before a rank is forked.
 _READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "MALLOC_", "GOMP_", "PYTORCH_CUDA_ALLOC_CONF")
 
-#: Trials of each kind, without and with the setting in turns: the median of five is the usual one of
-#: nccl-tests' users, and of two times three values no two ranges stay apart by chance more often than 1 in 20.
+#: Trials of each kind, alternately without and with the setting. nccl-tests users commonly take the median of five.
+#: With three values each, two ranges are disjoint by chance in at most 1 of 20 cases.
 ROUNDS = 5
 LEAST_ROUNDS = 3
-#: The rounds end here, so that one finding costs a run of two ranks at most 3 s.
+#: Time limit of the rounds, so one finding costs a run of two ranks at most 3 s.
 ROUNDS_S = 2.2
 #: If the setting helps in the median but the ranges overlap, as on a busy machine, further rounds decide: up to these
 #: many, while the run has time.
@@ -32,35 +32,35 @@ MOST_ROUNDS = 8
 #: Overlapping ranges differ if the p-value is below this (Mann-Whitney, one-sided). The limit is stricter than 0.05,
 #: because the rounds stop as soon as it is reached.
 BY_CHANCE = 0.01
-#: A trial that must show a fault of the CPU backend takes 0.1 to 0.3 s where there is none.
+#: A trial for a fault of the CPU backend takes 0.1 to 0.3 s without the fault.
 TRIAL_S = 6.0
 #: … and one over NCCL, which makes communicators first, some seconds.
 NCCL_TRIAL_S = 30.0
-#: A trial without the setting has hung when it took so many times longer than one with it, and at least so long.
+#: A trial without the setting hung if it took this many times as long as one with it, and at least HUNG_S.
 HUNG_RATIO = 5.0
 HUNG_S = 1.0
 NCCL_HUNG_S = 8.0
 #: … where speed matters, because a slow run must be distinguished from a hang.
 SLOW_SHARE = 3.0
-#: What the ranks of a group of nodes reduce when it is tested, by backend. Over a path of 100 Mbit/s 4 MiB take some
-#: 0.6 s, so that five of them are slow and do not hang; GPUs take more to fill theirs.
+#: Bytes that the ranks of a tested group of nodes reduce, by backend. 4 MiB take about 0.6 s at 100 Mbit/s, so five
+#: reductions are slow but do not hang. GPUs need more to fill their links.
 GROUP_BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
-#: What a trial moves at most, on each rank; four times as much as any rule asks for.
+#: The maximum number of bytes per rank in a trial; four times as many as any rule requests.
 LARGEST_BYTES = 1 << 30
-#: Less is no gain: repeated medians of one path differ by up to 10 % on busy machines.
+#: The minimum gain. Repeated medians of one path differ by up to 10% on busy machines.
 GAIN = 1.2
 
 
 @lru_cache(maxsize=1)
 def names() -> frozenset[str]:
-    """All variables that a trial may set."""
+    """Return the variables that a trial may set."""
     return frozenset(name for name, variable in variables().items() if variable.tried_with)
 
 
 def read_by(name: str, action: Action = "set") -> str | None:
-    """The backend whose ranks read the variable in a trial; None where it cannot be tried.
+    """Return the backend whose ranks read the variable in a trial, or None if it cannot be tested.
 
-    NCCL reads all of its own when its first communicator is made, and without one it does what it does by itself.
+    NCCL reads all its variables when it creates its first communicator, and uses its default for unset ones.
     """
     variable = variables().get(name)
     if variable is None:
@@ -69,7 +69,7 @@ def read_by(name: str, action: Action = "set") -> str | None:
 
 
 def why_not(names: Iterable[str], backend: str, taken_away: Collection[str] = ()) -> str | None:
-    """Why these settings cannot be tried with ranks of this backend; None where they can."""
+    """Return why these settings cannot be tested with ranks of this backend, or None if they can."""
     known = set(names)
     for name in sorted(known - OF_LAUNCHER or known):
         reader = read_by(name, "unset" if name in taken_away else "set")

@@ -1,17 +1,17 @@
-r"""What NCCL, torch, gloo and torchrun make of a variable's value, where that is not what it says.
+r"""Values that NCCL, torch, gloo and torchrun read differently from how they are written.
 
-    NCCL_IB_DISABLE=true       strtoll finds no digit and yields 0: InfiniBand stays on, without a word
+    NCCL_IB_DISABLE=true       strtoll finds no digit and yields 0: InfiniBand stays on, without a message
     NCCL_NVLS_ENABLE=off       the same, so it is off; NCCL 2.32 takes its default instead: it stays on
     NCCL_BUFFSIZE=4M           strtoll stops at the M: 4 bytes
-    NCCL_P2P_LEVEL=sys         compared with SYS as it stands: ignored
+    NCCL_P2P_LEVEL=sys         compared with SYS, case-sensitive: ignored
     NCCL_DEBUG_FILE=/l/%r.log  only %h and %p are filled in: all ranks write one file named %r.log
     TORCH_GLOO_LAZY_INIT=on    RuntimeError: Invalid value for environment variable
     TORCH_FR_BUFFER_SIZE=many  init_process_group hangs or aborts (torch 2.13)
 
-Each row of the table of variables names in ``type`` which of the readers below applies. Sources: NCCL 2.30.7
+``type`` in a row of the table of variables selects one of the readers below. Sources: NCCL 2.30.7
 src/misc/param.cc (numbers, the same in 2.4.8 and 2.12.12), src/graph/paths.cc ncclGetLevel, src/debug.cc,
-src/misc/socket.cc and src/os/linux.cc (interfaces), src/graph/tuning.cc parseList; what the functions of
-libnccl 2.21.5 to 2.32.3 that read numbers return for odd ones (tests/lab/test_nccl_parameters.py); torch 2.13
+src/misc/socket.cc and src/os/linux.cc (interfaces), src/graph/tuning.cc parseList; the results of number parsers in
+libnccl 2.21.5 to 2.32.3 for unusual values (tests/lab/test_nccl_parameters.py); torch 2.13
 torch/csrc/distributed/c10d/Utils.hpp getCvarBool and getCvarInt, torch/distributed/argparse_util.py.
 """
 
@@ -27,7 +27,7 @@ from ddp_doctor.settings.table import Variable, variables
 
 Fate = Literal["misread", "refused", "hangs"]
 
-#: Launch variables, which checks of their own judge, and those of libraries whose readers are not modeled.
+#: Launch variables, which separate checks evaluate, and variables of libraries whose readers are not modeled.
 _OTHERS = ("launch", "opaque")
 _ON = {"true", "yes", "on", "y", "t", "enable", "enabled"}
 _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
@@ -50,9 +50,9 @@ LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 @dataclass(frozen=True)
 class Misread:
-    """A value that does something else than it says.
+    """A value that is read differently from how it is written.
 
-    ``becomes`` completes "NAME=value …"; ``instead`` is a value that says what was probably meant.
+    ``becomes`` completes "NAME=value …"; ``instead`` is the value that was probably intended.
     """
 
     becomes: str
@@ -66,9 +66,9 @@ Reader = Callable[[Variable, str], Misread | None]
 
 
 def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
-    """What is wrong with the value of a variable in the table; None where it means what it says.
+    """Return how the value of a variable in the table is misread, or None if it is read as written.
 
-    Where the release of NCCL is not known, ``()``, it is what most releases make of it.
+    If the release of NCCL is unknown (``()``), the behavior of most releases is assumed.
     """
     variable = variables().get(name)
     if variable is None or variable.type in _OTHERS:
@@ -92,7 +92,7 @@ def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
 
 
 def is_ignored(name: str, value: str, nccl: Version) -> bool:
-    """Whether this NCCL keeps the default of a number, because the value is none."""
+    """Return True if this NCCL keeps the default because the value is not a number."""
     variable = variables().get(name)
     if variable is None or variable.owner != "nccl" or nccl < _WORDS_IGNORED_SINCE or not value:
         return False
@@ -139,7 +139,7 @@ def _empty(variable: Variable, reader: Reader) -> Misread | None:
 
 
 def _number(variable: Variable, value: str) -> Misread | None:
-    """NCCL's integers and booleans: strtoll with base 0, whatever follows is dropped without a word."""
+    """Read NCCL's integers and booleans: strtoll with base 0, which silently ignores trailing text."""
     number, suffix = strtoll(value)
     word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
@@ -223,7 +223,7 @@ def _as_list(names: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Whether somebody wrote an address where a name belongs; ``eth0:1`` and ``ib0`` are none."""
+    """Return True for an address instead of an interface name; ``eth0:1`` and ``ib0`` are names."""
     return (
         re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/[0-9]+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F]*", name) is not None
     )
@@ -278,7 +278,7 @@ def _python_int(variable: Variable, value: str) -> Misread | None:
 
 
 def _like(pattern: str, why: str) -> Reader:
-    """What torchrun takes of this form, and nothing else."""
+    """Return a reader for a variable of torchrun that accepts only this pattern."""
     return lambda variable, value: None if re.fullmatch(pattern, value) else _refused(variable, why, None)
 
 
@@ -291,7 +291,7 @@ def _flag(variable: Variable, value: str) -> Misread | None:
 
 
 def _switch(_: Variable, value: str) -> Misread | None:
-    """Only one of 0 and 1 counts, the one that is not what unset means (torch 2.14 and 2.15 differ in which)."""
+    """Read a switch with one effective value: 0 or 1, the opposite of unset (torch 2.14 and 2.15 differ)."""
     if value in ("0", "1"):
         return None
     return Misread("counts as unset", "torch accepts only a plain 0 or 1.", _number_of_switch_word(value))

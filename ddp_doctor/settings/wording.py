@@ -1,4 +1,4 @@
-"""How a setting is written in a sentence."""
+"""Text forms of settings for sentences."""
 
 import shlex
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ LONGEST_VALUE = 80
 
 
 def printable(value: str) -> str:
-    """A value for a sentence: control characters escaped, cut where it is long."""
+    """Return a value for a sentence, with control characters escaped and long values cut."""
     text = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 

@@ -1,1 +1,1 @@
-"""How a job script or a manifest starts its ranks: which nodes, how often, and with which arguments."""
+"""The launches in a job script or a manifest: nodes, number of starts, and arguments."""

@@ -1,4 +1,4 @@
-"""What the words of a script expand to, as far as that is known before it runs."""
+"""Expand the words of a script, if their values are known before it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.settings.launches.shell_tree import Block, Call, Node, Piece, Script, Word
 from ddp_doctor.settings.launches.values import Kind, Part, Values
 
-#: What SLURM, MPI and Kubernetes set to another value in each task or pod …
+#: Variables that SLURM, MPI and Kubernetes set to a different value in each task or pod …
 _OF_NODE = frozenset(
     (
         *("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS", "SLURMD_NODENAME"),
@@ -32,7 +32,7 @@ _MEANINGS: dict[str, ArgumentMeaning] = {
     **dict.fromkeys(("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"), "first-host"),
     **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), "hosts"),
 }
-#: What an index selects in a list of hosts.
+#: The host that an index selects in a list of hosts.
 _PLACES: dict[str, ArgumentMeaning] = {"0": "first-host", "-1": "last-host"}
 #: Only a step of srun has them (man srun, man sbatch: output environment variables).
 _OF_STEP = "SLURM_STEP_"
@@ -47,7 +47,7 @@ _FIRST = re.compile(r"head|sed (?:-n )?1?[pq]|awk (?:NR ?== ?1|\{ ?print \$1|FNR
 _LAST = re.compile(r"tail (?:-n ?)?-?1$|sed -n \$p")
 _NARROWS = frozenset(("awk", "cut", "head", "sed", "tr", "grep", "xargs", "tail"))
 _DEEPEST = 12
-#: More words are no command that starts a job.
+#: A command with more words does not start a job.
 _MOST_WORDS = 1000
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -57,7 +57,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass
 class Frame:
-    """A shell: what it knows, and how many shells it is in."""
+    """A shell: its variables and its nesting depth."""
 
     variables: MutableMapping[str, str] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
@@ -70,11 +70,11 @@ class Frame:
     background: int = 0  # the commands followed by ``&`` that it is in
     exports_all: bool = False
     numbers: dict[str, int] = field(default_factory=dict)  # SLURM's own: SLURM_NNODES
-    is_batch: bool = False  # the script that sbatch runs, and not a step of it
+    is_batch: bool = False  # the script that sbatch runs, not a step of it
     container: str = ""  # the program whose container, with its own network, it is in
 
     def inner(self, depth: int, *, hands_on: bool = True) -> Frame:
-        """The shell that a command of this one starts; ``hands_on`` where it has the same environment."""
+        """Return the shell that a command starts; with ``hands_on``, it inherits the environment."""
         names = self.variables.keys() if self.exports_all else self.exported & self.variables.keys()
         known = {name: self.variables[name] for name in names} if hands_on else {}
         inner = Frame(known, set(known), files=self.files, depth=depth, sometimes=self.sometimes, numbers=self.numbers)
@@ -92,7 +92,7 @@ class Expander:
         self._deep = 0
 
     def words(self, words: Sequence[Word], frame: Frame) -> list[str]:
-        """The words of a command, where unquoted variables may be several and an array is as many as it has."""
+        """Expand the words of a command. An unquoted variable or an array may become several words."""
         found: list[str] = []
         for word in words:
             if len(found) > _MOST_WORDS:
@@ -133,7 +133,7 @@ class Expander:
         return []
 
     def piece(self, piece: Piece, frame: Frame) -> str:
-        """The value of one piece."""
+        """Return the value of a piece of a word."""
         if piece.kind == "text":
             return piece.text
         if self._deep >= _DEEPEST:
@@ -168,7 +168,7 @@ class Expander:
         return self.values.token(Part(kind, f"${name}", frame.depth, means))
 
     def _is_known(self, name: str, frame: Frame) -> bool:
-        """Whether a name is certainly set."""
+        """Return True if a name is certainly set."""
         if name in frame.variables:
             return bool(frame.variables[name])
         is_slurm = name.startswith("SLURM_") and bool(frame.is_batch or frame.numbers)
@@ -222,7 +222,7 @@ class Expander:
         return word if is_plain else self.values.token(Part("given", f"${{{name}:-...}}", frame.depth))
 
     def text(self, text: str, frame: Frame) -> str:
-        """The value of a text in which variables expand, as in a here-document."""
+        """Expand the variables of a text, for example a here-document."""
         if "$" not in text and "`" not in text:
             return text
         safe = text.replace('"', '\\"')
@@ -275,7 +275,7 @@ class Expander:
         return self.values.token(Part("any", shown, frame.depth)) if value is None else value
 
     def _output(self, nodes: Sequence[Node], frame: Frame, shown: str) -> str | None:
-        """What the last pipeline of these prints."""
+        """Return the output of the last of these pipelines."""
         pipelines: list[list[Call]] = []
         fallback = ""
         for node in nodes:
@@ -380,7 +380,7 @@ def _hosts(text: str) -> list[str]:
 
 
 def _braces(text: str) -> list[str]:
-    """``{0..3}`` and ``n{1,2}``; any other word as it is."""
+    """Expand ``{0..3}`` and ``n{1,2}``; return other words unchanged."""
     if (found := re.fullmatch(r"(.*?)\{(\d{1,4})\.\.(\d{1,4})\}(.*)", text)) and int(found[2]) <= int(found[3]):
         return [f"{found[1]}{at}{found[4]}" for at in range(int(found[2]), int(found[3]) + 1)]
     if found := re.fullmatch(r"([^{}$]*)\{([^{}]*,[^{}]*)\}([^{}]*)", text):
@@ -389,7 +389,7 @@ def _braces(text: str) -> list[str]:
 
 
 def _worked_out(text: str) -> int | None:
-    """The value of a sum of numbers; None where a shell would not take it."""
+    """Return the value of an arithmetic expression, or None if a shell would reject it."""
     if not _SUM.fullmatch(text) or "**" in text or "//" in text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The lines of a job script for its scheduler: what they request, and which of them have no effect.
+"""The scheduler directives of a job script: their requests, and directives without effect.
 
 Sources: man sbatch (SLURM 23.11); PBS Professional 2022.1 User's Guide, chapter 4; IBM Spectrum LSF 10.1 bsub.
 """
@@ -145,7 +145,7 @@ def _lsf_fields(text: str) -> dict[str, Any]:
 
 
 def _meant_option(name: str) -> str:
-    """Return the option that a misspelt or ambiguous one means; empty for known ones and for those of a plug-in."""
+    """Return the option that a misspelled or ambiguous one means; empty for options that are known or a plug-in's."""
     known = [option for option in _SBATCH_OPTIONS if option.startswith(name)]
     if not name.startswith("--") or name in known or len(known) == 1:
         return ""

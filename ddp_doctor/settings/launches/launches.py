@@ -1,4 +1,4 @@
-"""What the text of a job script, a manifest or a launcher's configuration starts."""
+"""The launches in the text of a job script, a manifest or a launcher's configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_LINES = 100_000
 
 @dataclass(frozen=True)
 class Launches:
-    """What a text starts, and what was not understood."""
+    """The launches in a text, and the lines that were not understood."""
 
     job: Launch | None = None
     launches: tuple[Launch, ...] = ()

@@ -1,15 +1,15 @@
 """The pods of a manifest as the nodes of a job, and what their operators set; also launchers' configurations.
 
-What an operator sets, and which value wins:
+The variables that an operator sets, and which value takes precedence:
 
 * PyTorchJob (kubeflow/training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go, setPodEnv): MASTER_ADDR,
-  MASTER_PORT, WORLD_SIZE and RANK where there is a Master; since v1.7.0 (#1840) also PET_MASTER_ADDR,
+  MASTER_PORT, WORLD_SIZE and RANK if there is a Master; since v1.7.0 (#1840) also PET_MASTER_ADDR,
   PET_MASTER_PORT, PET_NODE_RANK, PET_NNODES and PET_NPROC_PER_NODE (``auto`` by default); with elasticPolicy
-  PET_RDZV_ENDPOINT and PET_RDZV_BACKEND. They are appended to the container's own env, and of two equal names the
-  last counts, so the operator wins. torchrun's command line wins over all PET_*.
+  PET_RDZV_ENDPOINT and PET_RDZV_BACKEND. They are appended to the container's env. The last of two equal names
+  counts, so the operator's value is used. torchrun's command line overrides all PET_*.
 * TrainJob (kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go, EnforceMLPolicy): PET_NNODES,
-  PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, and nothing for ``env://``.
-* Job with completionMode Indexed, and a JobSet's: JOB_COMPLETION_INDEX, and nothing of torch (kubernetes-sigs/jobset).
+  PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, and no variables for ``env://``.
+* Job with completionMode Indexed, and a JobSet's: JOB_COMPLETION_INDEX, and none of torch (kubernetes-sigs/jobset).
 * LeaderWorkerSet: LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX.
 """
 
@@ -46,7 +46,7 @@ _BY_OPERATOR: dict[str, dict[str, str]] = {
     "Job": {"JOB_COMPLETION_INDEX": _OWN},
     "volcano": {"MASTER_ADDR": "first", "MASTER_PORT": _ONE, "WORLD_SIZE": _ONE, "RANK": _OWN},
 }  # fmt: skip
-#: Kinds that know nothing of a job: a single pod of them may be one of several.
+#: Kinds without a distributed job: a single pod of this kind may be one of several.
 _PLAIN = ("Job", "StatefulSet", "Deployment", "ReplicaSet", "Pod")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 #: ``$(NAME)`` in a command, which Kubernetes replaces if the container has the name.
@@ -244,7 +244,7 @@ def _pods(job: dict[str, Node]) -> int | None:
 
 
 def _count(of: dict[str, Node], name: str) -> int | None:
-    """A number of pods, 1 by default; None where a template has it."""
+    """Return a number of pods, 1 by default, or None if it is a template."""
     text = _text(of, name)
     return int(text) if text.isdecimal() and len(text) < 7 else None if text else 1
 

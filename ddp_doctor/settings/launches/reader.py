@@ -1,8 +1,9 @@
-"""Follows a script to the commands that start ranks; nothing is run.
+"""Find the commands in a script that start ranks, without running the script.
 
-Each shell within a shell is one deeper. What srun, mpirun or a loop over hosts starts on several nodes has a
-depth from which on words expand on each node: in ``srun torchrun --node-rank=$SLURM_NODEID`` that one is expanded
-before, once, and in ``srun bash -c 'torchrun --node-rank=$SLURM_NODEID'`` on each node.
+A shell started by another shell is one level deeper. Commands that srun, mpirun or a loop over hosts starts on several
+nodes have a depth; words at this depth or deeper expand on each node. The variable in
+``srun torchrun --node-rank=$SLURM_NODEID`` expands once, before the start. In
+``srun bash -c 'torchrun --node-rank=$SLURM_NODEID'`` it expands on each node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ddp_doctor.settings.launches.values import OF_LOOP, ONCE
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|DIST|RDZV|LAUNCH|EXTRA", re.IGNORECASE)
 _OF_LAUNCHER = re.compile(r"LAUNCH|TORCHRUN|CMD|COMMAND|RUNNER|DISTRIBUTED|ACCELERATE|DEEPSPEED", re.IGNORECASE)
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
-#: What decides whether ranks meet that a script starts without torchrun, and which interfaces they take.
+#: Variables that decide whether ranks connect if a script starts them without torchrun, and their interfaces.
 _OF_MEETING = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
     *("NODE_RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
@@ -34,7 +35,7 @@ _OF_MEETING = (
 
 
 class Reader(Runner):
-    """The launches of one file."""
+    """A reader that collects the launches in a file."""
 
     _last = 0  # the line of the launch that the command before this one made
     _without_options: Launch | None = None  # a launch with options in another file
@@ -256,7 +257,7 @@ class Reader(Runner):
         return job is not None and ((job.nodes or (1, 1))[0] > 1 or max(job.tasks or 1, job.tasks_per_node or 1) > 1)
 
     def _options(self, started: Started, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
-        """The launcher's own options: those in front of the script."""
+        """Parse the launcher's own options, which precede the script."""
         wanted = {"torchrun": starts.TORCHRUN, "accelerate": starts.ACCELERATE, "deepspeed": starts.DEEPSPEED}[started]
         found: dict[str, str] = {}
         at = 0
@@ -305,7 +306,7 @@ class Reader(Runner):
         return {starts.ACCELERATE[option]: value for option, value in options.items() if option in starts.ACCELERATE}
 
     def _is_known_to_accelerate(self, given: dict[str, str], call: Call) -> bool:
-        """Whether the number of machines is on the command line, and not in a file."""
+        """Return True if the number of machines is on the command line rather than in a file."""
         if "--nnodes" not in given:
             file = self.values.shown(given.get("--config-file", "its default configuration"))
             self.leave(call.line, f"the number of machines is in {file}, which was not read")

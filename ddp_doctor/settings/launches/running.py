@@ -1,6 +1,6 @@
-"""Runs a script in thought: variables, blocks, functions and files that it writes; nothing is started.
+"""Interpret a script without starting anything: variables, blocks, functions and files that it writes.
 
-What a command starts is left to the class that follows launches (``reader``).
+A subclass evaluates what a command starts (``reader``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEEPEST = 24
 _LONGEST_QUOTE = 160
 #: Further lines that were not read are not listed.
 _MOST_NOTED = 100
-#: More is no argument of a launcher.
+#: Longer values are not arguments of a launcher.
 _LONGEST_VALUE, _MOST_WORDS = 32_768, 1000
 _MOST_FILES = 20
 UNREAD_SCRIPT = "the script that it runs"
@@ -44,7 +44,7 @@ UNREAD_SCRIPT = "the script that it runs"
 
 @dataclass(frozen=True)
 class Start:
-    """What starts the command that is being read, maybe on several nodes."""
+    """The program that starts the current command, possibly on several nodes."""
 
     program: Program
     line: int
@@ -60,7 +60,7 @@ class Runner(Expander):
 
     def __init__(self, text: str, job: Launch | None, read_file: ReadFile = read_none) -> None:
         super().__init__()
-        self.lines = text.split("\n")  # with those of the files it runs behind them
+        self.lines = text.split("\n")  # followed by the lines of the files that it runs
         self._read_file = read_file
         self._files: list[tuple[int, str]] = []  # the number of lines in front of each file, and its name
         self.job = job
@@ -69,7 +69,7 @@ class Runner(Expander):
         self.unread: list[Unchecked] = []
         self._silent, self._deep_calls, self._left = 0, 0, _MOST_CALLS
         self.bare: Launch | None = None  # a Python program that nothing starts on several nodes
-        self.added = 0  # launches that were met, also the same again
+        self.added = 0  # launches found, including repeated ones
 
     def read_script(self, text: str, start: Start | None) -> None:
         """Follow a whole script."""
@@ -77,7 +77,7 @@ class Runner(Expander):
         self._run_text(text, 1, frame, start)
 
     def leave_if_missed(self, text: str) -> None:
-        """Note what starts once in a job of several tasks, or names a launcher, if nothing else starts ranks."""
+        """Record a command that starts only once in a job of several tasks, or names a launcher, if no ranks start."""
         if self.bare and not (self.launches or self.unchecked):
             self.launches.append(self.bare)
         if not (self.launches or self.unchecked) and self.job is not None:  # what the job does, is in that script
@@ -365,7 +365,7 @@ def _is_test(call: Call) -> bool:
 
 
 def numbers_of(job: Launch | None) -> dict[str, int]:
-    """What SLURM tells a job of its own numbers."""
+    """Return the numbers of nodes and tasks that SLURM sets for a job."""
     if job is None:
         return {}
     nodes = job.nodes[0] if job.nodes and job.nodes[0] == job.nodes[1] else None

@@ -1,11 +1,11 @@
-r"""A shell script as a tree of commands; nothing is run.
+r"""Parse a shell script into a tree of commands without running it.
 
     A=(x "$Y"); f() { srun torchrun "${A[@]}"; }     assignments, functions
     for h in a b; do ssh $h f & done                 blocks
     cat > run.sh <<'END' … END                       here-documents
 
-Only what decides about a launch is kept: words with their expansions, blocks, pipes, where output goes. A quote
-or bracket that is never closed costs the line in which it begins, and the rest is read.
+The tree contains only what affects a launch: words with their expansions, blocks, pipes and redirections. A line with
+a quote or bracket that is never closed is skipped, and the rest is read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-#: What a piece of a word is; ``array`` is the words in A=(…).
+#: The kind of a piece of a word; ``array`` is the words in A=(…).
 Kind = Literal["text", "variable", "command", "sum", "array"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a word: text as it is, or an expansion."""
+    """A part of a word: literal text or an expansion."""
 
     kind: Kind
     text: str
@@ -57,7 +57,7 @@ class Block:
     before: str = ""
     head: list[Word] = field(default_factory=list)  # the words of ``for NAME in …``
     name: str = ""  # of a function
-    bodies: list[list[Node]] = field(default_factory=list)  # more than one of an ``if`` or ``case``
+    bodies: list[list[Node]] = field(default_factory=list)  # several for an ``if`` or ``case``
     in_background: bool = False  # ``&`` follows it
 
 
@@ -265,7 +265,7 @@ class Script:
         return found[0]
 
     def _documents(self) -> None:
-        """Read the here-documents that begin here."""
+        """Read the here-documents that start at the current position."""
         for call, end, dashed in self._waiting:
             lines = []
             while self._at < len(self._text):

@@ -43,7 +43,7 @@ FLAGS = names("""
 """)
 #: Options of Open MPI that a word follows, although they begin with one dash and are words ...
 _OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
-#: ... and those of mpirun that two words follow.
+#: ... and options of mpirun that take two words.
 _PAIRS = names("-mca --mca -genv --gmca -gmca")
 MPIRUN = names("mpirun mpiexec orterun mpiexec.hydra prterun aprun ibrun")
 SRUN = names("srun yhrun")
@@ -106,7 +106,7 @@ ACCELERATE = _fields("""
 """)
 #: deepspeed/launcher/runner.py.
 DEEPSPEED = names("--hostfile --include --num-nodes --num-gpus --master-addr --master-port --node-rank --no-ssh")
-#: Programs that srun starts and that start no ranks: they set nodes up, show them or measure.
+#: Programs that srun starts but that do not start ranks: they set up, show or measure nodes.
 HARMLESS = names("""
     hostname echo printf true false sleep date ls rm mkdir cp mv cat ln chmod tar rsync find du df free ps id
     which wait nvidia-smi rocm-smi dcgmi lscpu lspci ulimit printenv env kill pkill killall sbcast scontrol
@@ -175,7 +175,7 @@ def dashed(words: Sequence[str]) -> list[str]:
 
 
 def is_harmless(name: str) -> bool:
-    """Return True if a program starts no ranks."""
+    """Return True if a program is known not to start ranks."""
     return name in HARMLESS or HARMLESS_FORMS.fullmatch(name) is not None
 
 
@@ -194,7 +194,7 @@ def meant_by(name: str) -> str | None:
 
 
 def nodes_of(text: str) -> tuple[int, int] | None:
-    """The fewest and the most of ``4``, ``1-4`` or ``1:4``."""
+    """Return the minimum and maximum of ``4``, ``1-4`` or ``1:4``."""
     found = _RANGE.fullmatch(text)
     return (int(found[1]), int(found[2] or found[1])) if found else None
 

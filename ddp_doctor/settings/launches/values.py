@@ -1,8 +1,8 @@
-"""Values that a script computes: text in which each unknown part is a token.
+"""Values that a script computes: text with a token for each unknown part.
 
-``head-7:29500`` is text; ``$HEAD:$((29500 + SLURM_NODEID))`` is two tokens with a colon between. A token knows
-what its part is: the same for everybody, different on each node, drawn at random, or open. So a value can be split,
-joined and read as a script like any other text.
+``head-7:29500`` is text; ``$HEAD:$((29500 + SLURM_NODEID))`` is two tokens with a colon between. A token has the kind
+of its part: equal everywhere, different on each node, random, or unknown. A value can therefore be split, joined and
+read as a script like any other text.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from ddp_doctor.facts.node.env_vars import Argument, ArgumentKind, ArgumentMeaning
 
-#: In the order in which one decides about a value that has several.
+#: By priority: the first kind applies to a value with parts of several kinds.
 Kind = Literal["random", "node", "given", "any", "same", "default"]
 _ORDER: tuple[Kind, ...] = ("random", "node", "given", "any", "same", "default")
-#: A loop's variable differs between the commands that the loop starts, wherever it is expanded.
+#: The depth of a loop's variable: it differs between the loop's commands no matter which shell expands it.
 OF_LOOP = 99
 #: The depth of a command that starts once: nothing differs.
 ONCE = 98
@@ -27,7 +27,7 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class Part:
-    """An unknown part of a value. ``depth``: how many shells the one that expanded it is in."""
+    """An unknown part of a value. ``depth``: the nesting depth of the shell that expanded it."""
 
     kind: Kind
     text: str
@@ -85,7 +85,7 @@ class Values:
         return value if part is None else self.token(replace(part, **changes))
 
     def argument(self, value: str, depth: int) -> Argument:
-        """The argument of a program that starts on several nodes, whose words expand there from ``depth`` on."""
+        """Return an argument of a program on several nodes; words at ``depth`` or deeper expand on the nodes."""
         parts = list(self.parts(value))
         kinds = {part.kind for part in parts if part.depth >= depth}
         text = self.shown(value)

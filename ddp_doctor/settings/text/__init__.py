@@ -1,1 +1,1 @@
-"""Settings in a text that somebody wrote or saved."""
+"""Settings in text files."""

@@ -1,4 +1,4 @@
-r"""Settings in a text that somebody wrote or saved: an environment, a job script, a manifest.
+r"""Read settings from a text: an environment, a job script, a manifest.
 
     NCCL_DEBUG=INFO                                      env, printenv, set, /proc/PID/environ
     declare -x NCCL_DEBUG="INFO"                         export -p
@@ -7,17 +7,17 @@ r"""Settings in a text that somebody wrote or saved: an environment, a job scrip
     docker run -e NCCL_DEBUG=INFO …                      also mpirun -x, mpiexec -genv, env A=b, bash -c "…"
     ENV NCCL_DEBUG=INFO                                  a Dockerfile
     Environment="NCCL_DEBUG=INFO"                        a unit of systemd
-    export APPTAINERENV_NCCL_DEBUG=INFO                  what apptainer and singularity hand into the container
+    export APPTAINERENV_NCCL_DEBUG=INFO                  passed into the container by apptainer and singularity
     - name: NCCL_DEBUG                                   a pod; also - {name: NCCL_DEBUG, value: INFO}
       value: INFO
     NCCL_DEBUG: INFO                                     a map
     - NCCL_DEBUG=INFO                                    a list of docker compose
     "NCCL_DEBUG=INFO",                                   docker inspect
 
-Nothing is run: of a value with an expansion in it only the text is known, and of ${NAME:-1} that it is 1 unless
-NAME is set before. What a line writes into nccl.conf, .deepspeed_env or .bashrc counts. Of two lines about one
-name the later counts. A bare ``NCCL_DEBUG=INFO`` in a script is a variable of the shell, which no command sees
-until it is exported.
+The text is never run, so only the text of a value with an expansion is known; ${NAME:-1} is 1 unless NAME is set
+earlier. Lines that a script writes to nccl.conf, .deepspeed_env or .bashrc count. If two lines set one name, the later
+line counts. A bare ``NCCL_DEBUG=INFO`` in a script sets a shell variable, which commands do not see until it is
+exported.
 """
 
 import re
@@ -31,11 +31,11 @@ from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
 
-#: More than this is no environment and no script.
+#: A text with more settings is neither an environment nor a script.
 MOST_SETTINGS = 2000
-#: A longer line is no line of one either.
+#: The same applies to a longer line.
 LONGEST_LINE = 32_768
-#: One sign in so many that is none of UTF-8, and it is a program or a picture.
+#: A text with one invalid UTF-8 character in this many is a binary file.
 _MOST_UNREADABLE = 100
 #: Lines that a backslash at their end may join.
 _MOST_JOINED = 200
@@ -44,8 +44,8 @@ _MOST_JOINED = 200
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0-9_]*)(?:\(\)|%%)?\+?=")
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-#: What an environment, a script or a manifest has, also where it sets nothing of ours.
-#: A command with variables in front of it and options or a script behind it: ``CMD=python x.py -a`` is none.
+#: Marks of an environment, a script or a manifest, even one without our variables.
+#: A command after variables and before options or a script: ``CMD=python x.py -a`` does not match.
 _RUNS = re.compile(
     r"(?:NCCL|CUDA|OMP|TORCH|GLOO|UCX|MASTER|NODE|NNODES|NPROC|LD|HF|PYTHON)\w*=\S* +(?:[A-Za-z_]\w*=\S* +)*"
     r"[\w./][\w./-]* +(?:-|\S+\.(?:py|sh)\b)"
@@ -55,7 +55,7 @@ _CODE = re.compile(r"^\s*`([^`]+)`\s*$")
 _TYPED = re.compile(r"^\s*(?:\([\w.-]{1,50}\) )?(?:[\w.-]{1,50}@[\w.-]{1,80}:[^\s$#]{0,200}\s?[$#]|\$) (?=[A-Za-z./])")
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
-#: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
+#: Lines that torch's and vLLM's collect_env print before the variables, which are those of a process.
 _RELEASES = {
     "torch": re.compile(r"PyTorch version: (\d\S*)"),
     "nccl": re.compile(r"(?:\[\w+\] )?nvidia-nccl-cu\d+(?:==| +)(\d[\d.]*)"),
@@ -69,21 +69,21 @@ _INTO_CONTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)", re.ASCII)
 _UNIT = re.compile(r"Environment=(?=\S)")
 _PYTHON = re.compile(r"#!.*\bpython", re.ASCII)
 _PBS = re.compile(r"#PBS\s+-v\s+")
-#: ``command: ["bash", "-c", "export …"]``, or an item of such a list on a line of its own.
+#: ``command: ["bash", "-c", "export …"]``, or an item of such a list on its own line.
 _LISTS_WORDS = re.compile(r"\s*(?:-\s+)?[\"']?(?:command|args|entrypoint)[\"']?:\s*\[|\s*-\s+(?=[\"'])")
 _QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'")
 _ARRAY = re.compile(r"\s*(?:local |readonly |declare -a )?[A-Za-z_]\w*\+?=\(\s*(?:#.*)?")
 #: ``bash -c '`` with the rest of its script on the next lines.
 _OPENS_SCRIPT = re.compile(r"(?<=\s)-[a-z]*c\s+'[^']*$")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)")
-#: ``${NAME:-text}``: the text, unless somebody set the name before.
+#: ``${NAME:-text}``: the text, unless the name is already set.
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`'\"\\]+)\}", re.ASCII)
 _COMMAND = re.compile(r"(?:\$\(|`)\s*([\w./-]{0,40})", re.ASCII)
-#: What begins, ends or divides a part of a script that runs only sometimes.
+#: Words that start, end or divide a conditional part of a script.
 _BRANCHES = re.compile(r"\b(?:if|else|elif|fi|case|esac|for|while|until|select|done|function)\b|;;|[{}]|\(\)|&&$|\|\|$")
 #: Every login has three of them, and few scripts set three.
 _OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG", "HOSTNAME", "_"))
-#: Names that ``set`` prints and ``env`` does not: there, quotes are the shell's.
+#: Names that only ``set`` prints, not ``env``. In the output of ``set``, quotes are the shell's.
 _OF_SET = frozenset(("BASHOPTS", "BASH_VERSINFO", "IFS", "PPID", "OPTIND"))
 
 
@@ -95,22 +95,22 @@ _FLOW = re.compile(
 _MAP = re.compile(r"""\s*(?:-\s+)?["']?([A-Za-z_]\w*)["']?\s*:\s+(\S.*)""", re.ASCII)
 _ITEM = re.compile(r"""\s*(?:-\s+|(?=["']))(["']?)([A-Za-z_]\w*)=(.*?)\1\s*\]?,?\s*""", re.ASCII)
 _EXPANSION = re.compile(r"\$(?:\w+|\([^)]*\)?|\{[^}]*\}?)", re.ASCII)
-#: Compose then hands on what it has itself.
+#: Compose then passes its own value.
 _NULLS = ("~", "null", "Null", "NULL")
 #: Lines between a name and its value.
 _NEAR = 2
 
 
 class NoSettings(ValueError):
-    """The text holds nothing that sets a variable; the message is one sentence for people."""
+    """The text does not set any variable; the message says why in one sentence."""
 
 
 def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile = read_none) -> SettingText:
-    """Return the recorded variables, and those in ``also``, that the text sets, and the launches in it.
+    """Return the settings and launches in a text: recorded variables and the names in ``also``.
 
-    Raises NoSettings, which includes more settings than any environment has.
+    Raises NoSettings if there are none, or more than any environment has.
     """
-    from ddp_doctor.settings.launches.launches import Launches, launches_of  # a prolog reads no text
+    from ddp_doctor.settings.launches.launches import Launches, launches_of  # a prolog does not read texts
 
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
         raise NoSettings("is not text")
@@ -148,7 +148,7 @@ def read_setting_text(text: str, also: Collection[str] = (), read_file: ReadFile
 
 
 def _releases(lines: Sequence[str]) -> dict[str, str]:
-    """Return the releases in the output of torch.utils.collect_env; nothing if it names several of one."""
+    """Return the releases in the output of torch.utils.collect_env; omit a library with several releases."""
     found: dict[str, set[str]] = {}
     for name, pattern in _RELEASES.items():
         found[name] = {match[1] for line in lines if (match := pattern.match(line[:300]))}
@@ -219,9 +219,9 @@ def _without_inner_quotes(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _read_all(lines: Sequence[str], at: int, last: str, shell: Shell) -> int:
-    """Lines whose bare assignments count: of a file that NCCL or a later shell reads, or words of an array.
+    """Read lines whose bare assignments count: of a file that NCCL or a later shell reads, or of an array.
 
-    The result is the line after the last.
+    Return the number of the line after the last.
     """
     end = next((number for number in range(at, len(lines)) if lines[number].strip() == last), None)
     if end is None:
@@ -236,7 +236,7 @@ def _read_all(lines: Sequence[str], at: int, last: str, shell: Shell) -> int:
 
 
 def _may_matter(text: str, shell: Shell) -> bool:
-    """Whether a wanted name stands in it, or what changes the meaning of later lines."""
+    """Return True if the text contains a wanted name or changes the meaning of later lines."""
     words = set(_WORD.findall(text))
     return (
         "allexport" in text
@@ -291,9 +291,9 @@ def _written(given: Given) -> Written:
 
 
 class _Manifest:
-    """Reads lines of YAML and JSON one by one, and hands what they set to ``shell``.
+    """A reader that passes settings in lines of YAML and JSON to ``shell``.
 
-    No document is parsed: a paste is seldom a whole one.
+    It does not parse documents, because pasted text is rarely complete.
     """
 
     def __init__(self, shell: Shell) -> None:
@@ -302,11 +302,11 @@ class _Manifest:
 
     @property
     def waits(self) -> bool:
-        """Whether the next line may hold the value of a name."""
+        """Return True if the next line may hold the value of a name."""
         return bool(self._name)
 
     def read(self, line: str, number: int) -> bool:
-        """Whether this line is one of those."""
+        """Read a line; return True if it names or sets a wanted variable."""
         if self._name:
             if number > self._number + _NEAR:
                 self._name = ""

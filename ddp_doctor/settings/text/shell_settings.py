@@ -1,9 +1,9 @@
-"""Which variables a script sets and exports, command by command; nothing is run.
+"""Find the variables that a script sets and exports, command by command, without running it.
 
 export NCCL_DEBUG=INFO                   NCCL_DEBUG, for every later command
 NCCL_DEBUG=INFO python train.py          NCCL_DEBUG, for this command
-NCCL_DEBUG=INFO                          a variable of the shell alone, unless it is or will be exported
-set -a                                   from here on, all of them are exported
+NCCL_DEBUG=INFO                          a shell variable, unless it is or will be exported
+set -a                                   all later ones are exported
 srun --export=ALL,NCCL_DEBUG=INFO …      also -e, --env, -x, -genv
 bash -c "export NCCL_DEBUG=INFO; …"      what the inner shell does
 set -gx NCCL_DEBUG INFO                  fish
@@ -36,26 +36,26 @@ _OF_ENV = frozenset(("-u", "--unset", "-C", "--chdir"))
 _JOINED = re.compile(r"(?:--export[= ]|--env[= ]|-[ex] ?(?=[A-Za-z_]\w*=))(.*)", re.DOTALL)
 #: The next two words are a name and its value.
 _PAIRS = frozenset(("-genv", "--setenv"))
-#: What a command writes into these, later shells and jobs have.
+#: Later shells and jobs read the settings that a command writes to these files.
 _KEPT = re.compile(r"nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile)")
 _WRITES = re.compile(r"(?:>|\btee\b)[^|;&\n]*$")
 #: Between the sign and the file's name; an open end would cost the square of a line's length.
 _LONGEST_PATH = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: ``$NAME``, ``${NAME}`` and ``${NAME:-text}``, and nothing beside it.
+#: ``$NAME``, ``${NAME}`` and ``${NAME:-text}``, without other text.
 _EXPANDED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})", re.ASCII)
 #: A script in a script in a script.
 _DEEPEST = 2
 
 _NOT_EXPORTED = "is not exported, so no command sees it"
 _WITH_A_SPACE = "has a space beside its =, so it is not set"
-#: fish: ``set -x NAME value``, also with -g, -U, -l.
+#: fish: ``set -x NAME value``, optionally with -g, -U, -l.
 _FISH_EXPORT = re.compile(r"-[gUl]*x[gUl]*")
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value that a name is given; ``void`` says why it does not count."""
+    """A value assigned to a name; ``void`` is the reason if it does not count."""
 
     name: str
     value: str
@@ -73,10 +73,10 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 
 @dataclass
 class Shell:
-    """A shell that is not there: what it would export, in order."""
+    """A simulated shell that collects its exports in order."""
 
     is_wanted: Callable[[str], bool]
-    exports_all: bool  # a listing: whoever uses it exports all of it
+    exports_all: bool  # a listing, whose user exports all of it
     given: list[Given] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
     commands_in: dict[str, tuple[str, int]] = field(default_factory=dict)  # CMD="mpirun -x …", and its line
@@ -90,7 +90,7 @@ class Shell:
             self.given.append(Given(name, value, line, depends_on, path=self.branches.path))
 
     def _hand_on(self, name: str, value: str, line: int, depends_on: str | None) -> None:
-        """A value of which no more may be written than the name that has it: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
+        """Pass on a value that may only reference another variable: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
         found = _EXPANDED.fullmatch(value) if depends_on else None
         name_of_value = (found[1] or found[2]) if found else ""
         known = next((given for given in reversed(self.given) if given.name == name_of_value), None)
@@ -99,7 +99,7 @@ class Shell:
         self.give(name, value, line, depends_on)
 
     def run(self, command: Sequence[Word], line: int, depth: int = 0) -> None:
-        """One command; the lines of its words count from ``line``."""
+        """Run a command; the line numbers of its words are relative to ``line``."""
         words = list(command)
         while words and words[0].text in _LEADS:
             del words[0]
@@ -163,7 +163,7 @@ class Shell:
             self._program(words, line, depth)
 
     def _program(self, words: Sequence[Word], line: int, depth: int) -> None:
-        """Any other command: what its options, or an ``env`` in front of it, hand on."""
+        """Run any other command: read the settings in its options or in an ``env`` before it."""
         names = [posixpath.basename(word.text) for word in words]
         is_slurm, in_env, has_shell = names[0] in _SLURM, False, False
         there = words[1:] if names[0] in _REMOTE and depth < _DEEPEST else ()
@@ -194,7 +194,7 @@ class Shell:
             self._hand_on(words[0].text, words[1].text, line + words[0].line, words[1].depends_on)
 
     def _list(self, word: Word, line: int, *, is_slurm: bool) -> None:
-        """``ALL,A=b,C=d`` of SLURM, where each comma divides; elsewhere one that a further name follows."""
+        """Split ``ALL,A=b,C=d``: at each comma for SLURM, otherwise only at a comma before another name."""
         parts = _LISTED.findall(word.text) if is_slurm else re.split(r",(?=[A-Za-z_]\w*=)", word.text)
         for part in parts:
             bare = part[1:-1] if len(part) > 1 and part[0] == part[-1] and part[0] in "'\"" else part
@@ -258,7 +258,7 @@ class Shell:
 
 
 def is_kept(text: str) -> bool:
-    """Whether a line of shell writes into a file that later shells or jobs read."""
+    """Return True if a shell line writes to a file that later shells or jobs read."""
     return any(
         _WRITES.search(text[max(name.start() - _LONGEST_PATH, 0) : name.start()]) for name in _KEPT.finditer(text)
     )

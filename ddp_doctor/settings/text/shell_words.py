@@ -1,22 +1,22 @@
-r"""Lines of shell as commands and words, and which commands run only sometimes; nothing is run.
+r"""Split shell lines into commands and words, and find conditional commands, without running them.
 
     export A=1 B="two words"; srun --export=ALL,C=3 \
         python train.py 'x y'   # comment
 
-gives the commands ``export A=1 B=two words`` and ``srun --export=ALL,C=3 python train.py x y``. A word that holds
-an expansion stays as it is written and says what it depends on: ``eth$N`` depends on ``$N``. ``$((512 * 1024))``
-is 524288. A quote that is not closed counts for nothing: the rest of the line is read as if it were not there.
+contains the commands ``export A=1 B=two words`` and ``srun --export=ALL,C=3 python train.py x y``. A word with an
+expansion is kept as written, with its dependency: ``eth$N`` depends on ``$N``. ``$((512 * 1024))`` is 524288. A quote
+that is not closed is ignored.
 
-Which commands of a script run only sometimes: those in a branch, a loop, a function, or after && and ||.
+Commands in a branch, a loop or a function, or after && and ||, are conditional.
 
     if [ -d /x ]; then export A=1; else export A=2; fi      two branches of one block
-    case $H in a*) export A=1 ;; b*) export A=2 ;; esac     likewise
-    for h in $LIST; do export A=$h; done                    a block that may run no time
-    setup() { export A=1; }                                 one that may never be called
-    [ -d /x ] && export A=1                                 one for this command alone
+    case $H in a*) export A=1 ;; b*) export A=2 ;; esac     the same
+    for h in $LIST; do export A=$h; done                    a block that may never run
+    setup() { export A=1; }                                 a block that may never be called
+    [ -d /x ] && export A=1                                 a block for this command only
 
-Of words that only look like these (a text in a here-document) a command seems to be in a branch that it is not in;
-then the report holds less about it.
+If other words look like these (text in a here-document), a command may seem to be in a branch. The report then
+contains less about it.
 """
 
 import ast
@@ -54,7 +54,7 @@ _ANSI = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b"}
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command, without its quotes; ``line`` counts from 0 at the beginning of the text."""
+    """A word of a command, without its quotes; ``line`` is 0 for the first line of the text."""
 
     text: str
     line: int
@@ -85,7 +85,7 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
             first = first if parts else line
             plain, expansion = _meaning_and_expansion(kind, raw)
             if kind == "plain" and not parts and _HOME.match(raw):
-                expansion = "~"  # bash expands it where an assignment stands
+                expansion = "~"  # bash expands it in an assignment
             parts.append(plain)
             depends_on = depends_on or expansion
         line += raw.count("\n")
@@ -167,7 +167,7 @@ class Branches:
     _is_header: bool = False  # of a function, whose body comes
 
     def see(self, words: Sequence[str], before: str, after: str) -> None:
-        """One command, maybe of no words, with the signs that stand before and after it."""
+        """Process a command, possibly without words, with the operators before and after it."""
         if ";;" in before:
             self._next_of("esac")
         at = 0
@@ -183,7 +183,7 @@ class Branches:
             self.path += ((self._blocks, 0),)
 
     def _is_read(self, word: str) -> bool:
-        """Whether the word is one of the shell's own; a command follows it."""
+        """Process a shell keyword that precedes a command; return True if the word is one."""
         if word in _OPENS and len(self._open) < _DEEPEST:
             is_group = word == "{" and not self._is_header  # it runs in any case
             self._blocks += not is_group
