@@ -1,7 +1,7 @@
 """The environment: launch variables, and the variables of NCCL, torch, gloo and torchrun.
 
-A job believes its environment without a word. A RANK left over from yesterday makes a script wait for seven
-ranks that nobody starts; NCCL_IB_DISABLE=true does not disable InfiniBand; NCCL_TIMEOUT is read by nothing.
+A job accepts its environment without a message. With a RANK left over from yesterday, a script waits for seven ranks
+that never start. NCCL_IB_DISABLE=true does not disable InfiniBand, and NCCL_TIMEOUT is never read.
 Raw input; only such names are recorded, and no value that looks like a credential::
 
     RANK=3 MASTER_PORT=29500 PET_NNODES=2 NCCL_IB_DISABLE=true NCCL_SOCKET_IFNAM=eth0 LOGLEVEL=debug
@@ -19,7 +19,7 @@ from ddp_doctor.settings.names import is_recorded
 
 
 def probe(ctx: Context) -> EnvVars:
-    """Read the environment. Never fails; an empty one is an answer too."""
+    """Read the environment. Never fails; an empty environment is valid."""
     recorded = {name: value for name, value in ctx.env.items() if is_recorded(name) or name in launchers.OTHERS}
     known, withheld = open_and_withheld(recorded)
     return EnvVars(

@@ -1,4 +1,4 @@
-"""DD123-DD125: values that do what they say, and cost time or risk the job's data."""
+"""DD123-DD125: values that work as intended but cost time or risk the job's data."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ from ddp_doctor.settings.table import Effect, Scope, variables
 from ddp_doctor.settings.values import misread
 from ddp_doctor.views.network import staged
 
-#: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
+#: Large enough to measure bandwidth, and quick on any link of a GPU node.
 _REPRODUCER = Reproducer(kind="all_reduce", size_bytes=64 * 2**20)
 _STEP = Proof(reason="its cost shows in the job's steps, not in one collective")
 _AT_RANDOM = Proof(reason="its fault is random, and a short trial cannot show it")
@@ -43,11 +43,11 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
     if node.recording.command.is_of_root:
-        return  # the job's settings are not there yet
+        return  # the job's settings do not exist yet
     differ = differing(node.recording)
     logs_calls = logs_each_call(node.values)
     for name, effect in _effects_of_kind(node, "debug"):
-        if name == "NCCL_DEBUG_SUBSYS" or name in differ:  # reported with NCCL_DEBUG, without which it does nothing
+        if name == "NCCL_DEBUG_SUBSYS" or name in differ:  # reported with NCCL_DEBUG, which it needs
             continue
         if name == "NCCL_DEBUG" and effect.mild and not logs_calls and (node.ranks or MANY_RANKS) < MANY_RANKS:
             continue
@@ -86,7 +86,7 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         if name in elsewhere or not _machine_has_what_it_gives_up(node, name):
             continue
         unread = node.backend not in ("nccl", "")
-        spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
+        spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory; some users set it for that
         mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
         needed = variables()[name].needed_for
         cost = needed or "a hang or wrong data may return if it was set to prevent them"
@@ -108,14 +108,14 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
 def _machine_has_what_it_gives_up(node: InForce, name: str) -> bool:
     here, of, alone = node.hardware, scope(name), node.nnodes == 1
     costs_rdma = here.rdma is not False
-    if node.nnodes is not None:  # in a run the ports are known, and DD436 judges by them
+    if node.nnodes is not None:  # in a run, DD436 evaluates the known ports
         costs_rdma = node.nnodes > 1 and here.rdma is here.gpus is None
     if is_needed_by_a_plugin(name, node.values) or (of != "job" and here.gpus == 0):
         return False
     leaves_none_out = name == "NCCL_PROTO" and left(node.values[name], "AllReduce", PROTOCOLS) == PROTOCOLS
     tests: dict[Scope, bool] = {
         "job": True,
-        "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
+        "paths": not here.matrix and here.gpus != 1,  # DD434 evaluates the matrix
         "rdma": costs_rdma and not has_the_efa_plugin(node.values),
         "gpudirect": not alone and here.rdma is not False and not ib_is_off(node.values),
         "network": not alone,
@@ -169,7 +169,7 @@ def _risks(node: InForce, name: str) -> bool:
 
 
 def _effects_of_kind(node: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
-    """The settings with an effect of this kind, without those that are misread, not read here, or idle."""
+    """Yield settings with an effect of this kind, except misread, unread and ineffective ones."""
     idle_names = {idler for _, idlers in silenced(node.values) for idler in idlers}
     for name, value in node.values.items():
         found = next((effect for effect in effects(name, value) if effect.kind == kind), None)

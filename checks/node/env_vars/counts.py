@@ -213,7 +213,7 @@ def _a_job_on_each_node(job: Launch | None, launch: Launch) -> _Fault | None:
     if not alone or by_one or not nodes or nodes < 2:
         return None
     if (launch.agents or (1, 1))[0] > 1:
-        return None  # which --standalone ignores
+        return None  # --standalone ignores it
     title = f"{nodes} separate jobs start: each node runs its own {launch.starts}"
     if launch.program == "pods":
         return _Fault(title, f"each of {nodes} pods starts it, without a number of nodes", Severity.WARNING)
@@ -289,7 +289,7 @@ def _exact(job: Launch | None, launch: Launch) -> int | None:
 
 
 def _tasks_of_a_node(job: Launch | None, launch: Launch) -> int | None:
-    """The tasks that srun or mpirun starts on each node; None where that is open."""
+    """Return the number of tasks that srun or mpirun starts on each node, or None if unknown."""
     if launch.program == "mpirun":
         return launch.tasks_per_node
     nodes = _exact(job, launch)
@@ -418,7 +418,7 @@ def _of_host_file(launch: Launch, file: HostFile, given: dict[str, str]) -> Iter
 
 
 def _not_in_host_file(include: str, file: HostFile) -> str:
-    """The first host or slot of ``work1:0,1@work2`` that a host file does not have (deepspeed/launcher/runner.py)."""
+    """Return the first host or slot of ``work1:0,1@work2`` missing in a host file (deepspeed/launcher/runner.py)."""
     slots = dict(zip(file.hosts, file.slots, strict=True))
     for part in filter(None, include.split("@")):
         host, _, given = part.partition(":")

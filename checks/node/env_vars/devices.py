@@ -1,4 +1,4 @@
-"""DD105-DD107: settings that name an interface or an RDMA device that is not here, or two networks."""
+"""DD105-DD107: settings that name a missing interface or RDMA device, or two networks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -73,7 +73,7 @@ def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
 
 
 def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str, tuple[str, ...]] | None:
-    """The value of a setting that leaves no interface, why, and the names in it that no interface has."""
+    """Return a setting's value that matches no interface, the reason, and the unmatched names."""
     choice: Choice = chosen(fact, backend)
     value = fact.settings.get(name, "")
     wrong = misread(name, value) if value else None
@@ -83,7 +83,7 @@ def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str, tu
 
 
 def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...]:
-    """The names in the setting that no interface has; NCCL starts where it finds one of them, gloo needs all."""
+    """Return the names in the setting without an interface. NCCL needs one of them, gloo all."""
     names = [interface.name for interface in fact.interfaces]
     wanted = () if value.startswith("^") else value.removeprefix("=").split(",")
     if backend == "gloo":

@@ -36,7 +36,7 @@ def setting_names_unreadable_file(node: InForce) -> Iterator[Draft]:
     See: NCCL src/graph/xml.cc, ncclTopoGetXmlFromFile; NCCL user guide, environment variable NCCL_TOPO_FILE
     """
     for name, why in node.seen.fact.unreadable.items():
-        here = node.recording.command is not Command.ENV  # which may run on another host than the job
+        here = node.recording.command is not Command.ENV  # it may run on another host than the job
         unread = here and node.backend == "gloo"
         stops = here and name == _FAILS
         yield setting_draft(

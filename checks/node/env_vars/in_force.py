@@ -1,4 +1,4 @@
-"""The settings in force on each node, what its hardware makes of them, and how they become findings."""
+"""The settings in force on each node, their effect on its hardware, and the findings about them."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from ddp_doctor.views.software import nccl_backends
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import node_culprits, node_names
 
-#: Where the nodes' values differ, the evidence shows at most this many of them.
+#: The maximum number of values in the evidence if the nodes' values differ.
 VALUES_SHOWN = 8
 
 
@@ -44,7 +44,7 @@ def setting_draft(
     severity: Severity | None = None,
     confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
-    """A finding about variables, on whichever nodes they are; ``text`` is the evidence."""
+    """Return a finding about variables on one or more nodes; ``text`` is the evidence."""
     return finding(
         (Culprit(kind="setting", name=name) for name in names),
         title,
@@ -57,7 +57,7 @@ def setting_draft(
 
 
 def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]) -> Draft:
-    """Drafts about the same variables as one that names their nodes; the first draft has its words."""
+    """Merge drafts about the same variables into one that names their nodes, with the first draft's text."""
     (draft, group), *more_drafts = alike.items()
     others = [node for _, nodes in more_drafts for node in nodes]
     culprits = tuple(
@@ -79,25 +79,25 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]
     return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})
 
 
-#: NVLink SHARP and LL128 over a NIC behind another GPU begin with Hopper (NCCL user guide, NCCL_NVLS_ENABLE).
+#: NVLink SHARP and LL128 over a NIC behind another GPU require Hopper or newer (NCCL user guide, NCCL_NVLS_ENABLE).
 _HOPPER = (9, 0)
-#: LL128 begins with Volta (NCCL src/graph/tuning.cc).
+#: LL128 requires Volta or newer (NCCL src/graph/tuning.cc).
 _VOLTA = (7, 0)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One node; None is "nobody looked, or could not"."""
+    """The hardware of a node; None means not checked or unknown."""
 
     gpus: int | None = None  # of the job
     nvls: bool | None = None  # NVSwitches that can reduce
     rdma: bool | None = None  # active ports that NCCL's own transport drives
-    matrix: bool = False  # the paths are known, so that the rules about them judge
-    ll128: bool | None = None  # NCCL would use LL128 by itself
+    matrix: bool = False  # the paths are known, so the rules about paths apply
+    ll128: bool | None = None  # NCCL uses LL128 by default
 
 
 def hardware_of(recording: Recording, node: int) -> Hardware:
-    """What the node's readings show."""
+    """Return the hardware that the node's readings show."""
     topology = next(iter(recording.at(TopologyFact, node)), None)
     gpus = next(iter(recording.at(GpusFact, node)), None)
     rdma = next(iter(recording.at(RdmaFact, node)), None)
@@ -118,7 +118,7 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
 
 @once_a_recording
 def _nodes_without(recording: Recording, subject: str) -> set[int]:
-    """The nodes that have nothing of what this check is about."""
+    """Return the nodes without the hardware of this check."""
     return {reading.node for reading in recording.of_check(subject) if reading.status is Status.ABSENT}
 
 
@@ -134,7 +134,7 @@ def _capability(gpu: Gpu) -> tuple[int, ...]:
 
 
 def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gpu, ...]) -> bool | None:
-    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that is unknown."""
+    """Return whether NCCL uses LL128 by default (src/graph/tuning.cc), or None if unknown."""
     kinds = {_capability(gpu) for gpu in cards}
     if () in kinds:
         return None
@@ -151,18 +151,18 @@ def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gp
     near = [
         any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics if nic in links[gpu]) for gpu in job
     ]
-    if not topology.nics:  # a plug-in may have devices of its own
+    if not topology.nics:  # a plug-in may have its own devices
         return None
     return any(near) if min(kinds) >= _HOPPER else all(near)
 
 
 @dataclass(frozen=True)
 class InForce:
-    """The settings of one node and what decides what they do there.
+    """The settings of a node, and what decides their effect.
 
-    ``places`` says of those that a file sets where: "/etc/nccl.conf:3". ``installed`` has the releases that decide
-    which variables are read; ``backend`` is the run's, "" where there is none. ``unread`` are the settings that only
-    torch's other class behind "nccl" reads: they do nothing here, good or bad.
+    ``places`` gives the file and line of settings from files: "/etc/nccl.conf:3". ``installed`` has the
+    releases that decide which variables are read; ``backend`` is the run's, or "". ``unread`` are the settings that
+    only torch's other class behind "nccl" reads: they have no effect.
     """
 
     recording: Recording
@@ -178,16 +178,16 @@ class InForce:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment alone, without what files set."""
+        """The environment without settings from files."""
         return self.seen.fact.variables
 
     @property
     def nccl(self) -> Version:
-        """The release of NCCL that is loaded; () where that is not known."""
+        """The release of NCCL that is loaded, or () if unknown."""
         return self.installed.nccl
 
     def listed(self, names: Iterable[str]) -> str:
-        """``A=1, B=2 (/etc/nccl.conf:3)``."""
+        """Format settings: ``A=1, B=2 (/etc/nccl.conf:3)``."""
         return ", ".join(
             shown(name, self.values[name]) + (f" ({self.places[name]})" if name in self.places else "")
             for name in names
@@ -195,7 +195,7 @@ class InForce:
         )
 
     def without(self, names: Iterable[str], why: str, summary: str = "", proof: Proof | None = None) -> Remedy:
-        """Take these settings away: out of the environment, or overruled by the default where a file sets them."""
+        """Remove these settings from the environment; if a file sets them, override them with the default."""
         pairs = {name: self.values[name] for name in names if name in self.values}
         in_files = {name: self.places[name] for name in pairs if name in self.places}
         if not in_files:
@@ -209,7 +209,7 @@ class InForce:
         )
 
     def key(self) -> object:
-        """Equal for nodes that get the same findings."""
+        """The key that is equal for nodes with the same findings."""
         fact = self.seen.fact
         pairs = [frozenset(some.items()) for some in (self.values, self.places, self.unread, fact.unreadable)]
         return *pairs, fact.launcher, fact.in_kubernetes, fact.is_written, self.installed, self.hardware
@@ -225,7 +225,7 @@ def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
 
 @once_a_recording
 def settings_of_nodes(recording: Recording) -> list[InForce]:
-    """What is set on each node, in the order of the nodes."""
+    """Yield the settings of each node, in node order."""
     found = []
     releases, rccl = installed(recording), with_rccl(recording)
     backends = nccl_backends(recording)
@@ -234,7 +234,7 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
     world = recording.world
     for seen in judged(recording):
         own = seen.fact.variables
-        has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
+        has_files = seen.node in files and seen.node not in rccl  # RCCL reads ~/.rccl.conf
         added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
         of_nccl = {name for name in added if name in variables() and variables()[name].owner == "nccl"}
         ours = {name: value for name, value in added.items() if name not in own and name in of_nccl}
@@ -262,20 +262,20 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
     return found
 
 
-#: What is said of one node.
+#: A function that yields the findings about one node.
 OfNode = Callable[[InForce], Iterable[Draft]]
 
 
 def rule_of_nodes(code: str, name: str, consequence: Consequence, *needs: type[Fact]) -> Callable[[OfNode], Rule]:
-    """Make a Rule of what is said of one node, beside its settings by what it ``needs``."""
+    """Make a Rule from a function for one node, which may need facts (``needs``) besides its settings."""
     return lambda of_node: rule(code, name, consequence, EnvVars, *needs)(_one_per_cause(of_node))
 
 
 def _one_per_cause(of_node: OfNode) -> RuleFunction:
-    """What is said of all nodes: one draft about a variable on many of them, which names them.
+    """Merge the drafts of all nodes: one draft about a variable, with the nodes that have it.
 
-    A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line. Nodes
-    with the same settings are looked at once, because there may be thousands.
+    A line of a job script applies to all nodes, and is one draft even if its values differ (RANK=0, RANK=1). Nodes
+    with the same settings are evaluated once, because there may be thousands.
     """
 
     @wraps(of_node)
@@ -299,6 +299,6 @@ def _one_per_cause(of_node: OfNode) -> RuleFunction:
 
 @once_a_recording
 def differing(recording: Recording) -> frozenset[str]:
-    """The settings that differ between nodes, which the check of agreement reports."""
+    """Return the settings that differ between nodes; the agreement check reports them."""
     sets = {frozenset(node.values.items()) for node in settings_of_nodes(recording)}
     return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))

@@ -1,6 +1,6 @@
 """DD101-DD104, DD108: launch variables that are left over, incomplete, contradict each other, or mislead torch.
 
-With these a launcher tells a process its place in the world:
+A launcher uses these variables to give a process its place in the job:
 
     torchrun     RANK=3 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n0 MASTER_PORT=41613
                  GROUP_RANK=0 ROLE_RANK=3 TORCHELASTIC_RUN_ID=9e696fd8 TORCHELASTIC_USE_AGENT_STORE=True …
@@ -26,18 +26,18 @@ from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import listed, printable, shown
 
-#: What init_process_group("env://") reads.
+#: The variables that init_process_group("env://") reads.
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: What every worker of torchrun has.
+#: The variables of every torchrun worker.
 TORCHRUN_WORKER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: What makes a process take itself for one rank of a world.
+#: The variables that make a process act as a rank of a larger job.
 IDENTITY = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 #: Job scripts export these beforehand, for their own arithmetic.
 SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", *SIZES, "MASTER_PORT")
 
 
-#: torchrun's options that decide where and with whom it meets, by their variable.
+#: torchrun's options for the rendezvous, by their variable.
 REDIRECTING = (
     "PET_NNODES",
     "PET_NODE_RANK",
@@ -60,13 +60,13 @@ class Fault:
 
 
 def missing(env: Mapping[str, str], launcher: Launcher | None) -> tuple[str, ...]:
-    """The variables that must be set beside those that are; torch takes an empty one for unset."""
+    """Return the required variables that are missing; torch treats an empty variable as unset."""
     needed = TORCHRUN_WORKER if launcher == "torchrun" else RENDEZVOUS if env.get("RANK") else ()
     return tuple(name for name in needed if not env.get(name))
 
 
 def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]:
-    """What cannot be true of the launch variables that are set."""
+    """Yield the contradictions between the launch variables."""
     numbers = {name: number for name in NUMBERS if (number := _number(env.get(name))) is not None}
     for name in NUMBERS:
         if env.get(name) and name not in numbers:
@@ -89,7 +89,7 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
 
 
 def _number(value: str | None) -> int | None:
-    # ASCII: int() does not take all that \s takes for white space otherwise, U+001F for one.
+    # ASCII: otherwise \s matches characters that int() does not accept as white space, such as U+001F.
     return int(value) if value and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value, re.ASCII) else None
 
 
@@ -98,7 +98,7 @@ def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fa
         if size in numbers and numbers[size] < 1:
             yield Fault((size,), f"{size}={numbers[size]} is out of range: the minimum is 1", size == "WORLD_SIZE")
     world, local = numbers.get("WORLD_SIZE", 1), numbers.get("LOCAL_WORLD_SIZE", 1)
-    if launcher == "torchrun":  # counts the workers itself, and nodes may have different numbers of them
+    if launcher == "torchrun":  # it counts its workers itself, and nodes may have different numbers
         return
     if "WORLD_SIZE" in numbers and world >= 1 and local > 1 and world % local:
         text = f"WORLD_SIZE={world} is not a multiple of LOCAL_WORLD_SIZE={local}"
@@ -121,12 +121,12 @@ def _meeting_point(env: Mapping[str, str], numbers: Mapping[str, int], launcher:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means each host itself."""
+    """Return True if an address refers to the local host."""
     return re.fullmatch(r"localhost(\.localdomain)?|::1|127(\.[0-9]+)+", address) is not None
 
 
 def _nodes(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> int:
-    """How many nodes the job has, as far as its launcher says; 1 where nothing says so."""
+    """Return the number of nodes according to the launcher, or 1 if unknown."""
     if launcher == "slurm":
         return _number(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES")) or 1
     if "GROUP_WORLD_SIZE" in numbers:
@@ -136,7 +136,7 @@ def _nodes(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launche
 
 
 def leftovers(env: Mapping[str, str], *, in_job: bool) -> tuple[str, ...]:
-    """The variables that make a process without a launcher take itself for one rank of a world.
+    """Return the variables that make a process without a launcher act as a rank of a larger job.
 
     ``in_job`` is the shell of a batch job or pod, whose script exports sizes for its own arithmetic.
     """
@@ -146,7 +146,7 @@ def leftovers(env: Mapping[str, str], *, in_job: bool) -> tuple[str, ...]:
 
 
 def is_alone(env: Mapping[str, str]) -> bool:
-    """Whether the variables describe a world of this process alone, which needs nobody else."""
+    """Return True if the variables describe a job of only this process."""
     if any(env.get(name, "1") != "1" for name in SIZES):
         return False
     if env.get("RANK"):
@@ -155,7 +155,7 @@ def is_alone(env: Mapping[str, str]) -> bool:
 
 
 def consequence(env: Mapping[str, str]) -> str:
-    """What a script that is started by hand in this environment would do."""
+    """Return the effect on a script started by hand in this environment."""
     rank, lacking = env.get("RANK"), missing(env, None)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "init_process_group() looks for a store that only torchrun starts, and waits until its timeout."
@@ -175,7 +175,7 @@ def consequence(env: Mapping[str, str]) -> str:
 
 
 def gpus_shown(devices: str) -> int:
-    """How many GPUs a CUDA_VISIBLE_DEVICES shows at most: its entries up to the one that ends it."""
+    """Return the maximum number of GPUs in CUDA_VISIBLE_DEVICES: the entries before the terminating one."""
     entries = [entry.strip().lower() for entry in devices.split(",")]
     ends = [at for at, entry in enumerate(entries) if entry in DELIBERATE_ENDS]
     return min(ends, default=len(entries))
@@ -189,7 +189,7 @@ _STARTED_BY: dict[Launcher | None, str] = {
     "mpi": "mpirun started this process (OMPI_COMM_WORLD_RANK)",
     None: "torch/distributed/rendezvous.py reads them",
 }
-#: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
+#: Variables of other launchers for the rank of a process, in the job and on its node.
 _PLACES: dict[Launcher | None, tuple[str, str]] = {
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
     "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -251,7 +251,7 @@ def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
         yield _inconsistent(env, Fault(lacking, text), launcher, None)
     sure = in_world and not lacking and bool(env.get("RANK"))
     for fault in faults(env, launcher):
-        # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
+        # Without a launcher, ranks and sizes are leftovers, which are reported with their faults.
         if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
             severity = Severity.ERROR if fault.fatal and sure else None
             yield _inconsistent(env, fault, launcher, severity)
@@ -284,8 +284,8 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     fact = node.seen.fact
     env = fact.variables
     count = gpus_shown(env.get("CUDA_VISIBLE_DEVICES", ""))
-    needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
-    if count == 1:  # maybe each task has a GPU of its own
+    needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # the number to add to get the number of GPUs
+    if count == 1:  # each task may have its own GPU
         del needed["LOCAL_WORLD_SIZE"]
     for name, more in needed.items():
         value = env.get(name, "")

@@ -1,4 +1,4 @@
-"""What the rules about launches share: which nodes a launch starts on, and how its findings are worded."""
+"""Functions that rules about launches share: the nodes of a launch and the texts of findings."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.findings import finding
 
-#: By what starts the nodes.
+#: By the starter of the nodes.
 FIRST = {
     "pods": "Give the address of the pod with node rank 0, for example POD-0.SERVICE of a headless service",
     "slurm": 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -80,7 +80,7 @@ def nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | Non
 
 
 def launches_of_several(recording: Recording) -> Iterator[tuple[SettingText, Launch, int]]:
-    """The launches whose ranks are on several nodes, and on how many."""
+    """Yield the launches with ranks on several nodes, and the number of nodes."""
     text = recording.first(SettingText)
     for launch in text.launches if text else ():
         nodes = nodes_of_launch(text.job, launch) if text else None
@@ -136,7 +136,7 @@ def draft(
     name: str = "",
     source: str = TORCHRUN,
 ) -> Draft:
-    """Return the finding about a launch, in the words of its launcher."""
+    """Return the finding about a launch, with its launcher's option names."""
     return finding(
         [Culprit(kind="setting", name=name or launch.starts)],
         _in_own_words(launch, title),

@@ -1,4 +1,4 @@
-"""DD127, DD129, DD131: whether the nodes of a launch meet, and as different nodes.
+"""DD127, DD129, DD131: the nodes of a launch do not connect, or have the same node rank.
 
 Source: torch 2.13 torch/distributed/run.py (config_from_args, get_rdzv_endpoint, run) and
 torch/distributed/elastic/rendezvous (static_tcp_rendezvous.py, c10d_rendezvous_backend.py). With the default backend
@@ -36,7 +36,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.wording import shown
 
-#: Interfaces that lead to no other host; NCCL takes names as beginnings of names, with = as they are.
+#: Interfaces that do not lead to other hosts. NCCL treats names as prefixes, or as exact names with =.
 _LOOPBACK = ("lo", "=lo", "lo0")
 _ONCE = "Expand it once, before the nodes start, and give all nodes the same value"
 _IN_EACH_TASK = "Set them in each task: srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python ...'"
@@ -78,7 +78,7 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
 
 
 def _each_once(drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """The first draft with each title: two branches or templates may have the same line."""
+    """Yield the first draft with each title: two branches or templates may have the same line."""
     yield from {draft.title: draft for draft in drafts}.values()
 
 
@@ -315,7 +315,7 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
         elif torchruns(launch) and backend(launch) == "static" and "--standalone" not in launch.arguments:
             rank, option = launch.arguments.get("--node-rank"), "--node-rank"
             if rank is None and ("host" not in launch.arguments or launch.by_hand):
-                continue  # without an endpoint they do not meet anyway
+                continue  # without an endpoint they cannot connect anyway
         else:
             continue
         if rank is not None and rank.kind == "literal" and launch.pods == 1:
@@ -325,7 +325,7 @@ def _of_node_ranks(recording: Recording) -> Iterator[Draft]:
         is_known_to_start_all = starts_several(launch) and not _starts_another_rank(text, launch)
         fault = _fault_of_rank(launch, rank, option) if is_known_to_start_all else ""
         if fault:
-            by_env = option == "RANK"  # which the script may not read
+            by_env = option == "RANK"  # the script may not read it
             severity, name = Severity.WARNING if by_env or not nodes else None, option if by_env else ""
             why = f"{counted_nodes(nodes)}, each with the same {option}"
             by_task = by_env and launch.program == "srun"
@@ -378,7 +378,7 @@ def sets_devices(text: SettingText | None, launch: Launch) -> bool:
 
 
 def _of_older_operator(launch: Launch) -> Draft:
-    """The warning about torch.distributed.launch in a PyTorchJob, which is right only with a newer operator."""
+    """Yield the warning about torch.distributed.launch in a PyTorchJob, which needs a newer operator."""
     return draft(
         launch,
         "torch.distributed.launch gets its --node-rank and --master-addr only from training-operator 1.7 or newer",

@@ -1,4 +1,4 @@
-"""DD111-DD114, DD126: variables that nothing reads: misspelled, of another release or of another backend class."""
+"""DD111-DD114, DD126: variables without effect: misspelled, of another release or of another backend class."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.views.software import SWITCH
 from ddp_doctor.wording.nodes import name_list
 
-#: Of names that are unknown, the evidence shows at most this many.
+#: The maximum number of unknown names in the evidence.
 _STRANGE_SHOWN = 8
 
 
@@ -131,9 +131,9 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
         elif old.last:
             title = f"{name} is deprecated: {library} after {old.last} does not read it"
         if not gone and (effects(name, value) or out_of_range(name, env, installed.nccl)):
-            continue  # reported as one to remove, for what it does
+            continue  # reported as a variable to remove, because of its effect
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
-            continue  # the old name is the one to use here
+            continue  # this release reads the old name
         yield setting_draft((name,), title, shown(name, value), old.source, _renamed(env, old, value, installed))
 
 
@@ -194,11 +194,11 @@ def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
     """
     if node.hardware.gpus == 0:
         return
-    # The world of ``env`` has no ranks, and so no NCCL.
+    # ``env`` has no ranks, and therefore no NCCL.
     uses_nccl = node.recording.command is Command.ENV or node.backend in ("nccl", "")
     for name, value in node.unread.items():
         known = variables()[name]
-        meant = known.replaced_by or name  # of an older name, which has no default of its own
+        meant = known.replaced_by or name  # an older name has no default
         wanted = effective(meant, value)
         if wanted is None:
             continue

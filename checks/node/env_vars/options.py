@@ -13,7 +13,7 @@ from ddp_doctor.remedies.kinds import in_job_script
 from ddp_doctor.settings.launches.starts import VARIABLE
 from ddp_doctor.wording.findings import finding
 
-#: A program in the place of a script.
+#: A program in place of a script.
 _NO_SCRIPT = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
 
 
@@ -57,7 +57,7 @@ def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
 
 
 def _of_header(fault: HeaderFault) -> Draft:
-    """The finding about a line for sbatch that it ignores or refuses."""
+    """Return the finding about a directive that sbatch ignores or rejects."""
     severity = Severity.WARNING
     if fault.kind == "option":
         severity, why, fix = Severity.ERROR, f"did you mean {fault.meant}?", f"Write {fault.meant}"
@@ -79,7 +79,7 @@ def _of_header(fault: HeaderFault) -> Draft:
 
 
 def _of_cut(launch: Launch) -> Draft:
-    """The finding about a launch whose command ends before its last option."""
+    """Return the finding about a launch whose command ends before its last option."""
     what = launch.starts if launch.starts != "python" else "the script"
     title = f"The options in line {launch.cut} do not reach {what}: the command ends in front of them"
     why = f"the shell runs line {launch.cut} as a separate command"

@@ -1,4 +1,4 @@
-"""DD115-DD118, DD121, DD122: values that do nothing beside others, contradict, are misread, refused or out of range."""
+"""DD115-DD118, DD121, DD122: values without effect, contradictory, misread, rejected or out of range."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.settings_read import MisreadValue
 from ddp_doctor.wording.nodes import name_list
 
-#: The types of the table whose values are numbers, or on and off.
+#: The types in the table whose values are numbers or switches.
 _NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int", "python_int")
 
 
@@ -54,7 +54,7 @@ def value_refused(node: InForce) -> Iterator[Draft]:
         if value.found.fate != "misread":
             sure = value.stops(node.backend)
             draft = _value(value, None if sure else Severity.WARNING)
-            if sure and read_by(value.variable.name) == node.backend:  # the ranks do not even meet, as trials can show
+            if sure and read_by(value.variable.name) == node.backend:  # ranks fail to connect, which trials can show
                 remedies = tuple(remedy.model_copy(update={"proof": NO_TRIAL}) for remedy in draft.remedies)
                 draft = draft.model_copy(update={"remedies": remedies, "reproduced_by": Reproducer(kind="meet")})
             yield draft
@@ -65,7 +65,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     name = variable.name
     if found.instead is None:
         remedies = [unset({name: value}, found.becomes, f"Unset {name} or set a valid value")]
-    elif variable.type in _NUMBERS:  # nobody has had what it says until now: what NCCL or torch takes comes first
+    elif variable.type in _NUMBERS:  # the intended effect never applied: offer the value in use first
         meant = f"Set {shown(name, found.instead)} only if that was intended"
         remedies = [unset({name: value}, found.becomes), set_to(name, found.instead, found.why, (name, value), meant)]
     else:
@@ -131,7 +131,7 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
         if scope(found.names[0]) == "paths" and (node.hardware.matrix or (node.hardware.gpus or 2) < 2):
             continue
         fails = found.fails(node.nccl)
-        severity = Severity.ERROR if node.backend in ("nccl", "") else Severity.WARNING  # another backend reads it not
+        severity = Severity.ERROR if node.backend in ("nccl", "") else Severity.WARNING  # other backends do not read it
         yield setting_draft(
             found.names,
             f"{node.listed(found.names)} {found.says}",
