@@ -1,4 +1,4 @@
-"""The cases of bad.txt and clean.txt, and the recordings that they stand for."""
+"""The cases of bad.txt and clean.txt, and their recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.readings import collected, numbered_nodes
 
 HERE = Path(__file__).parent
 
-#: The machines that a case may be on, by name; each says of itself what ``usual`` finds.
+#: The machines of cases, by name; ``_usual`` returns the findings that each always has.
 MACHINES: dict[str, Callable[[int], Whole]] = {
     "laptop": lambda _: lent.laptop(),
     "workstation": lambda _: lent.workstation(),
@@ -41,7 +41,7 @@ MACHINES: dict[str, Callable[[int], Whole]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An environment, where it was found, and the codes of all that is said of it."""
+    """An environment, its source, and the codes of its expected findings."""
 
     name: str
     settings: tuple[tuple[str, str], ...]
@@ -54,7 +54,7 @@ class Case:
 
     @functools.cache  # noqa: B019 - the cases live as long as the tests
     def findings(self) -> list[Finding]:
-        """What the doctor says, the machine's own findings aside."""
+        """Return the findings, except the machine's own."""
         if self.on:
             usual = set(_usual(self.on, self.nnodes))
             found = judge(self._machines()).findings
@@ -62,7 +62,7 @@ class Case:
         return list(app.judge(self._recording()).report.findings)
 
     def recording(self) -> Recording:
-        """What the doctor is given of it, the machine's own facts included."""
+        """Return the recording of the case, including the machine's own facts."""
         return record(self._machines()) if self.on else self._recording()
 
     def _machines(self) -> list[Whole]:

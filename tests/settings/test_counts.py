@@ -1,4 +1,4 @@
-"""What a job script asks for, held against its own settings and its own commands."""
+"""The requests of a job script, compared with its settings and commands."""
 
 import pytest
 

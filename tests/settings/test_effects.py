@@ -1,4 +1,4 @@
-"""Which values cost or risk something although they do what they say."""
+"""Values that work as intended but cost or risk something."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_values_that_cost_nothing_are_left_alone():
         ("NCCL_BUFFSIZE", "8388608"),
         ("NCCL_NVLS_ENABLE", "2"),
         ("NCCL_IGNORE_CPU_AFFINITY", "1"),
-        ("NCCL_CUMEM_HOST_ENABLE", "0"),  # what a container without SYS_NICE needs
+        ("NCCL_CUMEM_HOST_ENABLE", "0"),  # needed in a container without SYS_NICE
         ("NCCL_IB_PCI_RELAXED_ORDERING", "1"),
         ("NCCL_DEBUG", "WARN"),
         ("NCCL_DEBUG", "VERSION"),
@@ -85,7 +85,7 @@ def test_the_values_of_concern_can_be_named():
 
 def test_no_default_is_of_concern():
     for name, variable in variables().items():
-        if variable.default != "ncclConfig":  # what the program asks for
+        if variable.default != "ncclConfig":  # requested by the program
             assert effects(name, variable.default or "") == (), name
 
 

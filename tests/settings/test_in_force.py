@@ -1,4 +1,4 @@
-"""``ddp-doctor env`` without a process: what is in force, where from, what is found, and what never shows."""
+"""``ddp-doctor env``: settings in force, their origins, findings, and values that are never shown."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def test_a_switch_that_is_off_by_chance_as_it_was_meant_is_left_alone():
     assert codes("NCCL_IB_DISABLE=false\nNCCL_NVLS_ENABLE=off\nNCCL_DEBUG=WARN\n") in ([], ["DD124"])
 
 
-# --- what is in force -----------------------------------------------------------------------------
+# --- settings in force ----------------------------------------------------------------------------
 
 
 def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
@@ -258,7 +258,7 @@ def test_a_text_does_not_steer_the_terminal():
 
 
 def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path, monkeypatch):
-    for name in ("CONF_FILE_SINCE", "HOME_SINCE"):  # whichever release of NCCL is installed here
+    for name in ("CONF_FILE_SINCE", "HOME_SINCE"):  # with any release of NCCL
         monkeypatch.setattr(nccl_conf, name, (0,))
     env = {
         "PATH": "/usr/bin:/bin",
@@ -326,7 +326,7 @@ def test_a_value_that_depends_on_the_branch_is_not_judged_and_both_are_shown():
     row = next(one for one in report.settings if one.name == "NCCL_IB_DISABLE")
     assert (row.value, row.source, row.overrides) == ("0", "line 5", ())
     assert row.note == "is not judged: where the script takes another branch it is true (line 3)"
-    assert [finding.code for finding in report.findings] == ["DD124"]  # of what is alike in both
+    assert [finding.code for finding in report.findings] == ["DD124"]  # in the part that both share
 
 
 # --- another vendor's library ---------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
     )
     report = report_of(app.judge_settings(recorded(env, rocm)))
 
-    assert [finding.code for finding in report.findings] == ["DD122"]  # torch's own is torch's there too
+    assert [finding.code for finding in report.findings] == ["DD122"]  # torch still reads its own variables
     assert (report.nccl, report.rocm) == (None, "6.3.42131")
     assert {row.note for row in report.settings if row.name.startswith("NCCL_")} == {
         "is not judged: RCCL reads it, of which there is no table here"

@@ -1,4 +1,4 @@
-"""What settings do beside each other, and which numbers they take."""
+"""Settings that affect each other, and the ranges of numbers."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from ddp_doctor.settings.releases import Installed
         ),
         (
             {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
-            "TORCH_NCCL_TRACE_BUFFER_SIZE",  # and not the newer name, which nobody set
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",  # not the newer name, which is unset
             "TORCH_NCCL_DUMP_ON_TIMEOUT",
         ),
     ],
@@ -35,7 +35,7 @@ def test_a_setting_that_does_nothing_is_told_with_the_one_that_decides(env, deci
 @pytest.mark.parametrize(
     "env",
     [
-        {"NCCL_P2P_DISABLE": "2", "NCCL_P2P_LEVEL": "NVL"},  # of all numbers only 1 disables
+        {"NCCL_P2P_DISABLE": "2", "NCCL_P2P_LEVEL": "NVL"},  # only the number 1 disables
         {"NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "aws", "NCCL_IB_TC": "106"},
         {"NCCL_IB_GID_INDEX": "0", "NCCL_IB_ROCE_VERSION_NUM": "2"},
         {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"},

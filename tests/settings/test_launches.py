@@ -1,4 +1,4 @@
-"""What a job script, a manifest or a launcher's configuration starts: found where it is broken, silent where not."""
+"""Launches in job scripts, manifests and launchers' configurations: faults are found, correct ones pass."""
 
 import json
 import posixpath
@@ -157,7 +157,7 @@ BROKEN = {
 
 
 def read(text: str, files: Mapping[str, str] = MappingProxyType({})) -> tuple[dict[str, str], SettingText, int]:
-    """The worst severity by code, what was read, and the exit code."""
+    """Return the worst severity by code, the text that was read, and the exit code."""
     outcome = app.read_settings(text, read_file=lambda name: files.get(posixpath.normpath(name)))
     found = {each.code: each.severity.value[0].upper() for each in reversed(outcome.report.findings)}
     text_read = outcome.recording.first(SettingText)

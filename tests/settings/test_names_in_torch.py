@@ -1,4 +1,4 @@
-"""The table of variables against every name that the installed torch mentions, whichever release that is."""
+"""Compare the table of variables with every name that the installed torch mentions, for any release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.settings.test_table import torch_folder
 
 torches = pytest.mark.torches("names of variables in torch's files")
 
-#: Texts in capitals that are no variable, and what they are.
+#: Texts in capitals that are not variables, and their meaning.
 NO_VARIABLES = {
     "GLOO_ASYNC_TIMEOUT_DEBUG": "the last word of an assertion (torch/csrc/distributed/c10d/TraceUtils.h)",
     "NCCL_CHECK_TIMEOUT": "a macro, in the text of an error",
@@ -27,7 +27,7 @@ NO_VARIABLES = {
 
 @pytest.fixture(scope="module")
 def mentioned() -> Mapping[str, str]:
-    """Each name that may be a variable of torch's, NCCL's or gloo's, and a file that mentions it."""
+    """Return each name that may be a variable of torch, NCCL or gloo, with a file that mentions it."""
     files = dict[str, str]()
     for path in torch_folder().rglob("*.py"):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -35,7 +35,7 @@ def mentioned() -> Mapping[str, str]:
     for path in (torch_folder() / "lib").glob("lib*.so"):
         try:
             read_only = elf.texts(path)
-        except KeyError:  # a library without code of its own, which only names others
+        except KeyError:  # a stub library that only lists other libraries
             continue
         for prefix in ("TORCH", *DISTRIBUTED_PREFIXES):
             files |= dict.fromkeys(elf.names(read_only, prefix), path.name)

@@ -1,4 +1,4 @@
-"""How the rows of the table of settings are written, and that each of them is read."""
+"""The format of the rows in the table of settings, and that each row is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_rows_are_in_order():
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.ini")), ids=lambda path: path.stem)
 def test_the_files_are_what_configparser_takes_them_for(path):
-    parser = ConfigParser(interpolation=None, delimiters=("=",), default_section="")  # refuses what stands twice
+    parser = ConfigParser(interpolation=None, delimiters=("=",), default_section="")  # rejects duplicates
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys are written as they are read
     parser.read_string(path.read_text(encoding="utf-8"))
 

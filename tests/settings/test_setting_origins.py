@@ -1,4 +1,4 @@
-"""Since when a variable has its value: ancestors made of files, and this very process."""
+"""The origin of a variable's value: ancestors simulated with files, and the current process."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def machine(
     ancestors: Sequence[tuple[int, str, Mapping[str, str] | None]],
     files: Mapping[str, str] | None = None,
 ) -> FakeContext:
-    """``ancestors``: (pid, name, environ or None), from the parent on."""
+    """``ancestors``: (pid, name, environ or None), the parent first."""
     pids = [pid for pid, _, _ in ancestors] + [0]
     read: dict[str, str | OSError] = {"/proc/self/stat": f"99 (python) R {pids[0]} 1 1"}
     for (pid, name, environ), parent in zip(ancestors, pids[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Settings in a text: what each form sets, which line counts, and what is never kept."""
+"""Settings in a text: the settings of each form, the line that counts, and values that are never kept."""
 
 import time
 
@@ -344,7 +344,7 @@ def test_signs_that_write_into_files_without_end_are_read_in_time_that_grows_wit
 
     read_setting_text(f"export NCCL_DEBUG=INFO\n{junk}")
 
-    assert time.process_time() - started < 5.0  # 0.3 s on an idle machine; once it was minutes
+    assert time.process_time() - started < 5.0  # 0.3 s on an idle machine; it once took minutes
 
 
 @pytest.mark.parametrize(

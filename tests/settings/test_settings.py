@@ -1,9 +1,9 @@
-"""Real-world settings: each bad one gets its finding and no other, and healthy environments are left in peace."""
+"""Real-world settings: each bad setting gets only its own finding, and healthy environments get none."""
 
 from ddp_doctor.model.choices import Severity
 from tests.settings.cases import Case, bad, clean
 
-#: The least number of bad and of clean environments, so that nobody thins the lists out.
+#: The minimum number of bad and clean environments, so the lists do not shrink.
 LEAST_BAD, LEAST_CLEAN = 80, 40
 
 BAD, CLEAN = bad(), clean()

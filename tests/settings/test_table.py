@@ -81,7 +81,7 @@ def test_removed_variables_tell_when_and_the_others_do_not():
 
 
 def test_the_table_is_read_in_little_more_time_than_its_words_are_found():
-    """20 ms where finding the words takes 2.5, as it did when this was written; 10 ms is what it took."""
+    """The limit is 20 ms if finding the words takes 2.5 ms, as when this test was written; reading then took 10 ms."""
     texts = [path.read_text(encoding="utf-8") for path in DATA.rglob("*.ini")]
 
     def read() -> None:
@@ -94,7 +94,7 @@ def test_the_table_is_read_in_little_more_time_than_its_words_are_found():
             re.findall(r"[A-Za-z0-9_.-]+", text)
 
     times: dict[Callable[[], None], list[float]] = {read: [], find_words: []}
-    for _ in range(10):  # in turns: both meet the same moments of a busy machine
+    for _ in range(10):  # alternately, so a busy machine affects both equally
         for work, took_s in times.items():
             started = time.process_time()
             work()
@@ -120,7 +120,7 @@ def test_every_option_of_torchrun_has_its_variable_in_the_table():
     assert from_options == {name for name in read_by_this_torch() if name.startswith("PET_")}
 
 
-#: What torch reads, but what a torch for the CPU does not show.
+#: Variables that torch reads but that a CPU build does not contain.
 NOT_IN_A_CPU_BUILD = {
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE": "compiled where gloo is built with OpenSSL",
     "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH": "compiled where gloo is built with OpenSSL",
@@ -195,7 +195,7 @@ def test_misspelled_names_find_their_variable(name, meant):
         "NCCL_IB_TX",  # not NCCL_IB_TC
         "NCCL_NET_DISABLE",
         "NCCL_LL256_BUFFSIZE",  # not NCCL_LL128_BUFFSIZE
-        "NCCL_GRAPH_DUMP",  # two variables go on so
+        "NCCL_GRAPH_DUMP",  # two variables start with this
         "NCCL_CTRAN_ENABLE",
         "NCCL_FROB",
         "NCCL_",
@@ -234,7 +234,7 @@ def test_only_names_that_matter_are_recorded():
 
 def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
     assert is_gone(variables()["NCCL_TREE_THRESHOLD"])
-    assert not is_gone(variables()["NCCL_WORK_FIFO_DEPTH"])  # torch 2.6 brings 2.21.5, which reads it
+    assert not is_gone(variables()["NCCL_WORK_FIFO_DEPTH"])  # torch 2.6 includes 2.21.5, which reads it
     assert not is_gone(variables()["NCCL_DEBUG"])
 
 

@@ -1,4 +1,4 @@
-"""How values are read, compared with the C library and with the torch that is installed."""
+"""Compare how values are read with the C library and with the installed torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.values import misread
 from tests.lab.processes import to_its_end
 
-#: What torch 2.13 was seen to take and to refuse, asked again of the torch that is installed. Of the first,
-#: torch never reads a value again once it took one.
+#: Values that torch 2.13 accepts and rejects, tested with the installed torch. torch reads the first variable only
+#: until it has accepted a value.
 TORCH_VALUES = {
     "TORCH_GLOO_LAZY_INIT": ["on", "", "1 ", "2", "enable"],
     "TORCH_DISTRIBUTED_DEBUG": ["1", "", "debug", "detail", "INFO", "OFF"],
@@ -65,7 +65,7 @@ LIBC.strtoll.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctype
 
 
 def c_strtoll(text: str) -> tuple[int, int]:
-    """The C library's answer: the number and how many characters it read."""
+    """Return the number and the count of characters that the C library reads."""
     buffer = ctypes.create_string_buffer(text.encode())
     end = ctypes.c_char_p()
     number = LIBC.strtoll(ctypes.cast(buffer, ctypes.c_char_p), ctypes.byref(end), 0)
@@ -101,7 +101,7 @@ def test_values_that_do_not_do_what_they_say():
         ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "matches unintended devices"),
         ("NCCL_SOCKET_IFNAME", "eth*", "matches no device"),
         ("NCCL_SOCKET_IFNAME", '"eth0"', "includes the surrounding characters"),
-        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches unintended devices"),  # mlx5_0 alone, as NCCL says
+        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches unintended devices"),  # only mlx5_0, according to NCCL
         ("NCCL_IB_HCA", "mlx5_0 mlx5_1", "matches no device"),
         ("TORCH_FR_BUFFER_SIZE", "2k", "is read as 2"),
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "10min", "is read as 10"),
