@@ -44,7 +44,7 @@ LOOPBACK = {
 
 
 @pytest.mark.parametrize("script", LOOPBACK.values(), ids=LOOPBACK)
-def test_a_job_of_several_nodes_that_is_sent_to_the_loopback_interface_is_an_error(script: str):
+def test_the_loopback_interface_is_an_error_in_a_job_of_several_nodes(script: str):
     (finding,) = found(script, "DD127")
 
     assert finding.severity.value == "error"
@@ -86,7 +86,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("script", HEALTHY.values(), ids=HEALTHY)
-def test_a_script_whose_counts_fit_gives_nothing(script: str):
+def test_a_script_with_consistent_counts_has_no_findings(script: str):
     script = script.replace("torchrun --", "torchrun --rdzv-backend=c10d --rdzv-endpoint=$H:1 --")
 
     assert [each.title for each in found(script, "DD127", "DD128")] == []
@@ -145,7 +145,7 @@ WRONG |= {name: (*row, "warning") for name, row in WARNINGS.items()}
 
 
 @pytest.mark.parametrize(("script", "title", "severity"), WRONG.values(), ids=WRONG)
-def test_counts_of_a_script_that_disagree_are_named(script: str, title: str, severity: str):
+def test_contradictory_counts_in_a_script_are_reported(script: str, title: str, severity: str):
     (finding,) = found(script, "DD128")
 
     assert (finding.code, finding.title, finding.severity.value) == ("DD128", title, severity)
@@ -162,13 +162,13 @@ def test_a_script_is_read_in_any_encoding_and_with_any_line_ends(tmp_path, encod
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", bytes(range(256)) * 40, b"\0" * 100, b"\xff\xfe"])
-def test_what_is_no_script_is_unsure_and_never_healthy(tmp_path, content):
+def test_input_other_than_a_script_is_unsure(tmp_path, content):
     (tmp_path / "job.sh").write_bytes(content)
 
     assert commands.env(str(tmp_path / "job.sh"), Outputs()) == 3
 
 
-def test_a_folder_is_no_script_and_refused(tmp_path):
+def test_a_directory_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="Is a directory"):
         commands.env(str(tmp_path), Outputs())
 
@@ -206,7 +206,7 @@ spec:
         ("auto", "eth0", 3, []),
     ],
 )
-def test_a_training_operators_job_is_held_against_its_pods(ranks, interface, workers, codes):
+def test_a_training_operators_job_is_compared_with_its_pods(ranks, interface, workers, codes):
     script = POD.format(ranks=ranks, interface=interface, workers=workers)
 
     assert [each.code for each in found(script, "DD127", "DD128")] == codes

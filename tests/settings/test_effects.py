@@ -9,7 +9,7 @@ from ddp_doctor.settings.effects import effects
 from ddp_doctor.settings.table import variables
 
 
-def test_values_that_cost_or_risk_something_are_told():
+def test_values_with_a_cost_or_risk_are_reported():
     cases = [
         ("NCCL_P2P_DISABLE", "1", "slows"),
         ("NCCL_P2P_DISABLE", "0x1", "slows"),
@@ -45,7 +45,7 @@ def test_values_that_cost_or_risk_something_are_told():
     assert [case for case in cases if case[2] not in kinds[case]] == []
 
 
-def test_values_that_cost_nothing_are_left_alone():
+def test_values_without_a_cost_are_not_reported():
     cases = [
         ("NCCL_P2P_DISABLE", "0"),
         ("NCCL_P2P_DISABLE", "true"),  # read as 0
@@ -78,7 +78,7 @@ def test_values_that_cost_nothing_are_left_alone():
     assert [case for case in cases if effects(*case)] == []
 
 
-def test_the_values_of_concern_can_be_named():
+def test_values_of_concern_have_a_text():
     said = {effect.values for variable in variables().values() for effect in variable.effects}
     assert {"any value", "1", "LOC or 0", "all but 0", "below 4", "above 0", "a list that keeps LL128"} <= said
 
@@ -90,6 +90,6 @@ def test_no_default_is_of_concern():
 
 
 @given(st.text(max_size=20))
-def test_any_value_can_be_judged(value):
+def test_any_value_can_be_evaluated(value):
     for name, variable in variables().items():
         assert set(effects(name, value)) <= set(variable.effects)

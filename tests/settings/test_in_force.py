@@ -69,21 +69,21 @@ def codes(text: str) -> list[str]:
         ("GLOO_SOCKET_IFNAME==eth0", "eth0", ""),
     ],
 )
-def test_of_a_number_or_switch_that_is_misread_unset_comes_before_another_value(line, first, then):
+def test_unset_is_the_first_fix_for_a_misread_number_or_switch(line, first, then):
     findings = [found for found in app.read_settings(f"{line}\n").report.findings if found.code in ("DD121", "DD122")]
 
     offered = [setting.value for remedy in findings[0].remedies for setting in remedy.settings]
     assert offered == ([first, then] if then else [first])
 
 
-def test_a_switch_that_is_off_by_chance_as_it_was_meant_is_left_alone():
+def test_a_misread_switch_that_is_off_as_intended_is_not_reported():
     assert codes("NCCL_IB_DISABLE=false\nNCCL_NVLS_ENABLE=off\nNCCL_DEBUG=WARN\n") in ([], ["DD124"])
 
 
 # --- settings in force ----------------------------------------------------------------------------
 
 
-def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
+def test_the_environment_overrides_the_users_file_and_that_the_systems_file():
     files = NcclFact(
         conf=(
             conf("/home/user/.nccl.conf", "NCCL_DEBUG=WARN\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\n"),
@@ -101,7 +101,7 @@ def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
     assert found["NCCL_PROTO"].source == "/etc/nccl.conf:2"
 
 
-def test_the_files_of_other_nodes_overrule_nothing_on_the_first():
+def test_files_of_other_nodes_do_not_affect_the_first_node():
     env, file = EnvVars(variables={}), NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=INFO\n", "system"),))
     readings = [collected("nccl", fact, node) for node in (0, 1) for fact in (env, file)]
 
@@ -110,26 +110,26 @@ def test_the_files_of_other_nodes_overrule_nothing_on_the_first():
     assert (debug.source, debug.overrides) == ("/etc/nccl.conf:1", ())
 
 
-def test_an_empty_variable_still_overrules_the_file():
+def test_an_empty_variable_overrides_the_file():
     found = rows(EnvVars(variables={"NCCL_DEBUG": ""}), NcclFact(conf=(conf("/a/.nccl.conf", "NCCL_DEBUG=INFO"),)))
     assert (found["NCCL_DEBUG"].value, len(found["NCCL_DEBUG"].overrides)) == ("", 1)
 
 
 @pytest.mark.parametrize(("nccl", "counts"), [("2.21.5", False), ("2.27.5", True), (None, True)])
-def test_a_named_file_counts_only_where_this_nccl_reads_it(nccl, counts):
+def test_a_named_file_counts_only_if_this_nccl_reads_it(nccl, counts):
     software = Software(python="3.11", machine="x86_64", nccl_loaded=nccl)
     found = rows(EnvVars(variables={}), software, NcclFact(conf=(conf("/x.conf", "NCCL_DEBUG=INFO", "named"),)))
     assert ("NCCL_DEBUG" in found) == counts
 
 
-def test_names_in_files_that_are_not_of_nccl_are_not_shown():
+def test_names_of_other_libraries_in_files_are_not_shown():
     lines = f"AWS_SECRET_ACCESS_KEY={SECRET}\nOMP_NUM_THREADS=4\nexport NCCL_DEBUG=INFO\n"
     found = rows(EnvVars(variables={}), NcclFact(conf=(conf("/a/.nccl.conf", lines),)))
     assert set(found) == {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     assert found["OMP_NUM_THREADS"].source == "torchrun"
 
 
-def test_torchrun_gives_only_what_is_unset_and_nothing_to_its_own_workers():
+def test_torchrun_sets_only_unset_variables_and_none_for_its_own_workers():
     found = rows(EnvVars(variables={"OMP_NUM_THREADS": "8"}))
     assert found["OMP_NUM_THREADS"].source == "environment"
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"].source == "torchrun"
@@ -137,11 +137,11 @@ def test_torchrun_gives_only_what_is_unset_and_nothing_to_its_own_workers():
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])
-def test_ranks_that_are_there_already_get_nothing_of_torchrun(launcher):
+def test_ranks_that_already_run_get_no_variables_of_torchrun(launcher):
     assert rows(EnvVars(variables={"RANK": "1"}, launcher=launcher)).keys() == {"RANK"}
 
 
-def test_a_task_of_slurm_without_a_rank_may_yet_start_torchrun():
+def test_a_slurm_task_without_a_rank_may_still_start_torchrun():
     assert rows(EnvVars(variables={}, launcher="slurm"))["OMP_NUM_THREADS"].source == "torchrun"
 
 
@@ -155,7 +155,7 @@ def test_a_task_of_slurm_without_a_rank_may_yet_start_torchrun():
         (Origin(how="first", process="systemd", pid=1), "since this host started"),
     ],
 )
-def test_who_set_it_is_told_as_far_as_it_is_known(origin, words):
+def test_the_origin_of_a_setting_is_reported_if_known(origin, words):
     origins = SettingOrigins(origins={"NCCL_DEBUG": origin}, files={"NCCL_DEBUG": "/etc/environment:3"})
     since = rows(EnvVars(variables={"NCCL_DEBUG": "INFO"}), origins)["NCCL_DEBUG"].since
     assert since
@@ -163,7 +163,7 @@ def test_who_set_it_is_told_as_far_as_it_is_known(origin, words):
     assert since.endswith("; /etc/environment:3 says so")
 
 
-def test_default_and_status_are_those_of_the_loaded_release():
+def test_default_and_status_match_the_loaded_release():
     env = EnvVars(variables={"NCCL_NVLS_ENABLE": "1", "NCCL_TIMEOUT": "1", "NCCL_XYZZY": "1"})
     old = Software(python="3.11", machine="x86_64", nccl_loaded="2.16.5")
     first = Software(python="3.11", machine="x86_64", nccl_loaded="2.17.1")
@@ -177,7 +177,7 @@ def test_default_and_status_are_those_of_the_loaded_release():
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def test_a_job_script_is_judged_with_the_lines_that_count():
+def test_a_job_script_is_evaluated_with_its_effective_lines():
     script = (
         "#!/bin/bash\n#SBATCH --export=ALL,NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO NCCL_BUFFSIZE=4M\n"
         "export NCCL_SOCKET_IFNAME=ib$N\nexport NCCL_TIMEOUT=1\nunset NCCL_TIMEOUT\nsrun torchrun x.py\n"
@@ -193,32 +193,32 @@ def test_a_job_script_is_judged_with_the_lines_that_count():
     assert "DD112" not in codes(script)
 
 
-def test_a_name_that_nothing_reads_is_told_also_where_its_value_is_not_known():
+def test_a_name_that_is_never_read_is_reported_even_with_an_unknown_value():
     report = report_of(app.read_settings("#!/bin/bash\nexport NCCL_TIMEOUT=$T NCCL_IB_DISABLE=$N\nsrun x.py\n"))
     assert [finding.code for finding in report.findings] == ["DD112"]
     notes = {row.name: row.note for row in report.settings}
     assert notes == {"NCCL_TIMEOUT": None, "NCCL_IB_DISABLE": "is not judged: depends on $N"}
 
 
-def test_what_one_queue_to_the_gpu_is_good_for_is_told_with_the_advice_to_unset_it():
+def test_the_advice_to_unset_one_queue_to_the_gpu_states_its_purpose():
     report = report_of(app.read_settings("#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nsrun x.py\n"))
     [finding] = report.findings
     assert (finding.code, finding.severity) == ("DD124", Severity.INFO)
     assert "Megatron-LM" in finding.remedies[0].cost
 
 
-def test_what_a_script_sets_for_its_ranks_is_not_left_over():
+def test_variables_that_a_script_sets_for_its_ranks_are_not_leftovers():
     script = "#!/bin/bash\nexport MASTER_ADDR=node0 MASTER_PORT=29500 WORLD_SIZE=16 RANK=0 PET_NNODES=2\nsrun x\n"
     assert codes(script) == []
     assert "DD101" in codes(LOGIN + "RANK=3\nWORLD_SIZE=8\n")
 
 
-def test_of_a_script_without_torchrun_nothing_is_said_of_torchrun():
+def test_a_script_without_torchrun_has_no_findings_about_torchrun():
     report = report_of(app.read_settings("#!/bin/bash\nexport NCCL_DEBUG=INFO\nsrun python x.py\n"))
     assert [row.name for row in report.settings] == ["NCCL_DEBUG"]
 
 
-def test_the_environment_of_a_torchrun_worker_is_recognised():
+def test_the_environment_of_a_torchrun_worker_is_recognized():
     worker = LOGIN + "TORCHELASTIC_RUN_ID=x\nRANK=0\nLOCAL_RANK=0\nWORLD_SIZE=2\nLOCAL_WORLD_SIZE=2\n"
     assert codes(worker + "MASTER_ADDR=node0\nMASTER_PORT=29500\n") == []
 
@@ -240,7 +240,7 @@ def test_the_verdict_on_a_text(text, verdict, exit_code, words):
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "NCCL_AUTH_TOKEN", "MY_VALUE"])
 @pytest.mark.parametrize("head", [LOGIN, "#!/bin/sh\nexport "])
-def test_a_secret_of_a_text_stands_in_no_output(name, head):
+def test_a_secret_in_a_text_is_never_printed(name, head):
     outcome = app.read_settings(f"{head}{name}={SECRET}\nexport NCCL_DEBUG=INFO\n")
     report = report_of(outcome)
     texts = (shown(report), report.as_json(), outcome.recording.model_dump_json())
@@ -248,7 +248,7 @@ def test_a_secret_of_a_text_stands_in_no_output(name, head):
     assert name in texts[0] or not name.startswith("NCCL_")
 
 
-def test_a_text_does_not_steer_the_terminal():
+def test_control_characters_of_a_text_do_not_reach_the_terminal():
     text = "#!/bin/sh\nexport NCCL_NOTE='\x9b2J\u202e\x07x'\n- name: NCCL_\x1b[2J\n"
     words = shown(report_of(app.read_settings(text)))
     assert not any(sign in words for sign in "\x1b\x9b\u202e\x07")
@@ -257,7 +257,7 @@ def test_a_text_does_not_steer_the_terminal():
 # --- this process ---------------------------------------------------------------------------------
 
 
-def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path, monkeypatch):
+def test_this_process_is_evaluated_without_torch_and_replayed_with_the_same_result(tmp_path, monkeypatch):
     for name in ("CONF_FILE_SINCE", "HOME_SINCE"):  # with any release of NCCL
         monkeypatch.setattr(nccl_conf, name, (0,))
     env = {
@@ -292,7 +292,7 @@ def test_an_empty_environment_is_healthy_and_shows_what_torchrun_would_set(tmp_p
     assert {"name", "value", "source", "overrides", "default", "meaning", "status"} <= keys
 
 
-def test_the_default_of_what_is_unset_by_default_is_told_and_unknown_names_have_none():
+def test_variables_unset_by_default_show_it_and_unknown_names_have_no_default():
     text = "NCCL_IB_HCA=mlx5_0\nNCCL_XYZZY=1\nNCCL_CUMEM_ENABLE=0\nNCCL_IB_GID_INDEX=3\n"
     lines = shown(report_of(app.read_settings(text))).splitlines()
     rows = {line.split()[0]: line.split()[1:3] for line in lines if line.startswith(" NCCL_")}
@@ -304,7 +304,7 @@ def test_the_default_of_what_is_unset_by_default_is_told_and_unknown_names_have_
     }
 
 
-def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
+def test_the_table_shows_overridden_values_and_an_empty_environment():
     software = Software(python="3.11", machine="x86_64", nccl_loaded="2.27.5")
     env = EnvVars(variables={"NCCL_DEBUG": "INFO"}, launcher="torchrun")
     files = NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=WARN", "system"),))
@@ -315,7 +315,7 @@ def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
     assert nothing.startswith("No relevant variable of NCCL")
 
 
-def test_a_value_that_depends_on_the_branch_is_not_judged_and_both_are_shown():
+def test_a_value_that_depends_on_a_branch_is_not_evaluated_and_both_are_shown():
     script = (
         "#!/bin/bash\nif a; then\n  export NCCL_IB_DISABLE=true NCCL_ALGO=Ring\n"
         "else\n  export NCCL_IB_DISABLE=0 NCCL_ALGO=Ring\nfi\n"
@@ -332,7 +332,7 @@ def test_a_value_that_depends_on_the_branch_is_not_judged_and_both_are_shown():
 # --- another vendor's library ---------------------------------------------------------------------
 
 
-def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
+def test_variables_that_rccl_reads_are_not_evaluated_for_rocm():
     env = EnvVars(
         variables={
             "NCCL_LIBIBVERBS_SO": "libibverbs.so.1",

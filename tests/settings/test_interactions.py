@@ -28,7 +28,7 @@ from ddp_doctor.settings.releases import Installed
     ],
     ids=str,
 )
-def test_a_setting_that_does_nothing_is_told_with_the_one_that_decides(env, decides, idle):
+def test_a_disabled_setting_is_reported_with_the_setting_that_disables_it(env, decides, idle):
     assert [(row.name, names) for row, names in silenced(env)] == [(decides, (idle,))]
 
 
@@ -44,7 +44,7 @@ def test_a_setting_that_does_nothing_is_told_with_the_one_that_decides(env, deci
     ],
     ids=str,
 )
-def test_settings_that_go_together_are_left_alone(env):
+def test_compatible_settings_are_not_reported(env):
     assert list(silenced(env)) == []
 
 
@@ -68,7 +68,7 @@ def test_settings_that_go_together_are_left_alone(env):
     ],
     ids=str,
 )
-def test_a_contradiction_is_told_and_fails_where_the_release_is_known_to(env, says, nccl, fails):
+def test_a_contradiction_is_reported_and_an_error_if_the_release_fails(env, says, nccl, fails):
     (found,) = conflicts(env, nccl)
     assert found.says == says
     assert set(found.names) == set(env)
@@ -85,11 +85,11 @@ def test_a_contradiction_is_told_and_fails_where_the_release_is_known_to(env, sa
     ],
     ids=str,
 )
-def test_settings_that_do_not_contradict_each_other_are_left_alone(env):
+def test_settings_without_a_contradiction_are_not_reported(env):
     assert list(conflicts(env, ())) == []
 
 
-def test_an_older_algorithm_list_counts_for_all_reduce_alone():
+def test_an_algorithm_list_in_older_releases_applies_only_to_all_reduce():
     assert list(conflicts({"NCCL_ALGO": "Tree"}, (2, 23, 4))) == []
 
 
@@ -104,7 +104,7 @@ def test_an_older_algorithm_list_counts_for_all_reduce_alone():
         ("NCCL_MAX_NCHANNELS", "80", (), "is out of range (1 to 64)"),
     ],
 )
-def test_a_number_out_of_range_is_told_as_the_release_has_it(name, value, nccl, says):
+def test_a_number_out_of_range_is_reported_with_the_range_of_the_release(name, value, nccl, says):
     found = out_of_range(name, {name: value}, nccl)
     assert found is not None
     assert found.says == says
@@ -114,11 +114,11 @@ def test_a_number_out_of_range_is_told_as_the_release_has_it(name, value, nccl, 
     ("name", "value"),
     [("NCCL_IB_TIMEOUT", "22"), ("NCCL_MAX_NCHANNELS", "48"), ("NCCL_MAX_NCHANNELS", "-2"), ("NCCL_X", "9")],
 )
-def test_a_number_in_range_or_without_one_is_left_alone(name, value):
+def test_a_number_in_range_or_without_a_range_is_not_reported(name, value):
     assert out_of_range(name, {name: value}, (2, 30, 7)) is None
 
 
-def test_the_older_of_two_names_that_disagree_does_nothing():
+def test_the_older_of_two_contradictory_names_has_no_effect():
     both = {"NCCL_MAX_NCHANNELS": "8", "NCCL_MAX_NRINGS": "16"}
     assert disagreeing(both, Installed()) == {"NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
     assert disagreeing({**both, "NCCL_MAX_NRINGS": "8"}, Installed()) == {}

@@ -261,7 +261,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
-def test_a_right_launch_is_healthy(text: str):
+def test_a_correct_launch_is_healthy(text: str):
     found, text_read, code = read(text)
 
     assert (found, text_read.unchecked, code) == ({}, (), 0)
@@ -325,7 +325,7 @@ RIGHT_WITH_FILES = {
 
 
 @pytest.mark.parametrize("text", RIGHT_WITH_FILES.values(), ids=RIGHT_WITH_FILES)
-def test_a_launch_that_is_right_with_its_files_is_healthy(text: str):
+def test_a_launch_that_is_correct_with_its_files_is_healthy(text: str):
     found, text_read, code = read(text, FILES)
 
     assert (found, text_read.unchecked, code) == ({}, (), 0)
@@ -367,7 +367,7 @@ def test_a_launch_that_was_not_understood_is_unsure_and_quoted(text: str):
         (f"{FOUR}srun bash -c '\n  deepspeed --num_nodes 2 x.py", "`srun bash -c '` (a quote"),
     ],
 )
-def test_a_launch_that_stands_elsewhere_is_unsure(text: str, words: str):
+def test_a_launch_in_an_unread_file_is_unsure(text: str, words: str):
     report = app.read_settings(text).report
 
     assert (report.exit_code, words in str(report)) == (3, True)
@@ -405,7 +405,7 @@ def test_the_certain_part_is_read_and_the_rest_is_listed(line: str, number: int)
         "(if b; then c; fi)||d",
     ],
 )
-def test_what_directly_follows_the_end_of_a_block_does_not_hide_the_next_launch(lines: str):
+def test_text_directly_after_a_block_does_not_hide_the_next_launch(lines: str):
     assert read(f"{FOUR}{lines}\nsrun {ON_FOUR} --rdzv-endpoint=localhost:1 x.py\n")[0]["DD127"] == "E"
 
 

@@ -49,7 +49,7 @@ def test_the_names_are_found_in_python_files_and_in_libraries(mentioned):
 
 
 @torches
-def test_every_name_that_torch_mentions_is_known_or_no_variable(mentioned):
+def test_every_name_that_torch_mentions_is_known_or_not_a_variable(mentioned):
     unknown = {name: file for name, file in mentioned.items() if is_unknown(name)}
     assert {name: file for name, file in unknown.items() if name not in NO_VARIABLES} == {}
 
@@ -59,5 +59,5 @@ def test_no_name_that_torch_mentions_is_called_a_misspelling(mentioned):
     assert {name: meant for name in mentioned if is_unknown(name) and (meant := nearest(name))} == {}
 
 
-def test_what_is_no_variable_has_no_row():
+def test_texts_that_are_not_variables_have_no_row():
     assert not NO_VARIABLES.keys() & variables().keys()

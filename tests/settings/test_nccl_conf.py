@@ -18,7 +18,7 @@ def test_names_values_and_numbers_are_read_as_nccl_reads_them():
     )
 
 
-def test_what_is_no_setting_of_nccls_or_looks_like_a_secret_is_kept_back():
+def test_settings_of_other_libraries_and_secrets_are_withheld():
     lines = conf_lines("AWS_SECRET_ACCESS_KEY=x\nNCCL_TOKEN=abc\nmy password is=hunter2\n")
 
     assert [(line.name, line.value) for line in lines] == [
@@ -28,7 +28,7 @@ def test_what_is_no_setting_of_nccls_or_looks_like_a_secret_is_kept_back():
     ]
 
 
-def test_a_value_is_cut_where_nccl_cuts_it_and_a_file_that_is_none_of_nccls_is_not_read_whole():
+def test_long_values_are_cut_as_in_nccl_and_long_files_are_read_in_part():
     (line,) = conf_lines("NCCL_IB_HCA=" + "m" * 5000)
 
     assert line.value == "m" * LONGEST
@@ -52,13 +52,13 @@ def test_a_file_that_cannot_be_read_has_a_reason():
     ]
 
 
-def test_a_status_without_a_user_leaves_the_home_folder_of_the_environment():
+def test_without_a_user_in_the_status_the_home_directory_of_the_environment_is_used():
     files = {"/proc/self/status": "Uid:\t\n", "/h/.nccl.conf": "NCCL_DEBUG=INFO\n"}
 
     assert [file.path for file in conf_files(FakeContext(env={"HOME": "/h"}, files=files))] == ["/h/.nccl.conf"]
 
 
-def test_an_nccl_that_knows_no_named_file_reads_the_users_own():
+def test_a_release_without_named_files_reads_the_users_own_file():
     files = {"/site.conf": "NCCL_ALGO=Ring\n", "/h/.nccl.conf": "NCCL_ALGO=Tree\n"}
     env = {"HOME": "/h", "NCCL_CONF_FILE": "/site.conf"}
 

@@ -30,7 +30,7 @@ def test_the_rows_are_in_order():
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.ini")), ids=lambda path: path.stem)
-def test_the_files_are_what_configparser_takes_them_for(path):
+def test_the_files_read_the_same_with_configparser(path):
     parser = ConfigParser(interpolation=None, delimiters=("=",), default_section="")  # rejects duplicates
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys are written as they are read
     parser.read_string(path.read_text(encoding="utf-8"))
@@ -81,12 +81,12 @@ def test_the_conditions_of_effects_are_read(tmp_path, when, condition):
     ],
     ids=["no source", "unknown key", "no variable", "no reason", "no range", "nothing to take out"],
 )
-def test_a_row_that_is_none_is_refused(tmp_path, text):
+def test_an_invalid_row_is_rejected(tmp_path, text):
     with pytest.raises((TypeError, KeyError)):
         written(tmp_path, text)
 
 
-def test_what_follows_from_a_value_is_about_variables_of_the_table_and_says_so_in_a_sentence():
+def test_consequences_of_values_refer_to_the_table_and_are_sentences():
     for variable in variables().values():
         rows: list[Effect | Silencer | Conflict] = [*variable.effects, *variable.silencers, *variable.conflicts]
         assert {name for row in rows for name, _ in row.when} <= variables().keys(), variable.name
@@ -97,7 +97,7 @@ def test_what_follows_from_a_value_is_about_variables_of_the_table_and_says_so_i
             assert source, variable.name
 
 
-def test_the_words_of_the_rows_are_those_that_are_read():
+def test_the_rows_use_only_known_words():
     for variable in variables().values():
         assert variable.type in {*_READERS, *_OTHERS, "text"}, variable.name
         assert {effect.kind for effect in variable.effects} <= {"debug", "slows", "unsafe"}, variable.name

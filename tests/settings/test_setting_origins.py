@@ -54,7 +54,7 @@ def test_the_first_process_of_a_container_was_started_with_it():
     assert origin((7, "bash", HAS), (1, "tini", HAS)) == Origin(how="first", process="tini", pid=1)
 
 
-def test_a_chain_that_cannot_be_followed_tells_nothing():
+def test_a_chain_that_cannot_be_followed_shows_no_origin():
     context = machine({"NCCL_DEBUG": "INFO"}, [(7, "bash", HAS)])
     context.files = {**context.files, "/proc/7/stat": "7 (bash) S 6 1 1"}
     assert setting_origins(context).origins == {}
@@ -67,7 +67,7 @@ def test_a_ring_of_processes_ends():
     assert setting_origins(context).origins == {}
 
 
-def test_the_start_up_file_that_says_the_same_is_named():
+def test_a_start_up_file_with_the_same_value_is_reported():
     files = {
         "/home/user/.bashrc": "# x\nexport NCCL_DEBUG=INFO NCCL_ALGO=Ring\nexport NCCL_PROTO=$P\n",
         "/etc/environment": "NCCL_DEBUG=INFO\n",
@@ -85,7 +85,7 @@ def test_a_process_may_have_any_name():
     assert stat_of("12 (a") is None
 
 
-def test_a_real_shell_that_exports_it_is_named():
+def test_a_real_shell_that_exports_it_is_reported():
     env = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     argv = ("bash", "-c", 'export NCCL_DEBUG=INFO; "$@"; exit $?', "bash", sys.executable, "-c", SCRIPT)
     done = to_its_end(argv, {**env, "NCCL_ALGO": "Ring"}, check=True)

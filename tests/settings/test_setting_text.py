@@ -23,7 +23,7 @@ def written(text: str, name: str):
     return [one for one in read_setting_text(text).written if one.name == name]
 
 
-def test_a_line_of_a_script_sets_what_it_hands_to_a_command():
+def test_a_script_line_sets_the_variables_that_it_passes_to_a_command():
     cases = [
         ("export NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
         ("  export  NCCL_DEBUG=INFO NCCL_ALGO='Ring Tree'  # why", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring Tree"}),
@@ -122,7 +122,7 @@ def test_a_line_of_a_script_sets_what_it_hands_to_a_command():
         ("a && b\nexport NCCL_ALGO=1\nexport NCCL_ALGO=2\n", ["2"]),
     ],
 )
-def test_of_values_in_several_branches_all_are_told_that_may_count(script, expected):
+def test_all_values_that_may_apply_in_branches_are_reported(script, expected):
     found = read_setting_text(f"#!/bin/bash\n{script}").possible().get("NCCL_ALGO", ())
     assert [one.value for one in found] == expected
 
@@ -145,7 +145,7 @@ def test_lines_of_manifests_are_read(text, expected):
     assert values(f"apiVersion: v1\n{text}") == expected
 
 
-def test_the_output_of_env_is_taken_as_it_is_with_quotes_and_dollars():
+def test_the_output_of_env_is_read_literally_with_quotes_and_dollars():
     text = LOGIN + 'NCCL_IB_HCA="mlx5_0" x\nNCCL_NOTE=$A\nBASH_FUNC_x%%=() {  echo\n}\n'
     found = read_setting_text(text)
     assert found.form == "environment"
@@ -158,7 +158,7 @@ def test_an_environ_file_with_zero_bytes_is_the_output_of_env():
 
 
 @pytest.mark.parametrize("mark", ["BASHOPTS=x\n", 'declare -x SHLVL="1"\n', "export SHLVL='1'\n"])
-def test_what_a_shell_printed_loses_its_quotes(mark):
+def test_quotes_printed_by_a_shell_are_removed(mark):
     assert values(LOGIN + mark + "NCCL_IB_HCA='mlx5_0 x'\n") == {"NCCL_IB_HCA": "mlx5_0 x"}
 
 
@@ -171,7 +171,7 @@ def test_a_bare_assignment_in_a_script_does_not_count_until_it_is_exported():
     assert values("NCCL_DEBUG=INFO\nNCCL_ALGO=Ring\n") == {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}
 
 
-def test_the_later_line_counts_and_unset_takes_all_before_it_away():
+def test_the_later_line_counts_and_unset_removes_earlier_lines():
     script = "#!/bin/sh\nexport NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO\nexport NCCL_ALGO=Ring\nunset NCCL_ALGO\n"
     assert values(script) == {"NCCL_DEBUG": "INFO"}
     assert [one.line for one in written(script, "NCCL_DEBUG")] == [2, 3]
@@ -186,7 +186,7 @@ def test_the_later_line_counts_and_unset_takes_all_before_it_away():
         ("${X:=a b}", "a b", "X"),
     ],
 )
-def test_a_default_counts_and_says_what_would_overrule_it(value, default, name):
+def test_a_default_counts_and_reports_what_would_override_it(value, default, name):
     [one] = written(f"#!/bin/sh\nexport NCCL_IB_DISABLE={value}\n", "NCCL_IB_DISABLE")
 
     assert (one.value, one.unless_set, one.depends_on) == (default, name, None)
@@ -199,7 +199,7 @@ def test_commands_in_variables_that_call_each_other_are_read_once_each():
     assert len(written(text, "NCCL_DEBUG")) == 1
 
 
-def test_the_variables_of_collect_env_are_those_of_a_process():
+def test_the_variables_of_collect_env_belong_to_a_process():
     text = "Collecting environment information...\nPyTorch version: 2.5.1\n\nNCCL_DEBUG=version\nNCCL_CUMEM_ENABLE=0\n"
 
     script = "\n```\nRun it with:\n#!/bin/bash\nexport A=b\ntorchrun train.py\npip list\nls\n"
@@ -249,7 +249,7 @@ def test_the_releases_of_collect_env_decide_what_is_read():
         (r"\$N", None),
     ],
 )
-def test_a_value_that_only_the_shell_knows_says_on_what_it_depends(value, depends_on):
+def test_a_value_that_only_the_shell_knows_reports_its_dependency(value, depends_on):
     [one] = written(f"#!/bin/sh\nexport NCCL_SOCKET_IFNAME={value}\n", "NCCL_SOCKET_IFNAME")
     assert one.depends_on == depends_on
 
@@ -263,7 +263,7 @@ def test_lines_that_a_backslash_joins_keep_their_numbers():
     ]
 
 
-def test_a_space_beside_the_sign_of_an_export_is_shown_and_does_not_count():
+def test_an_export_with_a_space_at_the_equals_sign_is_shown_but_has_no_effect():
     [one] = written("#!/bin/bash\nexport NCCL_DEBUG = INFO\n", "NCCL_DEBUG")
     assert (one.line, one.value, one.void) == (2, "INFO", "has a space beside its =, so it is not set")
 
@@ -274,17 +274,17 @@ def test_a_python_script_is_sent_to_lint():
 
 
 @pytest.mark.parametrize("text", ["", "hello: this is prose\n", "\ufffd" * 100, "NCCL_DEBUG=INFO\n" * 3000])
-def test_what_is_no_environment_and_no_script_is_refused(text):
+def test_a_text_that_is_neither_environment_nor_script_is_rejected(text):
     with pytest.raises(NoSettings):
         read_setting_text(text)
 
 
-def test_a_script_or_environment_without_our_variables_is_an_answer():
+def test_a_script_or_environment_without_our_variables_is_valid():
     assert read_setting_text("#!/bin/sh\npython x.py\n").written == ()
     assert read_setting_text(LOGIN).written == ()
 
 
-def test_torchrun_is_seen_where_it_is_called_and_not_in_a_comment():
+def test_torchrun_is_found_in_a_call_but_not_in_a_comment():
     assert read_setting_text("#!/bin/sh\nsrun torchrun x.py\n").calls_torchrun
     assert read_setting_text("#!/bin/sh\npython -m torch.distributed.run x.py\n").calls_torchrun
     assert not read_setting_text("#!/bin/sh\n# torchrun x.py\n").calls_torchrun
@@ -317,7 +317,7 @@ def test_a_secret_is_not_kept(line, head):
         )
     )
 )
-def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
+def test_any_shell_is_read_or_rejected_and_lines_are_in_the_text(pieces):
     text = "".join(pieces)
     try:
         found = read_setting_text(text)
@@ -333,13 +333,13 @@ def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
         max_size=60,
     )
 )
-def test_a_value_in_single_quotes_comes_back_as_it_is(value):
+def test_a_value_in_single_quotes_is_unchanged(value):
     [command] = commands(f"export A='{value}'")
     assert [word.text for word in command] == ["export", f"A={value}"]
 
 
 @pytest.mark.parametrize("junk", [">" * 400_000, "tee " * 100_000, ".bashrc" * 50_000])
-def test_signs_that_write_into_files_without_end_are_read_in_time_that_grows_with_the_text(junk):
+def test_many_redirections_are_read_in_linear_time(junk):
     started = time.process_time()
 
     read_setting_text(f"export NCCL_DEBUG=INFO\n{junk}")

@@ -13,7 +13,7 @@ def _codes(case: Case) -> tuple[str, ...]:
     return tuple(sorted({finding.code for finding in case.findings()}))
 
 
-def test_a_bad_setting_gets_its_finding_which_says_what_to_do_and_how_to_undo_it_and_no_other() -> None:
+def test_a_bad_setting_gets_only_its_finding_with_a_fix_and_undo() -> None:
     assert {case.name: _codes(case) for case in BAD} == {case.name: case.codes for case in BAD}
     for case in BAD:
         for finding in case.findings():
@@ -21,7 +21,7 @@ def test_a_bad_setting_gets_its_finding_which_says_what_to_do_and_how_to_undo_it
             assert finding.remedies or finding.severity is Severity.INFO, (case.name, finding.code)
 
 
-def test_a_healthy_environment_is_left_in_peace() -> None:
+def test_a_healthy_environment_has_no_findings() -> None:
     blamed = [
         (case.name, finding.code, finding.title)
         for case in CLEAN

@@ -43,7 +43,7 @@ def test_every_row_names_its_source_and_only_known_replacements():
     assert not set(table) & set(never_read())
 
 
-def test_every_variable_says_in_a_sentence_what_it_does_and_why_a_value_is_of_concern():
+def test_every_variable_has_a_sentence_for_its_meaning_and_for_values_of_concern():
     for name, variable in variables().items():
         for text in (variable.meaning, *(effect.why for effect in variable.effects)):
             assert re.fullmatch(r"[A-Za-z0-9].{8,180}[.]", text), name
@@ -75,12 +75,12 @@ def test_no_variable_is_listed_twice():
     assert len(names) == len(set(names)) == len(variables()) + len(never_read())
 
 
-def test_removed_variables_tell_when_and_the_others_do_not():
+def test_only_removed_variables_have_a_last_release():
     for variable in variables().values():
         assert (variable.last is not None) == (variable.status == "removed"), variable.name
 
 
-def test_the_table_is_read_in_little_more_time_than_its_words_are_found():
+def test_reading_the_table_takes_little_longer_than_finding_its_words():
     """The limit is 20 ms if finding the words takes 2.5 ms, as when this test was written; reading then took 10 ms."""
     texts = [path.read_text(encoding="utf-8") for path in DATA.rglob("*.ini")]
 
@@ -201,7 +201,7 @@ def test_misspelled_names_find_their_variable(name, meant):
         "NCCL_",
     ],
 )
-def test_unknown_names_that_are_nothings_misspelling_find_none(name):
+def test_unknown_names_that_misspell_no_variable_find_none(name):
     assert is_unknown(name)
     assert nearest(name) is None
 
@@ -215,7 +215,7 @@ FOREIGN = """
 
 
 @pytest.mark.parametrize("name", FOREIGN.split())
-def test_names_of_plug_ins_images_and_compilers_are_left_alone(name):
+def test_names_of_plug_ins_images_and_compilers_are_not_reported(name):
     assert not is_unknown(name)
 
 
@@ -232,7 +232,7 @@ def test_only_names_that_matter_are_recorded():
     assert not is_recorded("NCCL_A;rm")
 
 
-def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
+def test_a_variable_is_gone_if_no_nccl_of_a_supported_torch_reads_it():
     assert is_gone(variables()["NCCL_TREE_THRESHOLD"])
     assert not is_gone(variables()["NCCL_WORK_FIFO_DEPTH"])  # torch 2.6 includes 2.21.5, which reads it
     assert not is_gone(variables()["NCCL_DEBUG"])
@@ -260,7 +260,7 @@ def test_gone_is_what_no_nccl_of_a_supported_torch_reads():
         ("RANK", (2, 29, 7), "read", "set by the launcher"),
     ],
 )
-def test_status_and_default_are_those_of_the_release(name, release, status, default):
+def test_status_and_default_match_the_release(name, release, status, default):
     variable = variables()[name]
     assert status_at(variable, release) == status
     assert default_at(variable, release) == default
@@ -283,11 +283,11 @@ def test_status_and_default_are_those_of_the_release(name, release, status, defa
         ("NCCL_NET_GDR_MLOPART", Installed(nccl=(2, 29, 7), torch=(2, 13)), False),
     ],
 )
-def test_what_is_read_depends_on_the_release_and_the_class_behind_nccl(name, installed, reads):
+def test_the_variables_read_depend_on_the_release_and_the_class_behind_nccl(name, installed, reads):
     assert installed.reads(name) is reads
 
 
-def test_variables_of_one_class_alone_are_torchs_and_are_of_another_where_the_class_is_known():
+def test_variables_of_one_class_belong_to_torch_and_are_excluded_for_the_other_class():
     of_one = {name: variable for name, variable in variables().items() if variable.backend}
     assert {variable.owner for variable in of_one.values()} == {"torch"}
     assert {variable.backend for variable in of_one.values()} == {"nccl2", "nccl-legacy"}

@@ -48,7 +48,7 @@ print(json.dumps(accepted))
 
 @pytest.mark.ranks
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the loopback interface is called lo on Linux")
-def test_torch_and_gloo_refuse_what_the_table_says_they_refuse():
+def test_torch_and_gloo_reject_the_values_that_the_table_rejects():
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_", "GLOO_"))}
     argv = (sys.executable, "-W", "ignore", "-c", ASK_TORCH)
     answer = to_its_end(argv, env, given=json.dumps(TORCH_VALUES), check=True)
@@ -80,7 +80,7 @@ def test_strtoll_reads_as_the_c_library_does(text):
     assert number is None or len(text) - len(rest) == read
 
 
-def test_values_that_do_not_do_what_they_say():
+def test_misread_values():
     cases = [
         ("NCCL_IB_DISABLE", "true", "is read as 0, so nothing is disabled"),
         ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so the feature is off"),
@@ -136,7 +136,7 @@ def test_values_that_stop_the_job(name, value, fate):
     assert found.fate == fate
 
 
-def test_values_that_mean_what_they_say():
+def test_values_that_are_read_as_written():
     cases = {
         "NCCL_IB_DISABLE": ["1", "false", "1 ", "1 # no InfiniBand here"],
         "NCCL_BUFFSIZE": ["0x400000"],
@@ -179,7 +179,7 @@ def test_values_that_mean_what_they_say():
         ("NCCL_SOCKET_NTHREADS", "many", "is read as 0", "is ignored"),
     ],
 )
-def test_a_word_for_a_number_is_zero_up_to_nccl_2_31_and_nothing_from_2_32_on(name, value, older, since_2_32):
+def test_a_word_for_a_number_is_zero_up_to_nccl_2_31_and_ignored_since_2_32(name, value, older, since_2_32):
     def said(nccl: tuple[int, ...]) -> str | None:
         found = misread(name, value, nccl)
         return None if found is None else found.becomes
@@ -210,20 +210,20 @@ def test_a_word_for_a_number_is_zero_up_to_nccl_2_31_and_nothing_from_2_32_on(na
         ("TORCH_DIST_NAN_CHECK", "on", "1"),
     ],
 )
-def test_the_value_that_was_meant_is_offered_where_it_is_clear(name, value, instead):
+def test_the_intended_value_is_offered_if_it_is_clear(name, value, instead):
     found = misread(name, value)
     assert found is not None
     assert found.instead == instead
 
 
 @given(st.sampled_from(sorted(variables())), st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
-def test_any_value_is_judged_and_what_is_offered_instead_is_good(name, value):
+def test_any_value_is_evaluated_and_the_offered_value_is_valid(name, value):
     found = misread(name, value)
     if found is not None and found.instead is not None and found.fate != "misread":
         assert misread(name, found.instead) is None
 
 
-def test_the_default_of_every_variable_is_no_fault():
+def test_the_default_of_every_variable_is_valid():
     defaults = {
         name: variable.default
         for name, variable in variables().items()
