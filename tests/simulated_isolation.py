@@ -180,7 +180,7 @@ KINDS = (
     Kind("several, mixed", _mixed, bar=lambda nodes: 2 + (2 if nodes < 16 else 4) * log2(nodes)),
     Kind("a pair", _pair),
     Kind("a leaf", _leaf, least=16),
-    Kind("a leaf, not told", lambda nodes, rng: _leaf(nodes, rng, told=False), least=16),
+    Kind("a leaf, no topology", lambda nodes, rng: _leaf(nodes, rng, told=False), least=16),
     Kind("only more than half", lambda nodes, rng: Cluster(nodes, rng, at_most=nodes // 2 + rng.randrange(nodes // 4))),
     Kind("only more than a few", lambda nodes, rng: Cluster(nodes, rng, at_most=rng.randrange(3, 7)), most=1024),
     Kind(
