@@ -211,7 +211,7 @@ def foreign() -> tuple[Foreign, ...]:
 
 
 def _sections(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each title with its keys. configparser, which reads this as well, takes several times as long."""
+    """Yield each title with its keys. configparser can read the files too, but takes several times as long."""
     title, key = "", ""
     keys: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -180,7 +180,7 @@ def _enum(variable: Variable, value: str) -> Misread | None:
 
 
 def _words(variable: Variable, value: str) -> Misread | None:
-    """Comma lists of names, for NCCL_ALGO and NCCL_PROTO also by function (``^LL;AllReduce:Tree``)."""
+    """Read comma-separated lists of names, for NCCL_ALGO and NCCL_PROTO also by function (``^LL;AllReduce:Tree``)."""
     known = {word.upper() for word in variable.values}
     lists = [part.rpartition(":")[2].removeprefix("^") for part in value.split(";")]
     strange = [word for words in lists for word in words.split(",") if word and word.upper() not in known]
@@ -193,7 +193,7 @@ def _words(variable: Variable, value: str) -> Misread | None:
 
 
 def _names(variable: Variable, value: str) -> Misread | None:
-    """NCCL's interface and HCA lists: prefixes; ``^`` (not), ``=`` (exactly) or ``^=`` only at the front."""
+    """Read NCCL's interface and HCA lists: prefixes; ``^`` (not), ``=`` (exactly) or ``^=`` only at the front."""
     if len(value) == 1 and variable.name != "NCCL_IB_HCA":
         return Misread("is ignored", "NCCL accepts names of at least two characters.")
     if value.startswith("=^"):
@@ -218,7 +218,7 @@ def _names(variable: Variable, value: str) -> Misread | None:
 
 
 def _as_list(names: str) -> str:
-    """``mlx5_0 mlx5_1`` and ``eth0, eth1`` with the commas that are read."""
+    """Normalize ``mlx5_0 mlx5_1`` and ``eth0, eth1`` to a comma-separated list."""
     return re.sub(r"[\s,]+", ",", names.strip(" \t\r\n,"))
 
 
@@ -230,7 +230,7 @@ def _is_address(name: str) -> bool:
 
 
 def _interfaces(variable: Variable, value: str) -> Misread | None:
-    """Gloo's interface list: exact names."""
+    """Read gloo's interface list: exact names."""
     if any(map(_is_address, value.split(","))):
         return _refused(variable, "The value is an address, but gloo expects interface names.", None)
     strange = re.search(rf"[\^=*?!\s{_QUOTES}]", value)

@@ -14,10 +14,10 @@ def printable(value: str) -> str:
 
 
 def shown(name: str, value: str) -> str:
-    """``NAME=value`` as one would type it."""
+    """Format ``NAME=value`` the way a user types it."""
     return f"{name}={shlex.quote(printable(value))}"
 
 
 def listed(pairs: Mapping[str, str]) -> str:
-    """``A=1, B=2``."""
+    """Format settings as ``A=1, B=2``."""
     return ", ".join(shown(name, value) for name, value in pairs.items())

@@ -52,7 +52,7 @@ REDIRECTING = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong with launch variables; ``fatal`` where ``env://`` cannot work with them."""
+    """A fault of launch variables; ``fatal`` if ``env://`` cannot work with them."""
 
     names: tuple[str, ...]
     text: str

@@ -85,7 +85,7 @@ class Frame:
 
 
 class Expander:
-    """Expands words; unknown parts become tokens."""
+    """An expander of words; unknown parts become tokens."""
 
     def __init__(self) -> None:
         self.values = Values()

@@ -69,7 +69,7 @@ _OF_ENVSUBST = re.compile(r"\s*(?:- )?(?:image|name|namespace|replicas|numNodes|
 
 @dataclass
 class _Role:
-    """Pods with the same template."""
+    """The pods of one template."""
 
     count: int | None
     containers: list[dict[str, Node]]
@@ -83,7 +83,7 @@ class Manifest(Reader):
     _is_template = False
 
     def read_documents(self, documents: Sequence[Node]) -> Launch | None:
-        """Follow the commands of all containers; the result is what the only job of several pods asks for."""
+        """Follow the commands of all containers; return the job of several pods if there is only one."""
         self._is_template = any(map(_OF_ENVSUBST.match, self.lines))
         jobs = [job for each in documents[:_MOST_DOCUMENTS] if (job := self._document(each)) is not None]
         return jobs[0] if len(jobs) == 1 else None

@@ -370,7 +370,7 @@ class Reader(Runner):
             self.launches.append(launch)
 
     def _endpoint(self, given: dict[str, str], depth: int, *, by_accelerate: bool) -> dict[str, Argument]:
-        """Host and port of the rendezvous, as torchrun puts them together (torch/distributed/run.py).
+        """Return host and port of the rendezvous, combined the way torchrun does (torch/distributed/run.py).
 
         accelerate gives torchrun its main process's address as the endpoint (utils/launch.py).
         """

@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Block:
-    """Commands that run together, maybe never or several times."""
+    """A group of commands that may run never, once or several times."""
 
     kind: Literal["if", "loop", "group", "function"]
     line: int

@@ -67,7 +67,7 @@ def commands(text: str) -> Iterator[list[Word]]:
 
 
 def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
-    """Each command, maybe of no words, with the signs that end it: ``;``, ``&&``, ``)``, a new line."""
+    """Yield each command, possibly without words, and the operators that end it: ``;``, ``&&``, ``)``, a new line."""
     text = _ARITHMETIC.sub(_calculated, text)
     command: list[Word] = []
     parts: list[str] = []  # of the word that is being read, which begins in line ``first``
