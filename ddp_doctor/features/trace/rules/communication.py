@@ -33,14 +33,14 @@ _LEAVE_CAP_OUT = setting(
 
 @rule("DDT121", "tiny-buckets", Consequence.SLOWER, TraceFact)
 def tiny_buckets(recording: Recording) -> Iterator[Draft]:
-    """Gradients that travel in many small buckets, each of which pays the latency.
+    """Gradients are sent in many small buckets, and each bucket adds latency.
 
-    Finds: A backward pass sends three times as many all-reduces as it would with the default sizes, of less than 1 MiB
-        each. At most: the time in which they alone run (on a CPU trace also what is hidden, because gloo takes the same
-        processors), less as many calls as the default makes. It needs the sizes of collectives: record_shapes=True
-        with gloo, torch 2.2 or newer with NCCL.
-    Why: Below about 1 MiB an all-reduce takes as long as one of a single byte.
-    Remedy: Leave bucket_cap_mb out. `ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json` tries it.
+    Finds: Reports a backward pass that sends at least three times as many all-reduces as with the default sizes, each
+        smaller than 1 MiB. The cost is at most the time when only these all-reduces run, minus the time of as many
+        calls as the default makes. On a CPU trace this includes hidden all-reduces, because gloo uses the same
+        processors. The rule needs the sizes of collectives: record_shapes=True with gloo, torch 2.2 or newer with NCCL.
+    Why: Below about 1 MiB an all-reduce takes as long as an all-reduce of a single byte.
+    Remedy: Remove bucket_cap_mb. `ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json` tests this.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -70,15 +70,16 @@ _USE_DDP = code(
 
 @rule("DDT122", "no-overlap", Consequence.SLOWER, TraceFact)
 def no_overlap(recording: Recording) -> Iterator[Draft]:
-    """Communication that begins when backward is over, or nearly, so that nothing hides it.
+    """Communication starts at or near the end of backward, so backward does not hide it.
 
-    Finds: The first bucket has half of the gradients or 16 MiB and more, and is sent when half of backward is over or
-        more; or gradients are averaged after backward, without DistributedDataParallel. At most: of the time in which
-        their all-reduces alone run as much as backward is long; what is averaged by hand is counted in full. With gloo
-        a large bucket is information, for it takes the processors that compute, and hides little. Where
-        find_unused_parameters is on, that is told instead: its buckets never follow the order of gradients.
-    Why: With buckets that are sent as they fill, all but the last one may be hidden behind backward.
-    Remedy: Leave bucket_cap_mb out (naming its default of 25 makes the first bucket larger), or use
+    Finds: Reports a first bucket with half of the gradients or at least 16 MiB that is sent after half of backward or
+        later, and gradients that are averaged after backward without DistributedDataParallel. The cost is at most the
+        time when only these all-reduces run, or the length of backward if that is shorter. Averaging without
+        DistributedDataParallel counts in full. With gloo a large bucket is info, because gloo uses the processors that
+        compute and hides little. With find_unused_parameters, DDT123 or DDT134 is reported instead, because the buckets
+        then never follow the order of gradients.
+    Why: If buckets are sent as they fill, backward can hide all except the last.
+    Remedy: Remove bucket_cap_mb (setting its default of 25 makes the first bucket larger), or use
         DistributedDataParallel.
     See: https://pytorch.org/docs/stable/notes/ddp.html
         docs/explanation/traces.md
@@ -111,14 +112,16 @@ _STATIC = setting(
 
 @rule("DDT123", "find-unused-parameters-needless", Consequence.SLOWER, TraceFact)
 def find_unused_needless(recording: Recording) -> Iterator[Draft]:
-    """find_unused_parameters=True although every parameter gets a gradient in every step.
+    """find_unused_parameters=True is set although every parameter gets a gradient in every step.
 
-    Finds: Each step looks for unused parameters, and as many gradients go into buckets as there are parameters, by the
-        map of used ones that is all-reduced, or by what is copied back. At most: the search, the map's all-reduce, and
-        what the gradients' communication could begin earlier.
-    Why: With it DDP walks the graph in every step, sends a map with every backward, and never puts its buckets into the
-        order in which gradients are ready, so they are sent late.
-    Remedy: Leave it out. A step that leaves a parameter out then ends with an error, or static_graph=True helps.
+    Finds: Reports a search for unused parameters in each step if as many gradients go into buckets as there are
+        parameters. The number of parameters comes from the all-reduced map of used parameters, or from the gradients
+        that are copied back. The cost is at most the search, the map's all-reduce, and the head start that the
+        gradients' communication could get.
+    Why: DDP traverses the graph in every step, sends a map with every backward, and never sorts its buckets into the
+        order of the gradients, so it sends them late.
+    Remedy: Remove find_unused_parameters. A step without a gradient for some parameter then ends with an error. If that
+        happens, try static_graph=True.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -140,12 +143,12 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT134", "unused-parameters-searched", Consequence.COST, TraceFact)
 def unused_searched(recording: Recording) -> Iterator[Draft]:
-    """find_unused_parameters=True that is needed, and costs a tenth of the step or more at most.
+    """find_unused_parameters=True is needed, and may cost a tenth of the step or more.
 
-    Finds: Each step looks for unused parameters, and some are unused, or the trace does not tell. At most: as in
-        find-unused-parameters-needless.
-    Why: If the same parameters are unused in every step, DDP need not look for them.
-    Remedy: static_graph=True, or take the parameters that are never used out of the model.
+    Finds: Reports a search for unused parameters in each step if some parameters are unused, or if the trace does not
+        show whether any are. The cost is limited as for find-unused-parameters-needless.
+    Why: If the same parameters are unused in every step, DDP does not need to search for them.
+    Remedy: Set static_graph=True, or remove the parameters that are never used from the model.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -159,12 +162,12 @@ def unused_searched(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT124", "no-sync-missing", Consequence.SLOWER, TraceFact)
 def no_sync_missing(recording: Recording) -> Iterator[Draft]:
-    """Gradients that are accumulated over several passes, and averaged in each of them.
+    """Gradients are accumulated over several passes, but averaged in each pass.
 
-    Finds: For each Optimizer.step there are two forwards and backwards or more, and each backward averages gradients.
-        At most: of the averaging and of copying gradients back the part of all passes but the last.
-    Why: Only the sum matters to the optimizer: all but the last averaging are for nothing.
-    Remedy: model.no_sync() around all passes but the last.
+    Finds: Reports two or more forward and backward passes per Optimizer.step if each backward averages gradients. The
+        cost is at most the time to average and copy back gradients in all passes except the last.
+    Why: The optimizer only needs the sum, so only the last pass has to average.
+    Remedy: Use model.no_sync() for all passes except the last.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -185,13 +188,13 @@ def no_sync_missing(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT130", "gradients-copied-back", Consequence.COST, TraceFact)
 def copied_back(recording: Recording) -> Iterator[Draft]:
-    """Gradients that are copied out of the buckets after they were averaged.
+    """Gradients are copied out of the buckets after they are averaged.
 
-    Finds: Copying them back takes a twentieth of the step or more; on a GPU trace only as far as the GPU idles for it.
-        At most: that time.
-    Why: With gradient_as_bucket_view=True gradients are views of the buckets, which saves the copies and as much memory
-        as the gradients take.
-    Remedy: gradient_as_bucket_view=True.
+    Finds: Reported if these copies take at least 8% of the step. On a GPU trace, only copies that leave the GPU idle
+        count. The cost is at most that time.
+    Why: With gradient_as_bucket_view=True gradients are views of the buckets. This saves the copies and as much memory
+        as the gradients use.
+    Remedy: Set gradient_as_bucket_view=True.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -211,14 +214,14 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT133", "communication-exposed", Consequence.COST, TraceFact)
 def communication_exposed(recording: Recording) -> Iterator[Draft]:
-    """Communication that takes much of the step although its buckets are as they should be.
+    """Communication takes a large part of the step although the buckets have good sizes.
 
-    Finds: Averaging gradients runs alone for two fifths of the step or more on every rank, and none of the other rules
-        tells a reason. At most: all of it, which only computing more between two updates comes near to. With one rank's
-        file alone it may be waiting for others.
-    Why: All ranks wait in every step. No setting mends it: there is too much to send for what is computed.
-    Remedy: Accumulate gradients with no_sync, a larger batch on each rank, half the bytes by a compression hook, or
-        fewer ranks. With few large buckets a smaller bucket_cap_mb hides more of it.
+    Finds: Reported if only the averaging of gradients runs for two fifths of the step or more on every rank, and no
+        other rule explains it. The cost is at most all of that time, but only more computing between two updates saves
+        nearly as much. With the file of only one rank, the time may include waiting for other ranks.
+    Why: All ranks wait in every step. No setting fixes this: there is too much to send for the amount of computing.
+    Remedy: Accumulate gradients with no_sync, use a larger batch per rank, halve the bytes with a compression hook, or
+        use fewer ranks. With few large buckets, a smaller bucket_cap_mb hides more of it.
     See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
         docs/explanation/traces.md
     """
@@ -254,12 +257,12 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT126", "small-collectives", Consequence.SLOWER, TraceFact)
 def small_collectives(recording: Recording) -> Iterator[Draft]:
-    """Many small collectives in a step, beside those of DistributedDataParallel.
+    """Each step has many small collectives in addition to DistributedDataParallel's.
 
-    Finds: Four collectives or more of less than 64 KiB in each step (where sizes are not recorded: that take less than
-        0.1 ms), beside gradients' buckets, barriers and the broadcast of buffers. At most: the time in which they alone
-        run, and on a GPU what it idles while the host reads their results.
-    Why: Each of them pays the latency and is a meeting of all ranks; if its result is read, the host waits as well.
+    Finds: Reports four or more collectives per step that are smaller than 64 KiB, or shorter than 0.1 ms if sizes are
+        not recorded. Gradient buckets, barriers and the broadcast of buffers do not count. The cost is at most the time
+        when only these collectives run. On a GPU, this includes its idle time while the host reads their results.
+    Why: Each of them adds latency and waits for all ranks. If its result is read, the host also waits.
     Remedy: Join the numbers in one tensor, reduce every Nth step, and read the result a step later.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
         docs/explanation/traces.md
@@ -282,12 +285,14 @@ def small_collectives(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT128", "buffers-broadcast", Consequence.SLOWER, TraceFact)
 def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
-    """Buffers of the model that rank 0 sends to all before each forward.
+    """Rank 0 sends the model's buffers to all ranks before each forward.
 
-    Finds: Broadcasts in DistributedDataParallel.forward, with the packing before and the copying after them. At most:
-        the time from the first to the last of that on the host; on a GPU as far as it idles meanwhile.
-    Why: Statistics of BatchNorm that each rank would keep by itself are sent in every step, copied one by one.
-    Remedy: broadcast_buffers=False, if ranks may differ in them until they are saved; SyncBatchNorm if not.
+    Finds: Reports broadcasts in DistributedDataParallel.forward, with the packing before and the copying after them.
+        The cost is at most the host's time from the first to the last of these. On a GPU trace, only the GPU's idle
+        time and the exposed broadcasts count.
+    Why: Each step sends BatchNorm statistics and copies them one by one, although each rank can keep its own.
+    Remedy: Set broadcast_buffers=False if ranks may have different buffers until the model is saved. Otherwise, use
+        SyncBatchNorm.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         docs/explanation/traces.md
     """
@@ -306,14 +311,14 @@ def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT129", "barrier-in-step", Consequence.SLOWER, TraceFact)
 def barrier_in_step(recording: Recording) -> Iterator[Draft]:
-    """A barrier in every step.
+    """A barrier runs in every step.
 
-    Finds: A barrier of torch.distributed in each step, whatever it costs. At most: the time in which it alone runs, on
-        the rank that is there last, and on a GPU what it idles because the host waited. The waiting for a rank that is
-        late is not counted: without the barrier it is waited for in backward.
-    Why: The gradients' averaging already makes ranks meet. On a GPU a barrier lets the host wait until all work is
-        done, so that the next launches come late.
-    Remedy: Take it out; where a file has to be there, only around that.
+    Finds: Reports a barrier of torch.distributed in each step, at any cost. The cost is at most the time when only the
+        barrier runs on the last rank to enter it. On a GPU, this includes its idle time because the host waited. The
+        wait for a late rank is not counted, because backward would wait for it without the barrier.
+    Why: Ranks already wait for each other when they average gradients. On a GPU, a barrier makes the host wait until
+        all work is done, so the next launches are late.
+    Remedy: Remove the barrier. If ranks wait for a file, keep it only around that.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
         docs/explanation/traces.md
     """
@@ -330,13 +335,14 @@ def barrier_in_step(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT108", "slow-transfer", Consequence.SLOWER, TraceFact)
 def slow_transfer(recording: Recording) -> Iterator[Draft]:
-    """All-reduces whose transfer is far slower than the bandwidth that was measured before.
+    """All-reduces are much slower than the bandwidth that was measured before.
 
-    Finds: With --against REPORT, the report of a run on the same nodes: all-reduces of 16 MiB or more, without any
-        waiting for ranks that come late, reach less than a tenth of the bus bandwidth of the report's largest one, and
-        transfer is at least a tenth of the step. A trace alone does not tell which link there is.
-    Why: It is the network, and no rank: what looks like it in a trace mostly is a rank that comes late.
-    Remedy: Measure these nodes again; other jobs on the same network.
+    Finds: Needs --against REPORT, the report of a run on the same nodes. Reports all-reduces of 16 MiB or more that
+        reach less than a tenth of the bus bandwidth of the report's largest all-reduce, if transfer takes at least a
+        tenth of the step. Time spent waiting for late ranks does not count. A trace does not show the type of the link,
+        so the rule needs the report.
+    Why: The network is slow, not a rank. Most slow collectives in traces only wait for a late rank.
+    Remedy: Measure these nodes again, and check for other jobs on the same network.
     See: docs/explanation/traces.md
     """
     expected = recording.options.expected_busbw

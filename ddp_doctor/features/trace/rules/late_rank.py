@@ -372,14 +372,14 @@ _AGAINST = {"DDT101": (_SAME_WORK, _SEE_GPU), "DDT105": (_SEE_HOST, _LESS_HOST)}
 
 @rule("DDT101", "slow-compute", Consequence.SLOWER, TraceFact)
 def slow_compute(recording: Recording) -> Iterator[Draft]:
-    """A rank that computes longer than the others, which wait for it.
+    """A rank computes longer than the other ranks, which wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and it runs more operators or kernels
-        than they. Or its GPU needs at least a quarter longer for the same kernels; then it takes a fifth of the step,
-        half of the steps, and three times what they lose by any other rank. An error from two thirds of the step on.
-    Why: In DDP every rank waits for the slowest in every step, and the ranks that wait are those with the long
-        collectives.
-    Remedy: The same work on all ranks; where it is the same, the clocks of its GPU.
+    Finds: Reported if the other ranks lose at least a tenth of the step waiting for this rank, and it runs at least a
+        tenth more operators or kernels. Also reported if its GPU needs at least a quarter longer for the same kernels,
+        and the other ranks lose at least a fifth of the step to it, in half of the steps, and three times as much as to
+        any other rank. Severity is error from two thirds of the step.
+    Why: In DDP every rank waits for the slowest rank in every step. The waiting ranks have the long collectives.
+    Remedy: Give all ranks the same work. If the work is the same, check the clocks of its GPU.
     See: docs/explanation/traces.md
     """
     return _findings(recording, "DDT101", _SAME_WORK, _SEE_GPU)
@@ -387,12 +387,12 @@ def slow_compute(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT102", "slow-data-loading", Consequence.SLOWER, TraceFact)
 def slow_data_loading(recording: Recording) -> Iterator[Draft]:
-    """A rank whose loader takes longer than that of the others, which wait for it.
+    """A rank's loader is slower than the other ranks' loaders, and they wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that it spends longer than
-        they in the __next__ of its DataLoader.
-    Why: In DDP every rank waits for the slowest in every step.
-    Remedy: Workers and pinned memory; the storage of that node.
+    Finds: Reported if the other ranks lose at least a tenth of the step waiting for this rank, and its extra time in
+        the __next__ of its DataLoader explains at least half of that.
+    Why: In DDP every rank waits for the slowest rank in every step.
+    Remedy: Use workers and pinned memory, and check the storage of that node.
     See: https://pytorch.org/docs/stable/data.html
         docs/explanation/traces.md
     """
@@ -401,12 +401,12 @@ def slow_data_loading(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT103", "larger-batch", Consequence.SLOWER, TraceFact)
 def larger_batch(recording: Recording) -> Iterator[Draft]:
-    """A rank that gets a larger batch than the others, which wait for it.
+    """A rank gets a larger batch than the other ranks, which wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and the first input of its model is at
-        least a tenth larger than theirs. It needs record_shapes=True.
-    Why: In DDP every rank waits for the one with the most samples, and each rank's gradients count as much.
-    Remedy: Batches of one size, samples grouped by length.
+    Finds: Reported if the other ranks lose at least a tenth of the step waiting for this rank, and the first input of
+        its model is at least a tenth larger. The rule needs record_shapes=True.
+    Why: In DDP every rank waits for the rank with the most samples, and all ranks' gradients have the same weight.
+    Remedy: Use batches of one size, or group samples by length.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         docs/explanation/traces.md
     """
@@ -415,11 +415,12 @@ def larger_batch(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT104", "checkpoint-in-step", Consequence.SLOWER, TraceFact)
 def checkpoint_in_step(recording: Recording) -> Iterator[Draft]:
-    """A rank that saves a checkpoint while the others wait for it.
+    """A rank saves a checkpoint while the other ranks wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, which meanwhile takes its state:
-        tensors are detached one after another as state_dict does, or functions and annotations that save are there.
-    Why: All GPUs stand still while one rank writes a file.
+    Finds: Reported if the other ranks lose at least a tenth of the step waiting for this rank while it saves its state.
+        Signs of saving are tensors that are detached one after another, as in state_dict, and functions or annotations
+        that save.
+    Why: All GPUs idle while one rank writes a file.
     Remedy: Save asynchronously, or less often.
     See: https://pytorch.org/docs/stable/distributed.checkpoint.html
         docs/explanation/traces.md
@@ -429,13 +430,13 @@ def checkpoint_in_step(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT105", "host-bound-rank", Consequence.SLOWER, TraceFact)
 def host_bound_rank(recording: Recording) -> Iterator[Draft]:
-    """A rank whose host is slower than that of the others, which wait for it.
+    """A rank's host is slower than the other ranks' hosts, and they wait for it.
 
-    Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
-        what they lose by any other. It does the same work, but on a CPU its operators take 1.75 times as long or more,
-        or it is idle while its Python runs.
-    Why: A busy or slow processor on one node holds up all GPUs.
-    Remedy: What else runs there, binding, less Python in the step.
+    Finds: Reported if the other ranks lose at least a fifth of the step waiting for this rank, in half of the steps,
+        and three times as much as to any other rank. It does the same work, but its operators take at least 1.75 times
+        as long on a CPU, or its GPU idles while its Python runs.
+    Why: A busy or slow processor on one node delays all GPUs.
+    Remedy: Check what else runs on that host, bind ranks to cores, and run less Python in the step.
     See: docs/explanation/traces.md
     """
     return _findings(recording, "DDT105", _SEE_HOST, _LESS_HOST)
@@ -443,13 +444,13 @@ def host_bound_rank(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT106", "pauses", Consequence.SLOWER, TraceFact)
 def pauses(recording: Recording) -> Iterator[Draft]:
-    """A rank that stands still now and then while the others wait for it.
+    """A rank pauses intermittently while the other ranks wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that are gaps of 20 ms or
-        more, 50 ms together, in which it neither computes nor loads nor communicates. Stacks or annotations, where they
-        are there, say in what; without them nobody can.
-    Why: A pause of one rank is a pause of all. Garbage collection, logging and evaluation are the usual ones.
-    Remedy: At the same time on all ranks, or beside the step.
+    Finds: Reported if the other ranks lose at least a tenth of the step waiting for this rank and most of that is gaps
+        of 20 ms or more, 50 ms together, when it does not compute, load or communicate. Stacks or annotations in the
+        trace show the code that pauses.
+    Why: A pause of one rank pauses all ranks. Usual causes are garbage collection, logging and evaluation.
+    Remedy: Pause on all ranks at the same time, or do this work outside the step.
     See: https://docs.python.org/3/library/gc.html
         docs/explanation/traces.md
     """
@@ -458,14 +459,14 @@ def pauses(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT107", "late-rank", Consequence.SLOWER, TraceFact)
 def late_rank(recording: Recording) -> Iterator[Draft]:
-    """A rank that the others wait for, of which the trace does not tell why.
+    """The other ranks wait for a rank, and the trace does not show why.
 
-    Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
-        what they lose by any other; but in nothing that a trace shows is it longer than they. Information for ranks on
-        CPUs unless it is so in every step, for a rank that costs a tenth of the step without standing out, and for
-        ranks that cost 15% in turn.
-    Why: It may be something that a trace has no row for, or chance: a trace has few steps.
-    Remedy: A trace of more steps, with stacks.
+    Finds: Reported if the other ranks lose at least a fifth of the step waiting for this rank, in half of the steps,
+        and three times as much as to any other rank, but no part of the trace is longer on this rank. Severity is info
+        for CPU ranks that are not late in every step, for a rank that costs a tenth of the step without standing out,
+        and for ranks that cost 15% in turn.
+    Why: A trace does not show everything, and its few steps may be a coincidence.
+    Remedy: Record more steps, with stacks.
     See: docs/explanation/traces.md
     """
     yield from _findings(recording, "DDT107", _MORE_STEPS)

@@ -19,14 +19,15 @@ from ddp_doctor.wording.findings import NOBODY, finding
 
 @rule("DDT120", "input-bound", Consequence.SLOWER, TraceFact)
 def input_bound(recording: Recording) -> Iterator[Draft]:
-    """Steps in which every rank waits for its loader.
+    """Every rank waits for its loader in each step.
 
-    Finds: On each rank the main thread is in the __next__ of its DataLoader, and nothing computes or communicates, for
-        a tenth of the step or more. At most: that time. Below a fifth it is information, for a profiler makes it
-        longer; an error where it makes the step three times as long. Of one rank alone slow-data-loading tells it.
-    Why: The processors that load are cheaper than those that wait for them.
-    Remedy: Workers where there are none, more of them where there are some (the trace tells which, not how many), and
-        less work for each sample.
+    Finds: Reported if the main thread of each rank spends a tenth of the step or more in the __next__ of its DataLoader
+        while nothing computes or communicates. The cost is at most that time. Severity is info below a fifth, because a
+        profiler lengthens loading, and error if it makes the step three times as long. If only one rank waits,
+        slow-data-loading is reported instead.
+    Why: Processors that load data cost less than GPUs that wait for it.
+    Remedy: Use workers, or more of them (the trace shows whether there are workers, not how many to use), and do less
+        work per sample.
     See: https://pytorch.org/docs/stable/data.html#multi-process-data-loading
         docs/explanation/traces.md
     """
@@ -49,13 +50,14 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT125", "optimizer-bound", Consequence.SLOWER, TraceFact)
 def optimizer_bound(recording: Recording) -> Iterator[Draft]:
-    """An optimizer that updates one parameter after the other, in many small kernels.
+    """The optimizer updates parameters one by one, in many small kernels.
 
-    Finds: Optimizer.step takes a tenth of the step or more, with four kernels (on a CPU operators) or more for each
-        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which is information, for the
-        launches may hide behind communication, and a profiler makes them long.
-    Why: foreach has some kernels for all parameters together, fused one.
-    Remedy: fused=True, or foreach=True.
+    Finds: Reported if Optimizer.step takes a tenth of the step or more, with at least four kernels (operators on a CPU)
+        per parameter. The cost is at most the optimizer's time. On a GPU, this includes idle time in Optimizer.step. If
+        the tenth is only reached with that idle time, severity is info: communication may hide the launches, and a
+        profiler lengthens them.
+    Why: foreach uses a few kernels for all parameters, and fused uses one.
+    Remedy: Set fused=True, or foreach=True.
     See: https://pytorch.org/docs/stable/optim.html
         docs/explanation/traces.md
     """
@@ -94,14 +96,15 @@ _READ_LATER = code(
 
 @rule("DDT127", "sync-points", Consequence.SLOWER, TraceFact)
 def sync_points(recording: Recording) -> Iterator[Draft]:
-    """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
+    """Calls in the step make the host wait for the GPU, and then the GPU waits for the host.
 
-    Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronization in each step, after which the GPU has
-        nothing to do. At most: what the host waits in them, and not more than the GPU idles, less what of that the
-        profiler makes; a warning from a fifth on. On a CPU trace such calls cost microseconds: they are told as a fact.
-    Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.
-    Remedy: Read numbers every Nth step, or a step later; masks in place of nonzero. Stacks (with_stack=True) name the
-        lines.
+    Finds: On a GPU trace, reports .item(), nonzero, copies to the CPU and synchronizations in each step that leave the
+        GPU idle. The cost is at most the time the host waits in them, or the GPU's idle time without the profiler's
+        part if that is shorter. Severity is warning from a fifth of the step, info below. On a CPU trace, such calls
+        take microseconds and are reported as info.
+    Why: A host that runs ahead of the GPU hides its launches. Each wait loses this lead.
+    Remedy: Read numbers every Nth step, or a step later. Use masks instead of nonzero. Stacks (with_stack=True) show
+        the lines.
     See: https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
         docs/explanation/traces.md
     """
@@ -132,15 +135,15 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT131", "copies-hold-up-the-host", Consequence.SLOWER, TraceFact)
 def copies_wait(recording: Recording) -> Iterator[Draft]:
-    """Batches that are copied to the GPU while the host waits.
+    """The host waits while batches are copied to the GPU.
 
-    Finds: In each step a copy from pageable memory, or from pinned memory without non_blocking, in which the host waits
-        until the GPU is done with the step before; then the GPU idles until new work is launched. At most: what the
-        host waits in them and not more than the GPU idles, less what of that the profiler makes, and what copies from
-        pageable memory take alone. Information unless that alone is a tenth of the step: how far a host would be ahead
-        a trace does not show.
-    Why: From pinned memory, and with non_blocking=True, the host goes on and launches the next step meanwhile.
-    Remedy: pin_memory=True and non_blocking=True; one of them alone does nothing.
+    Finds: Reports a copy in each step from pageable memory, or from pinned memory without non_blocking. In it, the host
+        waits until the GPU has finished the previous step, and then the GPU idles until new work is launched. The cost
+        is at most the time the host waits, or the GPU's idle time without the profiler's part if that is shorter, plus
+        the time of copies from pageable memory while nothing else runs. Severity is info unless these copies take a
+        tenth of the step, because a trace does not show how far ahead the host would be.
+    Why: With pinned memory and non_blocking=True, the host launches the next step during the copy.
+    Remedy: Set both pin_memory=True and non_blocking=True. One without the other has no effect.
     See: https://pytorch.org/tutorials/intermediate/pinmem_nonblock.html
         docs/explanation/traces.md
     """
@@ -164,13 +167,14 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDT132", "launches-late", Consequence.SLOWER, TraceFact)
 def launches_late(recording: Recording) -> Iterator[Draft]:
-    """A GPU that idles because the host launches its work late, on every rank.
+    """The GPU of every rank idles because its host launches work late.
 
-    Finds: On each rank the GPU has nothing to do for a fifth of the step or more, beyond what the host waits for it. At
-        most: all that time. With less than 0.1 ms of it for each kernel it is information, for then the host does
-        little else than launch, and a profiler makes that up to twice as long.
-    Why: A GPU that waits for Python costs as much as one that computes.
-    Remedy: Fewer and larger kernels; nothing but launches in the step.
+    Finds: Reported if the GPU of each rank idles for a fifth of the step or more although the host does not wait for
+        it. The cost is at most all of the GPU's idle time that its host causes. Severity is info below 0.1 ms of idle
+        time per kernel, because the host then does little except launch, and a profiler makes launches up to twice as
+        long.
+    Why: A GPU that waits for Python costs as much as a GPU that computes.
+    Remedy: Use fewer and larger kernels, and only launch kernels in the step.
     See: https://pytorch.org/docs/stable/generated/torch.compile.html
         docs/explanation/traces.md
     """
