@@ -42,8 +42,8 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
 
     Finds: Reports bandwidths, rates and computing times that are worse than in all healthy runs of the baseline and
         differ by more than noise. Noise is five standard deviations, estimated from the median absolute deviation, and
-        at least 10% for what a GPU does alone or 15% for what crosses a network. A node is named for a value that was
-        measured on it alone, or if even its best path to another node is slower while other nodes are not affected.
+        at least 10% for values of a single GPU or 15% for values across a network. A node is named for a value that was
+        measured only on it, or if even its best path to another node is slower while other nodes are not affected.
         Otherwise the pairs are named, or no node. Severity is error at three times slower. With fewer than five runs,
         noise is unknown and severity is info. If a job is compared with ddp-doctor's run before it, the finding reports
         the share of that speed that the job reaches, and names no node.
@@ -225,7 +225,7 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
     """Traces with fewer and with more ranks show how well the job scales, and which parts limit it.
 
     Finds: Reports traces of jobs of different sizes. The scaling efficiency is the work per time of a rank in the
-        larger job, divided by that in the smaller job. It is based on the samples per step if known. Otherwise, all
+        larger job, divided by the same in the smaller job. It is based on the samples per step if known. Otherwise, all
         ranks are assumed to have the same batch. Severity is warning below 90%, error below a third, and info
         otherwise.
     Why: Twice the GPUs cost twice as much. The parts of the step that grew explain why the job is less than twice as

@@ -126,7 +126,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     Finds: With ``--collectives-of``, the ranks make only the job's calls in their order. Reported if they hang in the
         same collectives as the job's ranks in the dumps, or if ranks of the job called different operations, sizes or
         types at the same sequence number of a group. The replay stops before such a call, because no backend defines
-        its result. The named ranks are those that the dumps name, as in `ddp-doctor logs`.
+        its result. The finding names the same ranks as the dumps do in `ddp-doctor logs`.
     Why: The recorded calls hang on any network or GPU: a rank calls its groups in a different order, skips a call, or
         stalled or exited earlier. With mismatched calls, NCCL hangs or returns wrong numbers, and gloo aborts.
     Remedy: Look for the reason that this rank's calls differ: a condition on the rank or on data, or a loop that ends

@@ -137,7 +137,7 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
     Finds: Reports ranks that differ, intermittently or each time for some of the matrices, from a majority that agrees
         in all products, among three or more ranks with the same device model and type. No product is rounded on the
         way, so no library explains the difference.
-    Why: No error is raised. The rank's wrong gradients are averaged into those of all ranks, and training continues.
+    Why: No error is raised. The rank's wrong gradients are averaged into all ranks' gradients, and training continues.
     Remedy: Take the node out of service, and have the GPU, or CPU and memory, tested and replaced.
     See: https://arxiv.org/abs/2203.08989 (Dixit et al., Detecting silent data corruptions in the wild)
         docs/explanation/measurements.md

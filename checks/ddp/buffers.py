@@ -80,13 +80,13 @@ def _holds(state: _RankState) -> str:
 
 @rule("DD711", "buffers-not-from-rank-0", Consequence.WRONG, Buffers)
 def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
-    """Finds: A rank still holds different buffers after a forward before which DDP broadcasts rank 0's buffers, even if
+    """Finds: A rank holds different buffers after a forward although DDP broadcasts rank 0's buffers before it, even if
         a buffer got a new tensor since (``self.running = new``). Also reported if the broadcast is off and a forward
         still overwrites a rank's buffers.
     Why: BatchNorm's running statistics and all other buffers drift apart between the ranks. The saved model is rank
         0's, which evaluates differently from the models that the other ranks trained.
-    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
-        with NCCL_PROTO=Simple.
+    Remedy: This check does not run your code: look for code that replaces parts of torch. With NCCL, repeat it with
+        NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/issues/63916
     """
@@ -105,8 +105,8 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
     """Finds: A rank still holds different parameters after wrapping a model in DDP, which broadcasts rank 0's.
     Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains a different model, and
         DDP averages gradients that belong to different weights.
-    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
-        with NCCL_PROTO=Simple.
+    Remedy: This check does not run your code: look for code that replaces parts of torch. With NCCL, repeat it with
+        NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     what = "After DDP wrapping, parameters on {ranks} differ from rank {source}'s"
@@ -120,7 +120,7 @@ def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
     Why: Without SyncBatchNorm no network is involved: the rank's GPU or its torch computes wrong results in this and
         every other layer. SyncBatchNorm is used if a rank's batch is too small to normalize with. Without its exchange,
         the model trains on noise and the replicas drift apart.
-    Remedy: None of your own code runs in this check. Repeat it without this rank's GPU; with NCCL, also with
+    Remedy: This check does not run your code. Repeat it without this rank's GPU; with NCCL, also with
         NCCL_PROTO=Simple. Look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1502.03167

@@ -91,8 +91,8 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         ranks' gradients are coded, so a rank whose share is missing or counted twice is named.
     Why: Training reports no error: a missing rank's data is ignored, and a sum instead of a mean scales the learning
         rate.
-    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
-        without its GPU. Otherwise look for code that replaces parts of torch.
+    Remedy: This check does not run your code: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named, without
+        its GPU. Otherwise look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/notes/ddp.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
@@ -110,8 +110,8 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are named.
     Why: DDP broadcasts the parameters once and then relies on equal gradients. With different gradients, each rank
         trains a different model, and checkpoints contain only rank 0's.
-    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
-        without its GPU. Otherwise look for code that replaces parts of torch.
+    Remedy: This check does not run your code: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named, without
+        its GPU. Otherwise look for code that replaces parts of torch.
     See: https://pytorch.org/docs/stable/notes/ddp.html
         https://github.com/pytorch/pytorch/issues/109191
     """
@@ -136,7 +136,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
     Why: Gradient accumulation relies on it. If all ranks still synchronize, every micro-step costs an all-reduce. If
         only some do, they wait for each other forever.
-    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    Remedy: This check does not run your code: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
@@ -151,7 +151,7 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks the contribution of one of the two
         steps, or is not synchronized at all.
     Why: With gradient accumulation, every optimizer step then differs between ranks, or loses micro-steps.
-    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    Remedy: This check does not run your code: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     before = {gradient.parameter for _, gradient in off_in(recording, "step", "no_sync")}

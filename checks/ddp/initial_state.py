@@ -66,8 +66,8 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
         ranks compare lists over the control store before the model is wrapped.
     Why: Wrapping this model raises on some ranks and hangs or aborts on others, and torch's message lists parameters by
         number, without a name, or reports a connection failure.
-    Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
-        that replaces parts of it. With three or more ranks, the different one is named.
+    Remedy: Your code does not build this model: compare the versions of torch on these ranks, and look for code that
+        replaces parts of it. With three or more ranks, the different one is named.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
@@ -79,8 +79,8 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
     """Finds: The ranks have the same parameters in another order, or other names at the same positions.
     Why: DDP matches parameters by position. If shapes agree, no error is raised: a layer gets the values and gradients
         of another one, and the ranks train different models.
-    Remedy: None of your own code builds this model: compare the versions of torch on these ranks. In your own model,
-        the cause is a set, an unsorted directory or a layer under ``if rank``.
+    Remedy: Your code does not build this model: compare the versions of torch on these ranks. In your own model, the
+        cause is a set, an unsorted directory or a layer under ``if rank``.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     yield from _drafts(recording, "parameter", silent=True)
@@ -91,8 +91,8 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: A buffer is missing on some ranks, or has another shape, type, device, order or name on them.
     Why: DDP compares parameters but never buffers. It broadcasts them as one block of bytes: a rank aborts, or silently
         gets the values of another buffer.
-    Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
-        that replaces parts of it. With three or more ranks, the different one is named.
+    Remedy: Your code does not build this model: compare the versions of torch on these ranks, and look for code that
+        replaces parts of it. With three or more ranks, the different one is named.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     yield from _drafts(recording, "buffer")
@@ -131,8 +131,8 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         strided, integer, without dimensions, not persistent) differs from rank 0's, compared bit for bit.
     Why: With DDP, seeds may differ, because wrapping broadcasts rank 0's values. If it does not, the ranks average the
         gradients of different models, and a falling loss hides it.
-    Remedy: None of your own code runs in this check: look for code that replaces parts of torch, and for
-        ``init_sync=False``. With NCCL, repeat it with NCCL_PROTO=Simple.
+    Remedy: This check does not run your code: look for code that replaces parts of torch, and for ``init_sync=False``.
+        With NCCL, repeat it with NCCL_PROTO=Simple.
     See: https://pytorch.org/docs/stable/notes/ddp.html
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """

@@ -80,7 +80,7 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
         nodes. If the job has only two nodes and neither can connect to the other, the pair is named, because the tests
         cannot show which node is at fault.
     Why: gloo and NCCL connect pairs of ranks. The first ring or tree that contains this pair hangs all ranks.
-    Remedy: Compare the firewalls, routes and access lists of these two nodes with those of working pairs.
+    Remedy: Compare the firewalls, routes and access lists of these two nodes with a working pair's.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix = Matrix.of(recording)

@@ -70,7 +70,7 @@ def goes_over_rdma(recording: Recording) -> bool:
 def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
     """The round trips of a node take several times as long as the others'.
 
-    Finds: Reports shortest round trips, of 10 or more in each direction, that are five times those of the fastest
+    Finds: Reports shortest round trips, of 10 or more in each direction, that are five times as long as in the fastest
         quarter of the pairs and 5 ms longer. Severity is error from 20 ms, warning below. A node is named if (nearly)
         all its pairs are slow, otherwise the pairs. With two nodes, there is no comparison and severity is warning.
     Why: Nothing hangs, but every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight times

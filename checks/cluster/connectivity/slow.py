@@ -132,11 +132,11 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend uses one network, although the nodes reach each other much faster in another one.
 
     Finds: Reported if all nodes have addresses in a second network, all tested paths in it work, and the median of its
-        single throughput samples is at least twice that of the best samples in the network that gloo or NCCL uses. With
-        two nodes, the slower direction counts. Severity is error from three times, with at most 5 Gbit/s counted for
-        the second network, and info if the data goes over RDMA. Not reported if a trial in the other network was no
-        faster, because a short sample misleads on a busy host and if only a burst is fast. Also not reported if single
-        nodes, losses or late answers explain it: their findings have the same fix.
+        single throughput samples is at least twice the median of the best samples in the network that gloo or NCCL
+        uses. With two nodes, the slower direction counts. Severity is error from three times, with at most 5 Gbit/s
+        counted for the second network, and info if the data goes over RDMA. Not reported if a trial in the other
+        network was not faster, because a short sample misleads on a busy host and if only a burst is fast. Also not
+        reported if single nodes, losses or late answers explain it: their findings have the same fix.
     Why: gloo uses the interface of the host's own name, NCCL the first that it finds, and neither checks the speed. A
         job on the management network is many times slower than it could be, without a message.
     Remedy: Set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to each node's interface in the faster network.

@@ -35,11 +35,11 @@ def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
 
     Finds: Reports the nodes whose environment differs from the majority, with all variables that differ. Severity is
         error for variables that make ranks hang or fail to connect (NCCL_ALGO, NCCL_PROTO,
-        TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all variables on which ranks must agree if a rank received
-        unexpected data from a peer. It is info for variables that this backend does not read, and for interface names
-        that some nodes lack. A default value counts as unset. Logs, files, and names of a node's own interfaces may
-        differ. If the ranks of one node already differ, ranks-have-different-settings reports it. If a setting keeps
-        NCCL from using NVLink or RDMA, DD434 and DD436 report it.
+        TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all variables that ranks must agree on if a rank received unexpected
+        data from a peer. It is info for variables that this backend does not read, and for interface names that some
+        nodes lack. A default value counts as unset. Logs, files, and names of a node's own interfaces may differ. If
+        the ranks of one node already differ, ranks-have-different-settings reports it. If a setting keeps NCCL from
+        using NVLink or RDMA, DD434 and DD436 report it.
     Why: torchrun gives each rank the environment of its own node's shell, and mpirun only the variables of -x, so an
         export in one shell is enough. Ranks with different settings wait for each other.
     Remedy: Set it in the job script, for all nodes, or unset it everywhere.

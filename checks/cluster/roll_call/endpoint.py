@@ -118,8 +118,8 @@ _HOSTS = "/etc/hosts"
 def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """The host name of the endpoint has no address on a node.
 
-    Finds: Reports a name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for
-        several seconds: misspelled, or missing from DNS or /etc/hosts on this node.
+    Finds: Reports a name in --rdzv-endpoint (or --master-addr) that this node's resolver cannot resolve for several
+        seconds: misspelled, or missing from DNS or /etc/hosts on this node.
     Why: torchrun repeats "The IPv6 network addresses of (…) cannot be retrieved" for more than a minute on this node,
         and prints nothing on the others.
     Remedy: Correct the name, add it to DNS or /etc/hosts on this host, or use the endpoint's address instead.
@@ -150,8 +150,8 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
 def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draft]:
     """The endpoint has only IPv6 addresses and a node has only IPv4, or vice versa.
 
-    Finds: Reports an endpoint whose name has, on this node, only addresses of a family for which the node has only
-        loopback and link-local addresses.
+    Finds: Reports an endpoint whose name has, on this node, only addresses of one family, while the node has only
+        loopback and link-local addresses of that family.
     Why: The node can never join. torch reports "errno: 101 - Network is unreachable" and retries for minutes.
     Remedy: Give the node an address of that family, or the endpoint's name an address of the other family.
     See: getaddrinfo(3), ENETUNREACH in connect(2)
@@ -333,9 +333,9 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
 def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draft]:
     """Another program uses the endpoint's port.
 
-    Finds: On the head node, or in a run of one node that names an endpoint, reports a port on which it cannot listen
-        and the program that uses it, which may be the launcher that started this run. On other nodes, reports a server
-        at the endpoint that accepts the connection without answering, is not ddp-doctor, or belongs to another job.
+    Finds: On the head node, or in a run of one node that names an endpoint, reports a port that it cannot listen on and
+        the program that uses it. This may be the launcher that started this run. On other nodes, reports a server at
+        the endpoint that accepts the connection without answering, is not ddp-doctor, or belongs to another job.
     Why: torchrun connects to this port and hangs without a message, on all nodes.
     Remedy: Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well, or stop that
         program.

@@ -31,8 +31,8 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
 
     Finds: Reports a node whose agent no longer sends heartbeats, with what the other nodes still receive from its host:
         nothing (powered off, unplugged), only answers of its kernel (the agent is stopped or has exited), or an answer
-        (the path between two nodes is broken). The node is named alone if it or two other nodes provide evidence,
-        otherwise together with the node that misses it. If a node is cut off from all others, that node is named.
+        (the path between two nodes is broken). Only this node is named if it or two other nodes provide evidence,
+        otherwise also the node that misses it. If a node is cut off from all others, that node is named.
     Why: A job would hang without a message until its timeout, and every other node would name its own rank as the root
         cause.
     Remedy: Depending on what the host still answers, check its power and cable, what stopped or killed the process, or

@@ -73,8 +73,8 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
 def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model differ in speed, and it is unknown which ones are normal.
 
-    Finds: Reports two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are
-        10% or more apart. Cards of different vendors account for some of this difference.
+    Finds: Reports two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies
+        differ by 10% or more. Cards of different vendors account for some of this difference.
     Why: The faster ones wait for the slower ones in every step.
     Remedy: Compare clocks, power limits and temperatures under load.
     See: docs/explanation/measurements.md

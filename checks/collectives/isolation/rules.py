@@ -35,7 +35,7 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
         node, or that stops responding in a test.
     Why: No network and no other node is involved, so the fault is in the node: a GPU, memory, its software. Every job
         on this node hangs or fails.
-    Remedy: Exclude it from the job, and run ddp-doctor on it alone.
+    Remedy: Exclude it from the job, and run ddp-doctor only on it.
     See: docs/explanation/isolation.md
     """
     for bad in isolated(recording).lost:

@@ -271,8 +271,8 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
 def axis_of_mesh_not_tested(recording: Recording) -> Iterator[Draft]:
     """The backend does not offer some collectives of an axis, or they did not fit in memory.
 
-    Finds: Among the collectives that jobs call on an axis of this name, reports those that the backend refuses, and
-        those whose values were tested but not timed because of too little memory.
+    Finds: Among the collectives that jobs call on an axis of this name, reports collectives that the backend refuses,
+        and collectives whose values were tested but not timed because of too little memory.
     Why: A job that calls the refused collectives would fail. The others may be slow.
     Remedy: Use another backend or release if the job needs them. Otherwise, no action is needed.
     See: docs/how-to/check-a-mesh.md

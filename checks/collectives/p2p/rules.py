@@ -209,8 +209,8 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     Finds: Reports directions between ranks that reach less than a quarter of the median rank's best within nodes. If a
         rank is slow with (nearly) all others, it is named, otherwise the pair. Only with NCCL, which uses hardware
         links; pairs of processes share cores and differ by chance. If more than a quarter of all pairs, or half of few
-        pairs, are slow, severity is info, because the machine is built that way. Slow pairs are measured once more, and
-        the better value counts.
+        pairs, are slow, severity is info, because the machine is built that way. Slow pairs are measured again, and the
+        better value counts.
     Why: A ring is as fast as its slowest link.
     Remedy: If the slow pairs copy directly over a longer path than all others, set an NCCL_P2P_LEVEL that excludes
         them. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
@@ -236,10 +236,10 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
     """A node, or one of its ranks, receives slowly from all other nodes, or sends slowly to them.
 
     Finds: Reports directions between ranks across nodes that reach less than a third of the median node's best, if they
-        are (nearly) all that lead to a node or away from it. If only one of its ranks is slow, that rank is named. Over
-        gloo, at most 5 Gbit/s is expected. Slow directions are measured once more, and the better value counts; without
-        that measurement, severity is info. With two nodes, there is no comparison, and if half of the nodes are slow in
-        both directions, no node is named.
+        are (nearly) all directions to or from a node. If only one of its ranks is slow, that rank is named. Over gloo,
+        at most 5 Gbit/s is expected. Slow directions are measured again, and the better value counts; without that
+        measurement, severity is info. With two nodes, there is no comparison, and if half of the nodes are slow in both
+        directions, no node is named.
     Why: Every collective is as fast as its slowest member.
     Remedy: Compare the speed and errors of its NIC, the cable and the switch port with the other nodes'.
     See: docs/explanation/measurements.md
@@ -260,8 +260,8 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         neither a node nor a rank at their ends explains it. Between two ranks, reports one direction with less than a
         tenth of the other. If more than a quarter of all pairs, or half of few ranks' pairs, are slow, the network is
         built that way: severity is info, and no pair is named. Over gloo, at most 5 Gbit/s is expected. Slow pairs are
-        measured once more, and the better value counts. A pair that is less than thirty times slower is skipped if one
-        of its ranks had no processor for three tenths of the time, and an info finding shows the number of such pairs.
+        measured again, and the better value counts. A pair that is less than thirty times slower is skipped if one of
+        its ranks had no processor for three tenths of the time, and an info finding shows the number of such pairs.
     Why: A ring is as fast as its slowest link.
     Remedy: Find out what the path between the two nodes goes through: a switch, a trunk or a separate route.
     See: docs/explanation/measurements.md

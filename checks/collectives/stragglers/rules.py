@@ -276,7 +276,7 @@ def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
         Severity is error from three times. Ranks that lose as much processor time (DD661), or that waited as long for a
         CPU, are skipped.
     Why: A rank that waits for its batch makes all others wait for it.
-    Remedy: Compare the mount, its cache and its server with those of a typical host.
+    Remedy: Compare the mount, its cache and its server with a typical host's.
     See: docs/how-to/many-nodes.md
     """
     slowed = {rank_of(slow.rank): slow.factor for slow in _named(recording, *LOSSES)}

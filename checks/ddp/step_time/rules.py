@@ -77,7 +77,7 @@ def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
 
 @rule("DD811", "all-ranks-slower-than-one", Consequence.SLOWER, StepTimeFact)
 def slower_than_one(recording: Recording) -> Iterator[Draft]:
-    """Your model trains faster on one rank alone than on all of them.
+    """Your model trains faster on a single rank than on all of them.
 
     Finds: Reported if one rank, while the others waited, processed the batches of all ranks, one after another, in less
         time than all ranks needed for a step, in every round. Only for your own model: ddp-doctor's model cannot show

@@ -218,8 +218,8 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
 def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
     """Programs crashed on the job's GPUs within the last hour.
 
-    Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Older ones, and those that only follow a crash
-        or a kill (43, 45), are skipped because they are normal on a shared node.
+    Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Older Xids, and Xids that only follow a crash or a
+        kill (43, 45), are skipped because they are normal on a shared node.
     Why: They do not indicate a GPU fault, but may show the cause of a crash.
     Remedy: The node needs no fix. Find the call with compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1.
     See: https://docs.nvidia.com/deploy/xid-errors

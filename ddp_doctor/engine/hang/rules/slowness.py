@@ -36,10 +36,10 @@ def late(recording: Recording) -> Iterator[Draft]:
     """A rank delays the others but does not hang.
 
     Finds: Reports a rank that needed much longer than its peers between two collectives. All ranks run the same code,
-        so that rank alone loses the time. The duration of a collective does not count, because the rank's link may
-        cause it. The time for which a rank was ready to run but had no processor does not count either: DD661 reports
-        it. If other work keeps the CPUs of all nodes busy, a rank may be later by a factor of up to the number of
-        processes that share a CPU.
+        so only that rank loses the time. The duration of a collective does not count, because the rank's link may cause
+        it. The time for which a rank was ready to run but had no processor does not count either: DD661 reports it. If
+        other work keeps the CPUs of all nodes busy, a rank may be later by a factor of up to the number of processes
+        that share a CPU.
     Why: DDP runs at the speed of its slowest rank.
     Remedy: Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
     See: docs/explanation/hangs.md

@@ -52,7 +52,7 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     Finds: `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Not
         reported if the script mentions CUDA_VISIBLE_DEVICES, which may give each process its own GPU 0, if the call is
         under a condition, if the group has one rank, or if only one of several callers passes the number: `train(0, 1)`
-        next to `mp.spawn(train, ...)`. Severity is warning if the group uses gloo, also by the default of an option.
+        next to `mp.spawn(train, ...)`. Severity is warning if the group uses gloo, even as the default of an option.
     Why: torchrun starts one process per GPU, and all of them use the same one. NCCL refuses two ranks on one GPU
         ("Duplicate GPU detected"). torch 2.15 binds groups to the GPU of LOCAL_RANK and refuses the tensors
         ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo accepts them, and one
@@ -95,7 +95,7 @@ def _hard_coded(script: Script, call: Call, device: Value, *, sure: bool) -> Ite
 
 @lint_rule("DDL105", "global-rank-as-device", Consequence.RISK)
 def global_rank_as_device(script: Script) -> Iterator[Spot]:
-    """The GPU is chosen by the global rank, which is not a valid GPU number from the second node on.
+    """The GPU is chosen by the global rank, which is not a valid GPU number after the first node.
 
     Finds: `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK from the environment, unchanged,
         as the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Reported once, with the other
@@ -143,7 +143,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
 
     Finds: A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
         without `torch.cuda.set_device`. Not reported if the script mentions CUDA_VISIBLE_DEVICES, or if it calls
-        functions of other modules that may choose the GPU. Severity is warning if the group uses gloo, also by the
+        functions of other modules that may choose the GPU. Severity is warning if the group uses gloo, even as the
         default of an option.
     Why: "cuda" is the current device, which is GPU 0 in every process until `set_device` changes it. All ranks of a
         node use GPU 0. NCCL refuses this ("Duplicate GPU detected"), and torch 2.15 fails before NCCL does

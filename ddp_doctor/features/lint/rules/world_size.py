@@ -140,7 +140,8 @@ def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
     Finds: An optimizer whose learning rate is multiplied by the world size, in a script with DataLoaders whose batch
         size is divided by it.
     Why: The linear rule (N times the batch, N times the rate) applies to a global batch that grows with the ranks. Here
-        the global batch stays the same, so the rate is N times that of the same training on one GPU, which may diverge.
+        the global batch stays the same, so the rate is N times the rate of the same training on one GPU, which may
+        diverge.
     Remedy: Scale the rate or divide the batch size, but not both, unless the given rate is meant for one rank's batch.
     See: https://arxiv.org/abs/1706.02677
     """
