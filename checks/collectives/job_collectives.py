@@ -191,7 +191,7 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     )
     detail = ""
     if replayed.waited:
-        in_part = "here all that was run has met"
+        in_part = "in the replay, the calls that ran completed"
         whole = "not by the order, sizes or groups of these calls: here all met"
         detail = f"In the job, {replayed.where(replayed.waited)}; {in_part if job.unknown or job.left_out else whole}."
     cut = max(fact.largest_bytes or 0 for fact in facts)

@@ -136,7 +136,7 @@ def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
             for rank in everyone[:LINES_OF_EVIDENCE]
         ),
         ONE_GPU_EACH,
-        detail="Each rank needs a GPU of its own.",
+        detail="Each rank needs its own GPU.",
     )
 
 

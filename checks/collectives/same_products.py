@@ -181,7 +181,7 @@ def _kind(rank: Multiplied) -> str:
     return " on ".join(rank.fact.alike.values())
 
 
-_on_node = partial(by_operator, cost="node unavailable until then")
+_on_node = partial(by_operator, cost="node unavailable until fixed")
 _GPU = _on_node(
     "Drain the node and test the GPU; replace it if it fails or still computes wrongly",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
@@ -238,7 +238,7 @@ def _not_tested(recording: Recording) -> dict[int, tuple[str, str]]:
     return missing
 
 
-_NOT_COMPARED, _FEWER = "products compared with nobody's", f"fewer than {PRODUCTS} products"
+_NOT_COMPARED, _FEWER = "products not compared with another rank's", f"fewer than {PRODUCTS} products"
 
 
 def untested(recording: Recording) -> str:

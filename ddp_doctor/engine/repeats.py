@@ -34,7 +34,7 @@ def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, p
     if check is None:
         return 0.0
     if agent is None or agent.world.world_size < check.min_ranks:
-        why = f"needs {check.min_ranks} ranks, 1 is all this run has" if agent else "no word of a node"
+        why = f"needs {check.min_ranks} ranks, 1 is all this run has" if agent else "no message from a node"
         partial.leave_out((check,), why)
         return 0.0
     agent.node_ranks.run.progress(check.id)

@@ -21,50 +21,50 @@ _CRASHED = "an address that is not the process's own: a fault in a C++ or CUDA e
 #: Sources: signal(7); torch 2.15 distributed/elastic/multiprocessing; slurm.schedmd.com/job_exit_code.html.
 SIGNALS: dict[str, Ending] = {
     "SIGKILL": Ending(
-        "The kernel (the host or the job's control group is out of memory), the scheduler or a person ended the"
-        " process. It could print nothing: look at `dmesg` of that host, and at what the scheduler says of the job.",
+        "The kernel (the host or the job's control group is out of memory), the scheduler or a user killed the process."
+        " The process could not print a message: read `dmesg` of that host and the scheduler's record of the job.",
         ("DDJ106", "DD612", "DD225"),
     ),
     "SIGTERM": Ending(
-        "Something asked the process to end: the scheduler (time limit, preemption, scancel), or torchrun, which ends"
-        " the other ranks after one failed. That rank is to be looked for; the one that was asked is a victim.",
+        "The process was asked to exit by the scheduler (time limit, preemption, scancel), or by torchrun, which stops"
+        " the other ranks after one failed. In that case, look for the failed rank.",
         ("DDJ188", "DDJ189", "DDJ190", "DD612"),
     ),
     "SIGSEGV": Ending(f"The process used {_CRASHED}.", ("DDJ193", "DD612", "DD207")),
     "SIGBUS": Ending(
-        "The process used memory that could not be provided: mostly /dev/shm is full, or a mapped file was cut.",
+        "The process used memory that is not available: usually /dev/shm is full, or a mapped file was truncated.",
         ("DDJ102", "DDJ101", "DD237", "DD221", "DDJ193"),
     ),
     "SIGABRT": Ending(
-        "The process ended itself: torch's watchdog after a time-out, a failed assertion, or memory that was damaged."
-        " The lines before it say which.",
+        "The process aborted: torch's watchdog after a timeout, a failed assertion, or damaged memory."
+        " The lines before it show which.",
         ("DDJ193", "DD612"),
     ),
     "SIGFPE": Ending("An integer was divided by zero in C++: often a setting out of its range.", ("DDJ193", "DD612")),
     "SIGILL": Ending("The program was built for another CPU, or is damaged.", ("DDJ193", "DD612")),
     "SIGINT": Ending("Ctrl-C, or the scheduler's way to cancel.", ("DDJ190",)),
     "SIGHUP": Ending("The terminal or the ssh session was closed: use sbatch or tmux.", ("DDJ180",)),
-    "SIGQUIT": Ending("Ctrl-\\, or somebody who wanted a core dump.", ("DDJ190",)),
-    "SIGPIPE": Ending("What read its output was gone: a `| head`, or a collector of logs that ended."),
-    "SIGUSR1": Ending("The scheduler's warning before the time limit (--signal), where the script does not handle it."),
-    "SIGUSR2": Ending("The scheduler's warning before the time limit (--signal), where the script does not handle it."),
+    "SIGQUIT": Ending("Ctrl-\\, or a request for a core dump.", ("DDJ190",)),
+    "SIGPIPE": Ending("The reader of its output has exited: a `| head`, or a log collector."),
+    "SIGUSR1": Ending("The scheduler's warning before the time limit (--signal), which the script does not handle."),
+    "SIGUSR2": Ending("The scheduler's warning before the time limit (--signal), which the script does not handle."),
     "SIGXCPU": Ending("The limit of processor time (ulimit -t) is used up."),
     "SIGXFSZ": Ending("A file became larger than ulimit -f allows."),
-    "SIGSYS": Ending("A filter of system calls (seccomp, of a container) forbids one."),
-    "SIGSTOP": Ending("The process is stopped and not ended: the ranks of its job wait for it.", ("DD611", "DDJ301")),
-    "SIGTSTP": Ending("Ctrl-Z: the process is stopped and not ended.", ("DD611", "DDJ301")),
+    "SIGSYS": Ending("The container's seccomp filter does not allow a system call."),
+    "SIGSTOP": Ending("The process is stopped, not killed: the ranks of its job wait for it.", ("DD611", "DDJ301")),
+    "SIGTSTP": Ending("Ctrl-Z: the process is stopped, not killed.", ("DD611", "DDJ301")),
 }
 #: Exit codes of programs and shells that are not from signals.
 EXIT_CODES: dict[int, Ending] = {
-    0: Ending("The process ended by itself and reports no error."),
+    0: Ending("The process exited without an error."),
     1: Ending(
-        "The process ended by itself: in Python an exception that nobody caught, or sys.exit(1). The traceback is above"
-        " in its output: `ddp-doctor logs FILE` finds it.",
+        "The process exited with an error: in Python an uncaught exception, or sys.exit(1). The traceback is above in"
+        " its output: `ddp-doctor logs FILE` finds it.",
         ("DD617",),
     ),
-    2: Ending("Mostly wrong arguments: argparse, click and shells end so.", ("DDJ192",)),
+    2: Ending("Usually wrong arguments: argparse, click and shells exit with it.", ("DDJ192",)),
     124: Ending("`timeout` ended the command after its time."),
-    126: Ending("The shell found the command and may not run it: no permission to execute, or a folder."),
+    126: Ending("The shell found the command but cannot run it: it is not executable, or it is a directory."),
     127: Ending("The shell did not find the command: PATH, a module that is not loaded, a container without it."),
     255: Ending("ssh could not connect, or a program returned -1."),
 }
@@ -116,7 +116,7 @@ def _of_signal(which: int | str) -> tuple[str, Ending]:
     try:
         known = signal.Signals[which] if isinstance(which, str) else signal.Signals(which)
     except ValueError:
-        return f"signal {which}", Ending("A real-time signal, to which programs give a meaning of their own.")
+        return f"signal {which}", Ending("A real-time signal. Its meaning depends on the program.")
     forms = f"{known.name} (signal {known.value}; torchrun: exitcode: -{known.value}; a shell: {128 + known.value})"
     return forms, SIGNALS.get(known.name, Ending("The process was ended by this signal: man 7 signal."))
 
@@ -127,7 +127,7 @@ def _of_exit(code: int) -> list[tuple[str, Ending]]:
     if 128 < code < 193:
         name, ending = _of_signal(code - 128)
         return [(f"exit code {code} is 128 + {code - 128}: {name}", ending)]
-    own = "The program's own: what it means is said where it is documented. Its output ends with the reason."
+    own = "The program defines this code: see its documentation. Its output ends with the reason."
     return [(f"exit code {code}", Ending(own))] if code < 256 else []
 
 

@@ -16,7 +16,7 @@ from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evid
 COOL_DOWN = by_operator(
     "Inspect cooling and power: air flow, fans, heat sinks, power supplies and their cables",
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-    cost="node unavailable until then",
+    cost="node unavailable until fixed",
     references=(CLOCK_EVENTS_API,),
 )
 FIND_GPU = by_operator(
@@ -24,7 +24,7 @@ FIND_GPU = by_operator(
     " then reboot or drain the node",
     "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
-    cost="node unavailable until then",
+    cost="node unavailable until fixed",
     references=(XID_CATALOG,),
 )
 REBOOT = by_operator(
@@ -78,7 +78,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             f" an emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             f"docker run --shm-size={gib}g IMAGE",
             "docker run --ipc=host IMAGE",
-            cost="memory, as far as it is used; --ipc=host shares the host's segments",
+            cost="the memory that is used; --ipc=host shares the host's segments",
             undo="start without the option",
             container=(f"--shm-size={gib}g",),
         )
@@ -86,7 +86,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
         f"Delete unused segments, or enlarge /dev/shm to {gib} GiB",
         "ls -l /dev/shm",
         f"mount -o remount,size={gib}g /dev/shm",
-        cost="memory, as far as it is used",
+        cost="the memory that is used",
         undo=f"mount -o remount,size={found_bytes} /dev/shm",
     )
 
@@ -99,7 +99,7 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
         "Mount a tmpfs at /dev/shm that every user can write to",
         "sudo mkdir -p /dev/shm",
         "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm",
-        cost="memory, as far as it is used",
+        cost="the memory that is used",
         undo="sudo umount /dev/shm",
     )
 

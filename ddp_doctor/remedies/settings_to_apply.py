@@ -142,7 +142,7 @@ class _Settled:
         for variable in wish.live:
             given = self._variables.get(variable.name)
             if not variable.branches:
-                return "not applied: it cannot be pasted as a whole"
+                return "not applied: it cannot be pasted completely"
             if given and given.branches != variable.branches:
                 return f"{_CONFLICT}: {given.code} wants another value"
             if variable.sets and variable.name in self._refused:

@@ -61,8 +61,8 @@ def _argument(name: str, value: str | None) -> str:
     if value is not None:
         return f"-e {name}={shell.quoted(value)}"
     return (
-        f"{name} has to go: from ENV of the image, or where this shell has none by -e {name} without a value:"
-        f" -e {name}= would leave it set, to nothing"
+        f"unset {name}: remove it from ENV of the image, or if this shell lacks it, pass -e {name} without a value"
+        f" (-e {name}= would set it to an empty value)"
     )
 
 
@@ -73,7 +73,7 @@ def torchrun_args(given: SettingsToApply) -> str:
     words = [_word(name, value) for name, value in settings if value is not None and name not in _OF_TORCHRUN]
     options = [_word(name, value) for name, value in settings if value is not None and name in _OF_TORCHRUN]
     if options:
-        comments.append(shell.comment("where the command has --rdzv-endpoint, name the host there instead"))
+        comments.append(shell.comment("if the command has --rdzv-endpoint, name the host in that option instead"))
     prefix = ["env", *unset, *words] if unset or words else []
     line = " ".join([*prefix, "torchrun", *options])
     return _page("In place of the word torchrun", given, comments, line, sets=bool(settings))
@@ -106,7 +106,7 @@ def k8s_env(given: SettingsToApply) -> str:
 def _entry(name: str, value: str | None) -> str:
     if value is not None:
         return f"{{name: {name}, value: {_string(value)}}}"
-    return f"{name} has to go: from ENV of the image and from this list: an empty value would leave it set"
+    return f"unset {name}: remove it from ENV of the image and from this list; an empty value would leave it set"
 
 
 def _string(value: str) -> str:
@@ -123,7 +123,7 @@ def _walk(
 ) -> tuple[list[str], list[tuple[str, str | None]]]:
     """Return the comments on all variables, in order, and the settings for all hosts; None unsets the variable.
 
-    If the form cannot unset one, a comment says that it has to go.
+    If the form cannot unset one, a comment says to unset it.
     """
     comments: list[str] = []
     settings: list[tuple[str, str | None]] = []
@@ -164,15 +164,14 @@ def _notes(variable: Variable, form: _Form) -> Iterator[str]:
 # --- lines of a shell ------------------------------------------------------------------------------
 
 _EACH_ITS_OWN = (
-    "The values below differ by host: source this file on each, in the task itself (srun, mpirun and ssh hand"
-    " on the environment of the host that they are called on)."
+    "The values below differ by host: source this file on each, in the task itself (srun, mpirun and ssh pass on"
+    " the environment of the calling host)."
 )
 _PER_HOST = "DDP_DOCTOR_PER_HOST"
 #: The kernel takes one variable of 128 KiB (MAX_ARG_STRLEN), name and end included.
 _LONGEST_TEXT = 120_000
 _NOT_PASSED_ON = (
-    "Where the job is submitted with --export=NONE or a list, srun passes these on only after:"
-    " export SLURM_EXPORT_ENV=ALL"
+    "If the job is submitted with --export=NONE or a list, srun passes these on only after: export SLURM_EXPORT_ENV=ALL"
 )
 _TOO_LONG = (
     "Values that differ by host: too many for one variable; write them with --settings env:FILE to a folder that all"

@@ -17,9 +17,9 @@ from ddp_doctor.settings.names import is_unknown
 from ddp_doctor.settings.releases import is_of_another_backend
 from ddp_doctor.settings.table import Agreement, Variable, variables
 
-_MATTERS = "ranks of one job are meant to have equal settings: what one of them does, its peers must expect"
+_MATTERS = "ranks of one job should have equal settings: each must do what its peers expect"
 _MINOR = "nothing that ranks must agree on, though seldom meant"
-_FORGOTTEN = "it may have been forgotten where it is unset"
+_FORGOTTEN = "it may be unset by mistake"
 _OWNERS = ("nccl", "torch", "gloo")
 
 

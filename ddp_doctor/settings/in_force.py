@@ -64,7 +64,7 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
 
 
 _VOID = "does not count: it "
-_OF_RCCL = {"status": "unknown", "note": "is not judged: RCCL reads it, of which there is no table here"}
+_OF_RCCL = {"status": "unknown", "note": "is not evaluated: it is a variable of RCCL, which ddp-doctor does not know"}
 
 
 # --- what the process has -------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def _row(
 def _becomes(name: str, value: str | None) -> str | None:
     """Return the effect of a misread or withheld value, or None if it is read as written."""
     if value is None:
-        return "is kept back, for it looks like a credential"
+        return "is hidden because it looks like a credential"
     found = misread(name, value)
     return found.becomes if found else None
 
@@ -121,7 +121,7 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
 def _who(origin: Origin) -> str:
     who = f"{origin.process} (process {origin.pid})"
     if origin.process == "slurmstepd":
-        return f"SLURM, which hands on what sbatch or srun had, by {who}"
+        return f"SLURM, which passes on the environment of sbatch or srun, by {who}"
     if origin.how == "set":
         return f"set in {who}"
     if origin.how == "given":
@@ -154,14 +154,14 @@ def by_branch(possible: tuple[Written, ...]) -> str | None:
     if len({setting.value for setting in possible}) < 2:
         return None
     elsewhere = ", ".join(f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:])
-    return f"is not judged: where the script takes another branch it is {elsewhere}"
+    return f"is not evaluated: in another branch of the script it is {elsewhere}"
 
 
 def _note(setting: Written) -> str | None:
     if setting.void:
         return f"{_VOID}{setting.void}"
     if setting.depends_on and setting.name not in never_read():
-        return f"is not judged: depends on {setting.depends_on}"
+        return f"is not evaluated: depends on {setting.depends_on}"
     read_as = _becomes(setting.name, setting.value)
     unless = f"counts unless {setting.unless_set} is set before" if setting.unless_set else None
     return "; ".join(filter(None, (read_as, unless))) or None

@@ -19,7 +19,7 @@ from ddp_doctor.sources import network
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN}
 _NOT_YET = {
-    "refused": "nobody listens yet on",
+    "refused": "no process listens yet on",
     "unresolved": "the name does not resolve of",
     "timed_out": "no answer yet from",
 }

@@ -179,7 +179,7 @@ def test_a_missing_library_is_a_fault(installation):
     installation.cuda_library(nccl, *RPATH)
     nccl.unlink()
     fact = probe(live(installation.folder))
-    assert fact.nccl_fault == "libnccl.so.2 is nowhere to be found"
+    assert fact.nccl_fault == "libnccl.so.2 was not found"
     assert fact.nccl_loaded is None
     assert ("DD207", Severity.ERROR) in verdicts(fact)
 

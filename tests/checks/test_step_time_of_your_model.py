@@ -121,7 +121,7 @@ def test_advice_of_a_trace_is_tried_against_the_arguments_of_the_job(ranks):
 def test_change_that_the_job_may_already_have_is_not_tried(ranks):
     (fact, _) = ranks.facts(advised, "healthy:wide_net", tiny_buckets(had=None), on=(0, 1))
 
-    assert [trial.not_tried for trial in fact.arguments] == ["neither the trace nor the factory tells what the job has"]
+    assert [trial.not_tried for trial in fact.arguments] == ["neither the trace nor the factory shows the job's value"]
 
 
 def test_an_argument_that_would_make_ddp_wait_for_a_gradient_is_not_tried(ranks):

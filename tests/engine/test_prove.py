@@ -373,7 +373,7 @@ def test_setting_from_a_file_is_not_unset_by_a_trial():
     (reason,) = chosen(remedy(taken_away), backend="nccl")
 
     assert reason is not None
-    assert "changes no file" in reason
+    assert "does not change files" in reason
 
 
 def test_info_finding_is_tried_only_at_level_thorough():

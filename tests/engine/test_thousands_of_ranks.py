@@ -148,7 +148,7 @@ def test_nodes_whose_ranks_never_enter_are_one_finding(bad: tuple[int, ...]):
             {"dtype": "int64", "op": "sum", "elements": 4096, "expected": 15.0, "got": 11.0, "blamed": [2]}
         )),
         everywhere("process_group", lambda fact: fact.update(gpu_uuid="GPU-0")),
-        everywhere("software", lambda fact: fact.update(nccl_fault="libnccl.so.2 is nowhere to be found")),
+        everywhere("software", lambda fact: fact.update(nccl_fault="libnccl.so.2 was not found")),
     ],
     ids=["GPUs", "DDP", "all-reduce", "one GPU", "NCCL"],
 )  # fmt: skip

@@ -33,7 +33,7 @@ def test_port_without_a_listener_is_refused_until_the_time_is_up():
     way = approach("127.0.0.1", free_port(), _in(0.3), told.append)
 
     assert way.outcome == "refused"
-    assert "nobody listens yet on 127.0.0.1" in told[0]
+    assert "no process listens yet on 127.0.0.1" in told[0]
 
 
 def test_a_head_that_starts_late_is_found():

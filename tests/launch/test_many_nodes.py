@@ -32,7 +32,7 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
 
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     other = start(3, 1, *WITHOUT_DDP)
-    other.wait_for("nobody listens yet")
+    other.wait_for("no process listens yet")
     head = start(3, 0, "--join-timeout", "10", *WITHOUT_DDP)
 
     reports = head.report(), other.report()

@@ -95,7 +95,7 @@ def test_a_file_that_names_no_gpu_is_refused() -> None:
 def test_hostile_names_are_not_used() -> None:
     matrix = read(DUMP.replace('name="mlx5_0"', 'name="mlx5_0; reboot"'))
     assert matrix.nics == {"NIC0": "NIC0"}
-    assert "no device name" in matrix.warnings[0]
+    assert "not a device name" in matrix.warnings[0]
     assert read(DUMP.replace("GenuineIntel", "$(reboot)")).cpu_vendor is None
     assert all(device.link_speed is None for device in read(DUMP.replace(" GT/s", "\u202e GT/s")).pci)
 

@@ -89,7 +89,7 @@ REFUSED = {
     "two hosts line by line": ("\n".join(f"{n}: {line}" for line in LINES for n in (0, 1)), "line 2"),
     "a diff": (each(lambda line: f"-{line}") + each(lambda line: f"+{line}"), "line 1"),
     "JSON lines": (each(lambda line: json.dumps({"msg": line})), "escaped"),
-    "an HTML table": ("<td>GPU0</td><td>GPU1</td>", "names of GPUs"),
+    "an HTML table": ("<td>GPU0</td><td>GPU1</td>", "row of GPU names"),
     "small letters": (lower_codes(TEXT), "line 2: nv4 in row GPU0"),
     "N/A everywhere": (re.sub(r"\b(?:SYS|NODE|PIX|PXB|NV4)\b", "N/A", TEXT), "line 2: row GPU0"),
     "digits of full width": (TEXT.replace("NV4", "NV\uff14"), r"line 2: NV\\uff14 in row GPU0"),
@@ -142,7 +142,7 @@ def test_invalid_device_names_are_marked_and_not_used(name: str):
     assert matrix.links == MATRIX.links
     assert matrix.nics == {"NIC0": "NIC0", "NIC1": "mlx5_1"}
     (warning,) = matrix.warnings
-    assert "NIC0 is no device name" in warning
+    assert "NIC0 is not a device name" in warning
     assert warning.isascii()
     assert warning.isprintable()
 

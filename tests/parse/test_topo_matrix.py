@@ -90,7 +90,7 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         (PAIR.replace("\tPIX\t0-7\t0", "\tPX"), "GPU0-GPU1 is PX there, PIX in row GPU1"),
         (PAIR.replace("PIX", "NV0"), "NV0 in row GPU0 is no link code"),
         (repr(PAIR), "escaped"),
-        (PAIR.replace("\t", ","), "names of GPUs stand in a row"),
+        (PAIR.replace("\t", ","), "the text has a row of GPU names"),
         (PAIR.replace("\tGPU0", "\tG\0PU0"), "NUL"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "could not reach"),
         ("Failed to initialize NVML: Driver/library version mismatch", "different versions"),

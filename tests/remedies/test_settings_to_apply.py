@@ -154,7 +154,7 @@ def test_nothing_is_applied_if_the_hosts_of_a_value_are_unclear(settings, hosts,
 
 def test_remedy_with_a_part_that_cannot_be_pasted_is_not_applied():
     given = given_by(error(ETH1, Setting(name="NCCL_IB_HCA", value="a\nb")))
-    assert [one.not_applied for one in given.variables] == ["not applied: it cannot be pasted as a whole"] * 2
+    assert [one.not_applied for one in given.variables] == ["not applied: it cannot be pasted completely"] * 2
 
 
 def test_launcher_variable_is_not_called_proved_by_trials_without_it():

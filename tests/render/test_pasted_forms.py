@@ -206,9 +206,9 @@ def test_variable_of_an_image_to_unset_is_never_set_to_empty():
     docker, pod = (docker_args(given_by(error(GONE, IFNAME))), k8s_env(given_by(error(GONE, IFNAME))))
 
     assert docker_words(docker) == ["-e", "NCCL_SOCKET_IFNAME==eth1"]
-    assert "# NCCL_P2P_LEVEL has to go: from ENV of the image, " in docker
+    assert "# unset NCCL_P2P_LEVEL: remove it from ENV of the image, " in docker
     assert pod_env(pod) == {"NCCL_SOCKET_IFNAME": "=eth1"}
-    assert "# NCCL_P2P_LEVEL has to go: from ENV of the image " in pod
+    assert "# unset NCCL_P2P_LEVEL: remove it from ENV of the image " in pod
 
 
 def test_torchrun_starts_without_a_variable_to_unset():

@@ -150,7 +150,7 @@ def test_a_slurm_task_without_a_rank_may_still_start_torchrun():
     [
         (Origin(how="set", process="bash", pid=7), "set in bash (process 7)"),
         (Origin(how="given", process="sshd", pid=7), "from sshd (process 7) or from before it"),
-        (Origin(how="given", process="slurmstepd", pid=7), "SLURM, which hands on what sbatch or srun had"),
+        (Origin(how="given", process="slurmstepd", pid=7), "SLURM, which passes on the environment of sbatch or srun"),
         (Origin(how="first", process="tini", pid=1), "the container's image or runtime"),
         (Origin(how="first", process="systemd", pid=1), "since this host started"),
     ],
@@ -186,7 +186,7 @@ def test_a_job_script_is_evaluated_with_its_effective_lines():
     found = {row.name: row for row in report.settings}
     assert (found["NCCL_DEBUG"].source, found["NCCL_DEBUG"].overrides[0].source) == ("line 3", "line 2")
     assert found["NCCL_BUFFSIZE"].note == "is read as 4"
-    assert found["NCCL_SOCKET_IFNAME"].note == "is not judged: depends on $N"
+    assert found["NCCL_SOCKET_IFNAME"].note == "is not evaluated: depends on $N"
     assert found["NCCL_TIMEOUT"].note == "does not count: it is unset in line 6"
     assert found["OMP_NUM_THREADS"].source == "torchrun"
     assert [finding.code for finding in report.findings if finding.code == "DD121"] == ["DD121"]
@@ -197,7 +197,7 @@ def test_a_name_that_is_never_read_is_reported_even_with_an_unknown_value():
     report = report_of(app.read_settings("#!/bin/bash\nexport NCCL_TIMEOUT=$T NCCL_IB_DISABLE=$N\nsrun x.py\n"))
     assert [finding.code for finding in report.findings] == ["DD112"]
     notes = {row.name: row.note for row in report.settings}
-    assert notes == {"NCCL_TIMEOUT": None, "NCCL_IB_DISABLE": "is not judged: depends on $N"}
+    assert notes == {"NCCL_TIMEOUT": None, "NCCL_IB_DISABLE": "is not evaluated: depends on $N"}
 
 
 def test_the_advice_to_unset_one_queue_to_the_gpu_states_its_purpose():
@@ -325,7 +325,7 @@ def test_a_value_that_depends_on_a_branch_is_not_evaluated_and_both_are_shown():
 
     row = next(one for one in report.settings if one.name == "NCCL_IB_DISABLE")
     assert (row.value, row.source, row.overrides) == ("0", "line 5", ())
-    assert row.note == "is not judged: where the script takes another branch it is true (line 3)"
+    assert row.note == "is not evaluated: in another branch of the script it is true (line 3)"
     assert [finding.code for finding in report.findings] == ["DD124"]  # in the part that both share
 
 
@@ -350,7 +350,7 @@ def test_variables_that_rccl_reads_are_not_evaluated_for_rocm():
     assert [finding.code for finding in report.findings] == ["DD122"]  # torch still reads its own variables
     assert (report.nccl, report.rocm) == (None, "6.3.42131")
     assert {row.note for row in report.settings if row.name.startswith("NCCL_")} == {
-        "is not judged: RCCL reads it, of which there is no table here"
+        "is not evaluated: it is a variable of RCCL, which ddp-doctor does not know"
     }
     text = shown(report)
     assert "Torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not checked" in text

@@ -265,7 +265,7 @@ def test_lines_that_a_backslash_joins_keep_their_numbers():
 
 def test_an_export_with_a_space_at_the_equals_sign_is_shown_but_has_no_effect():
     [one] = written("#!/bin/bash\nexport NCCL_DEBUG = INFO\n", "NCCL_DEBUG")
-    assert (one.line, one.value, one.void) == (2, "INFO", "has a space beside its =, so it is not set")
+    assert (one.line, one.value, one.void) == (2, "INFO", "has a space next to its =, so it is not set")
 
 
 def test_a_python_script_is_sent_to_lint():

@@ -172,7 +172,7 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
     former = dict.fromkeys(f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places)
     return by_administrator(
-        "Set a smaller MTU, or let TCP find the size by itself (workaround)",
+        "Set a smaller MTU, or let TCP find the size automatically (workaround)",
         *(f"sudo ip link set dev {interface.name} mtu {size}   # on {name}" for name, interface in places),
         "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
         cost="more packets and CPU time; probing stalls each new connection for seconds",
@@ -224,7 +224,7 @@ def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapp
     names = {node: interface for node, interface in found.items() if interface is not None}
     if len(set(names.values())) > 1:
         names = {node: interface for node, interface in names.items() if node in met}
-    return use_interfaces(recording, names, "it has the address with which the nodes connected")
+    return use_interfaces(recording, names, "it has the address that the nodes connected with")
 
 
 #: For ranks that do not connect at all.

@@ -160,7 +160,7 @@ COMPARE = by_operator(
     "Compare its clocks, power limit, temperature and ECC errors with its peers under load;"
     " if they are the same, reset the GPU, and replace it if it stays slow",
     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
-    cost="node unavailable until then",
+    cost="node unavailable until fixed",
     references=(CLOCK_EVENTS_API,),
 )
 RESEAT = by_operator(
@@ -168,7 +168,7 @@ RESEAT = by_operator(
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max --format=csv",
     "sudo lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
-    cost="node unavailable until then",
+    cost="node unavailable until fixed",
 )
 FOLLOW_THE_PATH = by_operator(
     "Compare every PCIe link between CPU and GPU with its capability; a switch above the GPU"

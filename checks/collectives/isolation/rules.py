@@ -194,7 +194,7 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
             by_administrator(
                 f"Check the uplinks of {bad.leaf}: cables, ports, routes, rates",
                 scope="cluster",
-                cost="exclude its nodes until then, or run the job on it alone",
+                cost="exclude its nodes until fixed, or run the job only on it",
             ),
             severity=_severity(bad),
         )

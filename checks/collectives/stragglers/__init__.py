@@ -34,10 +34,10 @@ def untested(recording: Recording) -> str:
     """Return why no rank could be named; "" if one could."""
     ranks = recording.facts(StragglersFact)
     if len(ranks) < stragglers.FEWEST_TO_JUDGE:
-        return f"of {len(ranks)} ranks nobody can tell which is odd; it takes {stragglers.FEWEST_TO_JUDGE}"
+        return f"of {len(ranks)} ranks, none can be singled out; this needs at least {stragglers.FEWEST_TO_JUDGE}"
     waited = median(sample.waited_share or 0.0 for rank in ranks for sample in rank.fact.samples)
     if waited >= stragglers.BUSY_SHARE:
-        return f"the hosts were busy: ranks waited {waited:.0%} of the time for a CPU, so that chance hides a slow one"
+        return f"the hosts were busy: ranks waited {waited:.0%} of the time for a CPU, which can hide a slow rank"
     return ""
 
 

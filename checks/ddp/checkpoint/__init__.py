@@ -118,7 +118,7 @@ def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:
         held = torch.load(io.BytesIO(data), map_location=ctx.device, weights_only=True)
         (version,) = held["stamp"].tolist()
         if not torch.equal(held["weight"].cpu(), _state(version)["weight"]):
-            return {"error": "its weights are not those that go with its stamp"}
+            return {"error": "its weights do not match its stamp"}
     except Exception as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
         return {"error": f"{type(error).__name__}: {error}"[:200]}
     return {"holds_version": version}

@@ -17,7 +17,7 @@ from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
 FILE = "checkpoint.pt"
 
 ONE_WRITER = in_code(
-    "Save on rank 0 alone, with the step in the file's name, rename the file when complete, and wait before loading",
+    "Save only on rank 0, with the step in the file's name, rename the file when complete, and wait before loading",
     "if dist.get_rank() == 0:",
     "    torch.save(state, f'{path}.part'); os.replace(f'{path}.part', path)",
     "dist.barrier()",
@@ -25,7 +25,7 @@ ONE_WRITER = in_code(
 )
 
 NEW_NAMES = in_code(
-    "Give each checkpoint a name of its own: for a new name the client asks the server, not its cache",
+    "Give each checkpoint its own name: for a new name the client asks the server, not its cache",
     "torch.save(state, f'checkpoint-{step}.pt')",
     cost="disk space until old checkpoints are removed",
     references=("https://man7.org/linux/man-pages/man5/nfs.5.html",),

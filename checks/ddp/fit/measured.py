@@ -87,7 +87,7 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
 
 CHECK = Check(
     id=FIT_MEASURED,
-    title="Steps of the strategies that fit, beside the estimates",
+    title="Measured steps of the strategies that fit, with the estimates",
     where=Where.RANK,
     probe=probe,
     facts=(FitMeasuredFact,),

@@ -84,7 +84,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 CHECK = Check(
     id="step_time",
-    title="What the time of a training step is made of",
+    title="The parts of a training step's time",
     where=Where.RANK,
     probe=probe,
     facts=(StepTimeFact,),

@@ -290,9 +290,9 @@ def _tried(ctx: RankContext, work: Work, ddp: Any, plan: Plan, advice: TraceAdvi
     longest_s = -agreed(ctx, -min(plan.longest_s, ctx.remaining() / 4))
     why_not = ""
     if ctx.world_size == 1:
-        why_not = "one rank has nobody to communicate with"
+        why_not = "one rank has no peer to communicate with"
     elif options == work.options:
-        why_not = "neither the trace nor the factory tells what the job has"
+        why_not = "neither the trace nor the factory shows the job's value"
     elif work.copies < 2:
         why_not = "the GPU has no memory for the model in a second DDP"
     elif work.unused and not copes_with_unused(options):
@@ -324,7 +324,7 @@ def bucket_sizes(
     ``plan.bucket_aim_s``: far from that, no bucket size matters.
     """
     if ctx.world_size == 1:
-        missing["bucket sizes"] = "one rank has nobody to communicate with"
+        missing["bucket sizes"] = "one rank has no peer to communicate with"
         return None
     if ctx.options.advice:
         missing["bucket sizes"] = "what the trace advises is tried instead"

@@ -193,7 +193,7 @@ REPLACE_GPU = by_operator(
     "Drain the node and run NVIDIA's field diagnostic on the GPU; replace the GPU if it confirms the fault",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
-    cost="node unavailable until then",
+    cost="node unavailable until fixed",
     references=(nvml.MEMORY_ERRORS,),
 )
 

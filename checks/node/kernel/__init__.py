@@ -66,7 +66,7 @@ def probe(ctx: Context) -> KernelFact:
 
 CHECK = Check(
     id="kernel",
-    title="What the kernel says of GPUs and NICs",
+    title="The kernel's messages about GPUs and NICs",
     where=Where.NODE,
     probe=probe,
     facts=(KernelFact,),

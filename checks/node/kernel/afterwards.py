@@ -112,7 +112,7 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
         repair = by_operator(
             "Inspect the device, its slot and its cables, and update its firmware",
             "sudo dmesg -T | tail -n 100",
-            cost="node unavailable until then",
+            cost="node unavailable until fixed",
         )
         is_nic = any(fault.event.kind == "nic_fault" for fault in hits)
         yield _draft(recording, title, hits, repair, Severity.ERROR if is_nic else Severity.WARNING)
@@ -158,7 +158,7 @@ def _key(event: KernelEvent) -> tuple[object, ...]:
 
 CHECK = Check(
     id="kernel_after",
-    title="The kernel log after the ranks: GPUs, NICs and links that failed meanwhile",
+    title="The kernel log after the ranks: GPUs, NICs and links that failed during the run",
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(KernelAfterFact,),

@@ -142,7 +142,7 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 by_operator(
                     "Inspect the link: reseat the device, its riser and its cables, and update BIOS and firmware",
                     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
-                    cost="node unavailable until then",
+                    cost="node unavailable until fixed",
                     references=(_AER,),
                 ),
                 detail=_EFFECTS[bad + any("(Fatal)" in hit.event.text for hit in hits)],

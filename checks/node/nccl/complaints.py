@@ -69,7 +69,7 @@ def _larger(recording: Recording, group: Sequence[RankComplaint]) -> Remedy:
 
 
 _ALLOW_SHM = by_administrator(
-    "Let everybody write to /dev/shm, and start all ranks of the node as one user",
+    "Let all users write to /dev/shm, and start all ranks of the node as one user",
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
     undo="restore the mode that `ls -ld` showed",
@@ -118,5 +118,5 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
             "The container on {who} blocks NUMA calls, so NCCL uses /dev/shm in place of CUDA's host memory",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
-            detail="NCCL works all the same, maybe slower. Docker blocks these calls unless it is told otherwise.",
+            detail="NCCL still works, maybe slower. Docker blocks these calls by default.",
         )

@@ -243,7 +243,7 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
         by_operator(
             "Reseat the device, its riser or cable, and check the slot's bifurcation in the BIOS",
             f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
-            cost="node unavailable until then",
+            cost="node unavailable until fixed",
         ),
         confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
         detail="All ranks wait for the rank with the slowest link."

@@ -75,7 +75,7 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
                 cost="fewer nodes in the job until then",
             ),
             SOCKETS_ON_ALL,
-            detail="NCCL uses TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
+            detail="NCCL uses TCP if it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
             reproduced_by=everybody(recording),
         )
 

@@ -69,7 +69,7 @@ def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
                 described,
                 "the RDMA link went down while the ranks ran",
                 wording.look_at_link(described, "A link that is unsteady"),
-                detail="NCCL's connections over it stall, and fail where it lasts longer than their retries.",
+                detail="NCCL's connections over it stall, and fail if it lasts longer than their retries.",
                 severity=Severity.ERROR if used else Severity.INFO,
                 confidence=Confidence.PROVED,
             )
@@ -164,8 +164,8 @@ def _has_errors(change: Change) -> bool:
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _DEVICE = re.compile(r"\bhca ([\w-]+)")
 _MOST_PORTS = 6
-_RESENT = "Packets were sent again meanwhile and the links stayed up, so that packets get lost on the way."
-_NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
+_RESENT = "Packets were sent again during the run and the links stayed up, so the network loses packets."
+_NOTHING_RESENT = "The counters do not show why: check addresses, MTU, routes and the switch."
 
 
 @rule("DD584", "rdma-send-never-acknowledged", Consequence.FAILS, explained_by=("DD566", "DD567", "DD568", "DD569"))
@@ -261,7 +261,7 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
     settings = {**env, **settings_in(texts(recording).get(node, ""))}
     if sooner := wording.lowered(settings):
         summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"
-        yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
+        yield unset(sooner, "NCCL then waits for its default time", summary, NO_TRIAL)
     elif lossy:
         before, after = (wording.wait_s(timeout) for timeout in (wording.DEFAULT_TIMEOUT, wording.LONGER_TIMEOUT))
         why = f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s"

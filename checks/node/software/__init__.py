@@ -93,12 +93,12 @@ def _nccl_file(ctx: Context, torch_library: str, copies: tuple[str, ...]) -> dic
     ctx.keep(answer.stdout)
     linked = software.linked_library(answer.stdout, "libnccl.so.2") if answer.ok else "not found"
     if linked is None:
-        return {"nccl_problem": f"{torch_library} needs no libnccl.so.2: NCCL is built in, or left out"}
+        return {"nccl_problem": f"{torch_library} needs no libnccl.so.2: NCCL is built in, or not included"}
     if linked != "not found" or copies:
         return {"nccl_library": copies[0] if linked == "not found" else linked}
     if answer.ok:
-        return {"nccl_fault": "libnccl.so.2 is nowhere to be found"}
-    return {"nccl_problem": "without ldd nothing tells which libnccl torch loads"}
+        return {"nccl_fault": "libnccl.so.2 was not found"}
+    return {"nccl_problem": "without ldd it is unknown which libnccl torch loads"}
 
 
 def _driver(ctx: Context) -> dict[str, str | None]:

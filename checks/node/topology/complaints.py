@@ -118,7 +118,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
         recording,
         [complaint for complaint in group if not complaint.cause],
         "NCCL cannot share GPU memory between the ranks on {who}",
-        "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
+        "NCCL considers P2P between these GPUs possible, but CUDA refuses it.",
         WITHOUT_CUMEM,
         DISABLE_P2P,
         confidence=Confidence.LIKELY,

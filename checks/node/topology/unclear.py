@@ -62,7 +62,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
                 NOBODY,
                 f"The topology was not understood: {reading.reason}",
                 (),
-                remedy("Save the whole output", "nvidia-smi topo -m > topo.txt", scope="job"),
+                remedy("Save all of the output", "nvidia-smi topo -m > topo.txt", scope="job"),
                 detail="Nothing is concluded from a matrix that may be misread.",
             )
 

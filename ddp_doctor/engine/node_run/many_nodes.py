@@ -402,7 +402,7 @@ def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
         agent.run_under_torchrun(launcher)
     ranks = [check for check in checks if check.where is Where.RANK]
     if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
-        ranks = _leave_out(node, ranks, "no word of a node")
+        ranks = _leave_out(node, ranks, "no message from a node")
     agent.run_checks(ranks)
 
 

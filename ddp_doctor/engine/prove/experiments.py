@@ -146,7 +146,7 @@ def _why_not(settings: Sequence[Setting], backend: str, env: Collection[str]) ->
     # The environment can override what a file sets, but cannot unset it.
     for setting in settings:
         if setting.action == "unset" and setting.node_rank is None and setting.name not in env:
-            return f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
+            return f"{setting.name} does not come from the environment of the ranks, and a trial does not change files"
     return None
 
 

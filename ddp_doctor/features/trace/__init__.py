@@ -30,7 +30,7 @@ def probe(_ctx: Context) -> Fact:
 
 CHECK = Check(
     id="trace",
-    title="A step computes, and nobody is waited for",
+    title="A step computes, and no rank waits",
     where=Where.FILES,
     probe=probe,
     facts=(TraceFact,),

@@ -43,7 +43,7 @@ _OTHERS = (
     ((".nsys-rep", ".qdrep", ".qdstrm"), b"\0nothing", "a report of Nsight Systems"),
     ((".ncu-rep",), b"NVR\0", "a report of Nsight Compute"),
     ((".sqlite",), b"SQLite format 3\0", "a database, as Nsight Systems exports it"),
-    ((".pickle",), b"\x80", "a pickle, as torch writes snapshots of memory"),
+    ((".pickle",), b"\x80", "a pickle, like torch's memory snapshots"),
 )
 
 

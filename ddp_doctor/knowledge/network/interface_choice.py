@@ -24,9 +24,9 @@ SETTINGS = (GLOO_IFNAME, NCCL_IFNAME, NCCL_FAMILY, NCCL_COMM_ID)
 NCCL_ORDER = (
     ("ib", "its name begins with ib"),
     ("^docker,lo,virbr", "it is the first that is not docker*, lo* or virbr*"),
-    ("docker", "there is none but docker*, lo* and virbr*"),
-    ("lo", "there is none but lo* and virbr*"),
-    ("virbr", "there is none but virbr*"),
+    ("docker", "there are only docker*, lo* and virbr* interfaces"),
+    ("lo", "there are only lo* and virbr* interfaces"),
+    ("virbr", "there are only virbr* interfaces"),
 )
 
 

@@ -48,7 +48,7 @@ _EXPANDED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\}
 _DEEPEST = 2
 
 _NOT_EXPORTED = "is not exported, so no command sees it"
-_WITH_A_SPACE = "has a space beside its =, so it is not set"
+_WITH_A_SPACE = "has a space next to its =, so it is not set"
 #: fish: ``set -x NAME value``, optionally with -g, -U, -l.
 _FISH_EXPORT = re.compile(r"-[gUl]*x[gUl]*")
 

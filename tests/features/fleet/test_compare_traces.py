@@ -151,7 +151,7 @@ def test_directory_without_a_usable_trace_is_refused_with_the_reason(tmp_path):
     for folder, why in (
         ("empty", "no file"),
         ("others", "cannot read '.*notes.txt': it is not a trace"),
-        ("mixed", "cannot compare '.*': rank 0 is there"),
+        ("mixed", "cannot compare '.*': rank 0 occurs"),
     ):
         with pytest.raises(UsageError, match=why):
             compare(traces, str(tmp_path / folder))

@@ -151,7 +151,7 @@ def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
         ("report.nsys-rep", b"\x00\x01\x02", "a report of Nsight Systems; expected a trace of torch.profiler"),
         ("report.qdstrm", b"\x00\x01\x02", "a report of Nsight Systems; expected a trace of torch.profiler"),
         ("report.sqlite", b"SQLite format 3\x00", "a database, as Nsight Systems exports it; expected a trace"),
-        ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, as torch writes snapshots of memory; expected a trace"),
+        ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, like torch's memory snapshots; expected a trace"),
     ],
 )
 def test_invalid_trace_is_one_sentence_with_exit_2(asked, tmp_path, name, content, sentence):

@@ -58,15 +58,15 @@ NAMELESS = of_rank(TWO, 1, rank=None)
 @pytest.mark.parametrize(
     ("ranks", "words", "judged"),
     [
-        (TWICE, "rank 0 is there 2 times with the same steps (rank0.json.gz and b/rank0.json.gz)", []),
-        (LARGER, "traces of jobs of 2 and 4 ranks lie together", []),
+        (TWICE, "rank 0 occurs 2 times with the same steps (rank0.json.gz and b/rank0.json.gz)", []),
+        (LARGER, "the traces are of jobs of 2 and 4 ranks", []),
         (MERGED, "rank1.json.gz: 2 processes are merged in it; give one file for each rank; 1 of 2 ranks", [(1, [0])]),
         (EMPTY, "rank1.json.gz: no whole step is in it; 1 of 2 ranks", [(1, [0])]),
-        (NAMELESS, "rank1.json.gz: neither the trace nor its name tells the rank", [(1, [0])]),
+        (NAMELESS, "rank1.json.gz: neither the trace nor its name shows the rank", [(1, [0])]),
         (TWO[1:], "1 of 2 ranks is here: waiting or transfer is not known", [(1, [1])]),
         (job([EVEN] * 8)[:2], "2 of 8 ranks are here: others may have come later", [(1, [0, 1])]),
         ((TWO[0], LATER[1]), "1 of 2 ranks is here; the traces of others are of other steps", [(2, [1])]),
-        (of_rank(of_rank(TWO, 0, calls=()), 1, calls=()), "no collective is in it", [(1, [0, 1])]),
+        (of_rank(of_rank(TWO, 0, calls=()), 1, calls=()), "the trace has no collective", [(1, [0, 1])]),
         (of_rank(TWO, 1, calls=TWO[1].calls[1:]), "the ranks have not the same collectives in step 3", [(1, [0, 1])]),
     ],
 )
@@ -79,7 +79,7 @@ def test_single_process_needs_no_rank_number():
     alone = job([EVEN])[0].model_copy(update={"rank": None, "world_size": None, "calls": ()})
 
     assert of((alone,)) == [(1, [None])]
-    assert problem(recording((alone,))) == "no collective is in it: who waits for whom cannot be told"
+    assert problem(recording((alone,))) == "the trace has no collective, so it does not show which rank waits"
 
 
 def test_more_ranks_may_exist_if_their_number_is_unknown():
@@ -112,7 +112,7 @@ def test_rank_without_collectives_is_reported_if_other_ranks_have_some():
     three = job([EVEN, EVEN, EVEN])
     told = recording((three[0].model_copy(update={"calls": ()}), *three[1:]))
 
-    assert "rank0.json.gz: no collective is in it" in problem(told)
+    assert "rank0.json.gz: it has no collective, although" in problem(told)
 
 
 def test_trace_without_steps_names_the_missing_marks():

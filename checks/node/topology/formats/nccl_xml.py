@@ -269,7 +269,7 @@ class _Host:
         if all(gpu.dev is None for gpu in gpus):
             yield "the file lists PCI links only; NVLinks, if there are any, are not in it"
         if self.unknown:
-            yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
+            yield f"PCI devices without a class are ignored: {_some(tag.get('busid') for tag in self.unknown)}"
         if own := _to_themselves(gpus):
             yield f"NVLinks lead from a GPU to itself, so it is not known which they join: {_some(own)}"
 

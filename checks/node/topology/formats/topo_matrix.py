@@ -49,12 +49,12 @@ INSTEAD_OF_A_MATRIX: dict[str, str] = {
     " its kernel module is not loaded",
     "Driver/library version mismatch": "the driver's library and the loaded kernel module are of different versions:"
     " reload the module or reboot",
-    "Failed to initialize NVML": "NVML could not be initialized there; in a container the GPU may have been taken away:"
-    " restart it",
+    "Failed to initialize NVML": "NVML could not be initialized there; in a container the GPU may have been removed:"
+    " restart the container",
     "GPU is lost": "a GPU of that host is lost: look for Xid 79 in its kernel log, then reboot",
     "has fallen off the bus": "a GPU of that host is lost: look for Xid 79 in its kernel log",
     "No devices were found": "nvidia-smi found no GPU on that host",
-    "Insufficient Permissions": "the user was not allowed to ask nvidia-smi there",
+    "Insufficient Permissions": "the user has no permission to run nvidia-smi on that host",
     "nvidia-smi: command not found": "nvidia-smi is not installed on that host",
     "nvidia-smi: not found": "nvidia-smi is not installed on that host",
     "ROCm System Management Interface": "this is rocm-smi; AMD GPUs are not supported yet, measure with rccl-tests",
@@ -71,7 +71,7 @@ INSTEAD_OF_A_MATRIX: dict[str, str] = {
     " ==> ": "this is ibdev2netdev" + _PORTS_ONLY,
     "LINK TYPE TABLE": "this is amd-smi; AMD GPUs are not supported yet, measure with rccl-tests",
     "Machine (": "this is the output of lstopo; run nvidia-smi topo -m for the links",
-    "\\tGPU0\\t": "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that",
+    "\\tGPU0\\t": "the tabs and line breaks are escaped, as in JSON or a notebook: unescape them",
 }
 _LEGENDS = ("NIC Legend:", "= Self")
 #: "GPU0,GPU1", "<td>GPU0</td><td>GPU1</td>".
@@ -127,7 +127,7 @@ def _fault(column: str, texts: set[str], columns: Sequence[str]) -> str | None:
     text = min(texts)
     if DEVICE.fullmatch(text):
         return None
-    return f"the legend's name of {column} is no device name and is not used: {_quoted(text)}"
+    return f"the legend's name of {column} is not a device name and is ignored: {_quoted(text)}"
 
 
 def _quoted(text: str) -> str:
@@ -205,9 +205,9 @@ def why_none(text: str) -> str:
             down = first_names(_ports_down(text.splitlines()), 8) or "no port is down"
             return meaning.format(f" ({down})")
     if _NAMES_IN_A_ROW.search(text):
-        return "the names of GPUs stand in a row here, but not as nvidia-smi topo -m prints them"
+        return "the text has a row of GPU names, but not in the format of nvidia-smi topo -m"
     if any(legend in text for legend in _LEGENDS):
-        return "only the legend is here; the matrix above it is missing"
+        return "the text has only the legend; the matrix above it is missing"
     return "no matrix of nvidia-smi topo -m was found in the text"
 
 
@@ -221,7 +221,7 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
         warnings.append("the affinity columns are blank in every row")
     if unclear:
         row, others = unclear[0], f" (and of {len(unclear) - 1} more)" if len(unclear) > 1 else ""
-        left_out = f"the affinity cells of {row.label}{others} {row.reason}; they are left out"
+        left_out = f"the affinity cells of {row.label}{others} {row.reason}; they are ignored"
         warnings.append(f"line {row.line}: {left_out}")
     warnings += [*block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
     matrix = TopologyMatrix(
@@ -278,7 +278,7 @@ def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     so_far, owner = -1, ""
     for low, high, gpu in spans:
         if low <= so_far and gpu != owner:
-            yield f"the CPU lists of {owner} and {gpu} overlap and are not alike: one of them may be cut"
+            yield f"the CPU lists of {owner} and {gpu} overlap but differ: one of them may be cut"
             return
         if high > so_far:
             so_far, owner = high, gpu
@@ -297,13 +297,13 @@ def fill_gaps(block: Block, unclear: Collection[str]) -> None:
     for label, rest in block.rests.items():
         _compare_with_the_others(block, label, rest, printed)
     block.warnings += [
-        f"line {line}: the row of {label} is cut off; its other links are those that the other rows give"
+        f"line {line}: the row of {label} is cut off; its other links were read from the other rows"
         for label, line in block.cut.items()
     ]
     missing = [name for name in columns if name not in block.links]
     if missing:
         more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
-        block.warnings.append(f"the row of {missing[0]}{more} is missing; its links are those that the other rows give")
+        block.warnings.append(f"the row of {missing[0]}{more} is missing; its links were read from the other rows")
     read = {label: dict(row) for label, row in block.links.items()}
     for label in columns:
         both = {name: read.get(label, {}).get(name) or read.get(name, {}).get(label) for name in columns}

@@ -103,7 +103,7 @@ def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
             yield error
         if not refused and _looks_like_row(line):
             refused = True
-            yield TopologyError("a row of a matrix stands here without its header", index, line)
+            yield TopologyError("the text has a row of a matrix without its header", index, line)
 
 
 def bare(line: str) -> str:

@@ -89,7 +89,7 @@ def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 "shuffle=True is set together with a sampler: this DataLoader raises ValueError",
-                remedy="Remove shuffle; DistributedSampler shuffles by itself",
+                remedy="Remove shuffle; DistributedSampler shuffles by default",
             )
 
 

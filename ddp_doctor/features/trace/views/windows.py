@@ -247,10 +247,10 @@ def _why_not(fact: TraceFact) -> str:
     if fact.processes > 1:
         return f"{fact.file}: {fact.processes} processes are merged in it; give one file for each rank"
     if not fact.marked_by:
-        return f"{fact.file}: neither profiler.step() nor Optimizer.step tells its steps apart"
+        return f"{fact.file}: neither profiler.step() nor Optimizer.step separates its steps"
     if not fact.steps:
         return f"{fact.file}: no whole step is in it"
-    return f"{fact.file}: neither the trace nor its name tells the rank; name it rank0.json"
+    return f"{fact.file}: neither the trace nor its name shows the rank; name it rank0.json"
 
 
 def _together(facts: Sequence[TraceFact]) -> list[list[TraceFact]]:
@@ -277,10 +277,10 @@ def _two_jobs(facts: Sequence[TraceFact]) -> str:
         [(rank, count)] = Counter(fact.rank for fact in ranks).most_common(1)
         if count > 1:
             names = " and ".join(fact.file for fact in ranks if fact.rank == rank)
-            return f"rank {rank} is there {count} times with the same steps ({names}): give each job by itself"
+            return f"rank {rank} occurs {count} times with the same steps ({names}): pass each job separately"
         if len({fact.world_size for fact in ranks}) > 1:
-            sizes = " and ".join(sorted({str(fact.world_size or "an untold number of") for fact in ranks}))
-            return f"traces of jobs of {sizes} ranks lie together: give each job by itself"
+            sizes = " and ".join(sorted({str(fact.world_size or "an unknown number of") for fact in ranks}))
+            return f"the traces are of jobs of {sizes} ranks: pass each job separately"
     return ""
 
 
@@ -288,7 +288,7 @@ def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
     here, size = len(window.ranks), window.world_size
     calls = any(fact.calls for fact in window.ranks)
     if not calls:
-        return "no collective is in it: who waits for whom cannot be told"
+        return "the trace has no collective, so it does not show which rank waits"
     if not window.is_whole:
         elsewhere = {fact.rank for fact in usable} - {fact.rank for fact in window.ranks}
         others = "; the traces of others are of other steps" if elsewhere else ""
@@ -299,7 +299,7 @@ def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
     if here == 1:
         return ""
     if silent := next((fact.file for fact in window.ranks if not fact.calls), ""):
-        return f"{silent}: no collective is in it, although the other ranks have some"
+        return f"{silent}: it has no collective, although the other ranks have some"
     if window.met.problem or window.met.meetings:
         return window.met.problem
     return "no collective of its ranks can be matched"
