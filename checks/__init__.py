@@ -11,6 +11,7 @@ This is the one door to the checks: nothing else here is imported by processes, 
 """
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -83,16 +84,6 @@ def _all_checks() -> tuple[Check, ...]:
     )
 
 
-@cache
-def _of_fit() -> tuple[Check, ...]:
-    from ddp_doctor.checks.collectives import process_group
-    from ddp_doctor.checks.ddp import fit
-    from ddp_doctor.checks.ddp.fit import measured
-    from ddp_doctor.checks.node import gpus, software
-
-    return _checks_in(software, gpus, process_group, fit, measured)
-
-
 if not TYPE_CHECKING:  # else any name could be imported from here
 
     def __getattr__(name: str) -> tuple[Check, ...]:
@@ -104,21 +95,21 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    if (feature := recorded_by(command)) is not None and feature.has_all_reduces:
+    if (feature := recorded_by(command)) is None:
+        return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
+    names = [*feature.reads, *(["collectives.process_group"] if command.has_ranks else [])]
+    before = _checks_in(*(import_module(f"{__name__}.{name}") for name in names))
+    if feature.has_all_reduces:
         from ddp_doctor.checks.collectives import allreduce
 
-        return (*feature.checks, allreduce.CHECK)
-    if feature is not None:
-        return feature.checks
-    if command is Command.FIT:
-        return _of_fit()
-    return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
+        return (*before, *feature.checks, allreduce.CHECK)
+    return (*before, *feature.checks)
 
 
 def every_check(recording: Recording | None = None) -> tuple[Check, ...]:
     """Return the checks of all commands. With a recording, omit the features that have no facts in it."""
     of_features = (check for feature in features_in(recording) for check in feature.checks)
-    return tuple(dict.fromkeys((*_all_checks(), *of_features, *_of_fit())))
+    return (*_all_checks(), *of_features)
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

@@ -14,7 +14,7 @@ from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
 from ddp_doctor.features import recorded_by
 from ddp_doctor.knowledge.launchers import job_of
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, UsageError
+from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.starters.detect import Launcher
@@ -41,10 +41,6 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     report = make_report(recording, diagnosis, checks or checks_for(recording))
     if (feature := recorded_by(recording.command)) is not None:
         report = feature.complete(report, recording, diagnosis)
-    elif recording.command is Command.FIT:
-        from ddp_doctor.engine.fit_report import with_estimates
-
-        report = with_estimates(report, recording)
     return Outcome(recording, report, diagnosis.failures)
 
 

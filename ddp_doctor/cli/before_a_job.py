@@ -1,15 +1,14 @@
 """The commands for the time before a job; each imports its code when it is called."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.complete import strategies
-from ddp_doctor.cli.help import ESTIMATE, FITS, INPUT, VERDICT
-from ddp_doctor.cli.options import FailOnOption, IgnoreOption, NodeGpusOption, NprocOption, SkipOption, command, option
+from ddp_doctor.cli.help import INPUT, VERDICT
+from ddp_doctor.cli.options import FailOnOption, IgnoreOption, NodeGpusOption, SkipOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.run_options import RunOptions
-from ddp_doctor.model.choices import Backend, FailOn, Level
+from ddp_doctor.model.choices import FailOn, Level
 
 
 @command(
@@ -24,69 +23,6 @@ def run(typed: RunOptions, *, outputs: Outputs) -> int:
     from ddp_doctor.cli.run import run
 
     return run(typed, outputs)
-
-
-@command(
-    "ddp-doctor fit train.models:make --memory 80GiB --ranks 8",
-    "ddp-doctor fit hf:llama,num_hidden_layers=16 --batch 4 --seq 2048 --precision bf16 --memory 80GiB",
-    exits=FITS,
-)
-def fit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY|hf:NAME",
-            help="Model factory as for run --model, or a transformers configuration, for example"
-            " hf:llama,num_hidden_layers=16 or hf:PATH/config.json.",
-        ),
-    ],
-    memory: Annotated[
-        str,
-        option(ESTIMATE, "SIZE", "Memory of one GPU, for example 80GiB. [default: memory of the smallest local GPU]"),
-    ] = "",
-    ranks: Annotated[
-        int | None, option(ESTIMATE, "N", "Number of ranks to estimate for. [default: one per local GPU, or 2]", min=1)
-    ] = None,
-    nproc_per_node: NprocOption = "auto",
-    precision: Annotated[
-        Literal["fp32", "bf16", "amp"],
-        option(
-            ESTIMATE, None, "Precision: fp32, bf16 (bfloat16 parameters) or amp (bfloat16 compute, float32 parameters)."
-        ),
-    ] = "fp32",
-    strategy: Annotated[
-        str,
-        option(
-            VERDICT, "NAME", "Fail unless the model fits with this strategy, for example zero2.", completed=strategies
-        ),
-    ] = "",
-    batch: Annotated[int | None, option(ESTIMATE, "B", "Batch size per rank, for hf: models.", min=1)] = None,
-    seq: Annotated[int | None, option(ESTIMATE, "T", "Tokens per sample, for hf: models.", min=1)] = None,
-    measure: Annotated[
-        bool, option(ESTIMATE, None, "Run three steps with each strategy that fits.", "--measure")
-    ] = False,
-    budget: Annotated[float, option(ESTIMATE, "SECONDS", "Time budget for --measure.", min=1.0)] = 60.0,
-    fail_on: FailOnOption = FailOn.ERROR,
-    ignore: IgnoreOption = None,
-    *,
-    outputs: Outputs,
-) -> int:
-    """Estimate if a model fits GPU memory under DDP, ZeRO or FSDP."""
-    from ddp_doctor.cli.given import ignored, of_fit
-    from ddp_doctor.cli.run import fit
-    from ddp_doctor.model.recording import Options
-
-    asked = of_fit(model, memory, batch, seq, ranks=ranks, precision=precision, strategy=strategy, measure=measure)
-    options = Options(
-        command="fit",
-        ignore=ignored(ignore),
-        fail_on=fail_on,
-        backend=Backend.AUTO if measure else Backend.GLOO,
-        model=model,
-        budget_s=budget,
-        fit=asked,
-    )
-    return fit(options, nproc_per_node, outputs)
 
 
 @command("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")

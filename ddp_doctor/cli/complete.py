@@ -56,13 +56,6 @@ def collectives(incomplete: str) -> list[str]:
     return _after_comma(incomplete, TABLE)
 
 
-def strategies(incomplete: str) -> list[str]:
-    """Return the matching strategies for spreading a model over ranks."""
-    from ddp_doctor.knowledge.ddp.strategies import BY_NAME
-
-    return [name for name in BY_NAME if name.startswith(incomplete)]
-
-
 def codes(incomplete: str) -> list[str]:
     """Return the codes of all rules, after the codes already typed."""
     return _after_comma(incomplete, _codes())

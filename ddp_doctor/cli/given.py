@@ -7,17 +7,15 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.deadlines import LONGEST_SOAK_S, MOST_REPEATS
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.check import COLLECTIVES
 from ddp_doctor.model.choices import Backend, Level, UsageError, as_usage_error
 from ddp_doctor.model.error_text import expected, quoted, unknown
-from ddp_doctor.model.recording import Axis, FitOptions, Floor, Leaf, Options, TraceAdvice
+from ddp_doctor.model.recording import Axis, Floor, Leaf, Options, TraceAdvice
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -168,27 +166,6 @@ def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
         if by_size.setdefault((name, size), rate) != rate:
             raise UsageError(f"--min-busbw has two rates for {name} with {size} bytes; remove one of them")
     return tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least)
-
-
-def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> FitOptions:
-    """Return the options of ``fit``. Raises UsageError."""
-    with as_usage_error():
-        size = options.memory(memory) if memory else None
-        if not options.is_configuration(model):
-            if not model:
-                raise ValueError("no model given; add MODULE:FACTORY, for example train.models:make, or hf:NAME")
-            options.require_factory(model, option="fit")
-            if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
-                raise ValueError(
-                    f"{given[0]} applies only to hf: models; omit it, because the factory's make_batch defines the"
-                    " batch"
-                )
-        if fields["measure"] and fields["ranks"]:
-            raise ValueError(
-                "--ranks cannot be used with --measure, which runs on this machine; use --nproc-per-node instead"
-            )
-        options.require_strategy(fields["strategy"], tuple(BY_NAME))
-    return FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)
 
 
 def _leaves(path: str | None) -> tuple[Leaf, ...]:

@@ -45,10 +45,6 @@ ENDED = (
     " unknown,"
     " 130 interrupted."
 )
-FITS = (
-    "Exit codes: 0 fits, 1 does not fit with any strategy (or with the --strategy given), 2 usage error or unusable"
-    " model, 3 memory unknown or estimate incomplete, 130 interrupted."
-)
 LIVE = "Exit codes: 0 making progress, 1 stuck, 2 usage error or no job found, 3 unsure, 130 interrupted."
 TOLD = "Exit codes: 0 done, 2 usage error, 3 internal error."
 
@@ -60,7 +56,6 @@ COMMON = {
         *("--hosts", "--nproc-per-node", "--level", "--only", "--budget", "--model", "--isolate", "--require-gpus"),
         *_OF_REPORTS,
     ),
-    "fit": ("--memory", "--ranks", "--precision", "--strategy", "--batch", "--seq", "--measure", *_OF_REPORTS),
     "prolog": ("--require-gpus", "--unsure", "--skip", "--prometheus", *_OF_REPORTS),
     "env": ("--from", "--settings", "--fail-on", *_OF_REPORTS),
     "replay": ("--last", "--settings", "--markdown", "--redact", *_OF_REPORTS),

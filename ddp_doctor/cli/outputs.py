@@ -64,7 +64,7 @@ def _by(module: str, function: str = "render") -> Callable[[Results], str]:
 
 _WITH_SETTINGS = ("run", "replay", "topology", "env")
 #: The commands of the core that can give names other names.
-_REDACTABLE = ("run", "fit", "prolog", "replay")
+_REDACTABLE = ("run", "prolog", "replay")
 
 
 def _form(name: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
@@ -92,7 +92,7 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON. In PATH, %h becomes the host name and %n the node rank.",
-        (*_WITH_SETTINGS, "fit", "prolog"),
+        (*_WITH_SETTINGS, "prolog"),
         lambda results: results.report.as_json(),
     ),
     Output("markdown", "Write the report as Markdown for a ticket.", _REDACTABLE, _by("markdown")),
@@ -104,9 +104,7 @@ OUTPUTS = (
         mode=0o644,  # root writes it, and another user serves it
         suffix=".prom",
     ),
-    Output(
-        "html", "Write the report as a self-contained HTML page.", (*_WITH_SETTINGS, "fit", "prolog"), _by("html.page")
-    ),
+    Output("html", "Write the report as a self-contained HTML page.", (*_WITH_SETTINGS, "prolog"), _by("html.page")),
     Output("sarif", "Write the findings as SARIF 2.1.0.", (), None),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay"), _by("junit")),
     Output(
@@ -135,7 +133,7 @@ OUTPUTS = (
     Output(
         "record",
         "Also write the recording to this path.",
-        ("run", "fit", "prolog", "replay", "topology", "env"),
+        ("run", "prolog", "replay", "topology", "env"),
         lambda results: results.recording.as_json(indent_of(results.recording.command)),
     ),
 )

@@ -55,7 +55,7 @@ def run(typed: RunOptions, outputs: Outputs) -> int:
     request = RunRequest(
         options,
         env,
-        nproc_per_node=_ranks(typed.nproc_per_node),
+        nproc_per_node=rank_count(typed.nproc_per_node),
         join_timeout_s=typed.join_timeout,
         baseline=None if (path := typed.baseline) is None else (path, load("fleet").comparison(path)),
     )
@@ -113,15 +113,6 @@ def _show_plan(asked: Asked, request: RunRequest, world: OuterWorld | None, outp
     return ExitCode.HEALTHY.value
 
 
-def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
-    """Estimate on one rank of this node or, to measure, on all ranks. Return the exit code."""
-    assert options.fit is not None
-    ranks = _ranks(nproc_per_node)
-    started = ranks if options.fit.measure else 1
-    options = options.model_copy(update={"fit": options.fit.model_copy(update={"ranks_per_node": ranks})})
-    return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=started), outputs)
-
-
 def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
     """Report the hosts that the file of --topology does not list. Raises UsageError if it lists no host."""
     strange = [host for host, leaf in zip(hosts, options.leaves_of(hosts), strict=True) if not leaf]
@@ -142,7 +133,7 @@ def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
     """Test this node as its agent; other ranks that a launcher started on it wait for the agent's exit code."""
     world = request.outer
     if world is None or world.local_size == 1:
-        return _test_and_report(request, outputs)
+        return test_and_report(request, outputs)
     if not world.is_agent:
         meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
         return _wait_for_agent(world, request.env, longest_s(request.options) + meeting)
@@ -151,7 +142,7 @@ def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
     code = ExitCode.UNSURE.value
     try:
         of_ranks = partial(outer_launcher.readings, world, folder, request.env)
-        code = _test_and_report(replace(request, of_ranks=of_ranks), outputs)
+        code = test_and_report(replace(request, of_ranks=of_ranks), outputs)
     except UsageError:
         code = ExitCode.USAGE.value
         raise
@@ -163,7 +154,8 @@ def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
     return code
 
 
-def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
+def test_and_report(request: RunRequest, outputs: Outputs) -> int:
+    """Test this node, keep the recording and show the report. Returns the exit code."""
     if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
     out, here = screen.console(sys.stderr, is_piped=outputs.is_piped), request.place
@@ -252,8 +244,8 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
     return None
 
 
-def _ranks(text: str) -> int | None:
-    """Return the number of ranks, given as for torchrun: ``auto``, ``gpu``, ``cpu`` or a number."""
+def rank_count(text: str) -> int | None:
+    """Return the number of ranks, given as for torchrun: ``auto``, ``gpu``, ``cpu`` or a number. Raises UsageError."""
     if text in ("auto", "gpu"):
         return None
     if text == "cpu":

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ddp_doctor.features import FEATURES, loadable
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import EnvReport, FitReport, Report
+from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.run_plan import RunPlan
 
 
@@ -31,8 +31,7 @@ def _of_features(*commands: str) -> dict[str, tuple[type[BaseModel], str]]:
 SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "report": (Report, "report of run, prolog, topology and compare (--json)"),
     "env-report": (EnvReport, "report of env (--json)"),
-    **_of_features("logs", "attach"),  # listed before fit
-    "fit-report": (FitReport, "report of fit (--json)"),
+    **_of_features("logs", "attach", "fit"),  # listed before the others
     **_of_features(*FEATURES),
     "run-plan": (RunPlan, "plan of a run (run --plan --json)"),
     **{name: document for feature in loadable().values() for name, document in feature.documents.items()},

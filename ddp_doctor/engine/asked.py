@@ -14,10 +14,10 @@
     --isolate             tests of groups of nodes, until it is settled who is to blame
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
-    fit net:make          an estimate; with --measure steps of what fits
 
-Anything that no option requests may be absent, skipped or too slow: the summary lists what was tested. Contradicting
-options are refused before anything starts (engine/plan.py).
+Anything that no option requests may be absent, skipped or too slow: the summary lists what was tested. A feature
+reports which of its own options were not met. Contradicting options are refused before anything starts
+(engine/plan.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.features import recorded_by
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import (
     BASELINE,
     COLLECTIVES,
     COMPILE,
-    FIT,
-    FIT_MEASURED,
     GPUS,
     ISOLATION,
     JOB_COLLECTIVES,
@@ -73,10 +72,10 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
     by_id = {result.id: result for result in results}
     if recording.command.is_of_root:
         return tuple(_gpus(recording, by_id))
+    if (feature := recorded_by(recording.command)) is not None:
+        return tuple(NotAsAsked(option, check, _why(by_id.get(check))) for option, check in feature.unmet(recording))
     if not recording.command.has_ranks:
         return ()
-    if recording.command is Command.FIT:
-        return tuple(_fit(recording, by_id))
     options = recording.options
     no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
@@ -140,16 +139,6 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
-
-
-def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
-
-    options = recording.options
-    if recording.first(FitFact) is None:
-        yield NotAsAsked(options.typed_model, FIT, _why(by_id.get(FIT)))
-    elif options.fit is not None and options.fit.measure and recording.first(FitMeasuredFact) is None:
-        yield NotAsAsked("--measure", FIT_MEASURED, _why(by_id.get(FIT_MEASURED)))
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -11,7 +11,7 @@ from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.features import features_in, recorded_by
-from ddp_doctor.model.check import ENV_VARS, GPUS, NCCL, SOFTWARE, Check
+from ddp_doctor.model.check import ENV_VARS, NCCL, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
@@ -58,10 +58,10 @@ def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
 def is_judged(command: Command, check_id: str) -> bool:
     """Return True if a command applies the rules of this check.
 
-    ``env`` also runs checks only to learn names and versions, and ``fit`` to learn the GPUs and their memory.
+    ``env`` also runs checks only to learn names and versions, and a feature may run checks of the core for their facts.
     """
-    if command is Command.FIT:
-        return check_id not in (GPUS, SOFTWARE)
+    if (feature := recorded_by(command)) is not None:
+        return all(name.rpartition(".")[2] != check_id for name in feature.reads)
     return command is not Command.ENV or check_id in (ENV_VARS, NCCL)
 
 

@@ -9,10 +9,10 @@ from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.facts.node.env_vars import SettingText
-from ddp_doctor.features import feature_of, recorded_by
+from ddp_doctor.features import Recorded, feature_of, recorded_by
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, FIT_MEASURED, GPUS, STRAGGLERS, Check
+from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict, exit_code
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -85,7 +85,7 @@ def _verdict(
         return Verdict.UNHEALTHY
     severities = {finding.severity for finding in diagnosis.findings}
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
-    cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet or _unclear(recording, diagnosis)
+    cannot_tell = nccl_without_gpu(recording) or _unknown(recording) or unmet or _unclear(recording, diagnosis)
     if Severity.ERROR in severities or not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is Severity.WARNING for finding in diagnosis.findings):
@@ -172,13 +172,9 @@ def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set
     return nodes
 
 
-def _unknown_fit(recording: Recording) -> str:
-    """Return why ``fit`` has estimates but cannot decide whether anything fits; empty for other commands."""
-    if recording.command is not Command.FIT:
-        return ""
-    from ddp_doctor.views.fit import unknown
-
-    return unknown(recording)
+def _unknown(recording: Recording) -> str:
+    feature = recorded_by(recording.command)
+    return "" if feature is None else feature.unknown(recording)
 
 
 def _unclear(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequence[str]] | None:
@@ -227,9 +223,11 @@ def _status(
 ) -> tuple[CheckStatus, str | None]:
     """Return the status by the worst reading: a rank that timed out counts even if its peers passed."""
     by_status = grouped((reading.status, reading) for reading in readings)
-    finished = {reading.part for reading in by_status.get(Status.COLLECTED, ()) if reading.check == FIT_MEASURED}
+    feature = recorded_by(recording.command)
+    in_parts = () if feature is None else feature.in_parts
+    has_part = any(reading.check in in_parts for reading in by_status.get(Status.COLLECTED, ()))
     for bad, becomes in _BAD.items():
-        if bad in by_status and not finished:  # a measured strategy is an answer without the others
+        if bad in by_status and not has_part:
             return becomes, _reason(recording, by_status[bad], readings)
     if left_out in (NOT_SELECTED, SKIPPED_BY_NAME):  # it ran only to decide the world
         return CheckStatus.FOUND if found else CheckStatus.SKIPPED, None if found else left_out
@@ -311,12 +309,6 @@ def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, Sequen
     command = recording.command
     if (feature := feature_of(command)) is not None and feature.healthy is not None:
         return feature.healthy(recording, diagnosis.findings)
-    if command is Command.FIT:
-        from ddp_doctor.views.fit import advice, asked, to_take
-
-        chosen, *more = advice(recording)
-        fits = to_take(recording, asked(recording).strategy) is not None
-        return f"Fits: {chosen}" if fits else chosen, tuple(more)
     if command in (Command.ENV, Command.TOPOLOGY):
         text = recording.first(SettingText)
         of = "topology" if command is Command.TOPOLOGY else "settings"
@@ -332,11 +324,12 @@ def _label(recording: Recording, diagnosis: Diagnosis) -> str:
         severities = [finding.severity for finding in diagnosis.findings]
         kinds = [(severities.count(kind), kind.value) for kind in (Severity.ERROR, Severity.WARNING)]
         return f"Found {name_list([counted(number, word) for number, word in kinds if number])}: "
-    if diagnosis.findings[0].severity is Severity.ERROR and recording.command is Command.FIT:
-        return ""  # the title already reports it
-    if (feature := feature_of(recording.command)) is not None and feature.label:
+    feature, is_warning = feature_of(recording.command), diagnosis.findings[0].severity is Severity.WARNING
+    if isinstance(feature, Recorded) and feature.has_plain_errors and not is_warning:
+        return ""
+    if feature is not None and feature.label:
         return f"{feature.label}: "
-    return "Degraded: " if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy: "
+    return "Degraded: " if is_warning else "Unhealthy: "
 
 
 def _worst(diagnosis: Diagnosis, severity: Severity, note: str = "") -> str:
@@ -354,13 +347,13 @@ def _why_unsure(
     reasons = {result.reason or "" for result in stuck}
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
-    asked = asked or (None if stuck else _unknown_fit(recording))
+    asked = asked or (None if stuck else _unknown(recording))
     if certain := reason if OWN_PROCESS in reason or recording.command is Command.ENV else asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)
-    has_own_reason = recording.command is Command.ENV or recorded_by(recording.command) is not None
-    if not measured and has_own_reason and results:
+    reads_files = recorded_by(recording.command) is not None and not recording.command.has_ranks
+    if not measured and (recording.command is Command.ENV or reads_files) and results:
         return f"{shorten(results[0].reason or '', _REASON, placeholder=' ...')}."
     if measured and diagnosis.failures:
         return f"rule {diagnosis.failures[0][0]} of ddp-doctor failed."
@@ -396,7 +389,7 @@ def _bad_readings(recording: Recording, check_id: str) -> list[Reading]:
 
 def _scope(recording: Recording) -> tuple[str, str]:
     """Return ``2 ranks on 1 node`` and ``over gloo``, or ``4 checks`` and ``on this node``."""
-    if (feature := recorded_by(recording.command)) is not None:
+    if (feature := recorded_by(recording.command)) is not None and feature.scope is not None:
         return feature.scope(recording), ""
     world = recording.world
     passed = {reading.check for reading in recording.collected()}

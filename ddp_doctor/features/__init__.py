@@ -91,6 +91,15 @@ FEATURES = {
         kinds=("trace/1",),
         signs=(b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"'),
     ),
+    "fit": Row(
+        "Before a job",
+        "Estimate if a model fits GPU memory under DDP, ZeRO or FSDP.",
+        ("json", "markdown", "html", "record"),
+        common=("--memory", "--ranks", "--precision", "--strategy", "--batch", "--seq", "--measure"),
+        is_redactable=True,
+        kinds=("fit/1", "fit_measured/1"),
+        package="model.fit",
+    ),
 }
 
 
@@ -131,10 +140,13 @@ class Feature:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Feature):
-    """A feature whose recordings the core evaluates. Its reports list no checks."""
+    """A feature whose recordings the core evaluates."""
 
     report: "type[Report]"
     checks: "tuple[Check, ...]" = ()  #: Evaluate its recordings. They are in no run.
+    #: Checks of the core that run before them and whose rules do not judge: modules in checks/, ``node.gpus``.
+    reads: Collection[str] = ()
+    in_parts: Collection[str] = ()  #: Ids of its checks of which one finished part is a result.
     facts: "tuple[type[Fact], ...]" = ()  #: Those of no check.
     has_all_reduces: bool = False  #: Its recordings may have all-reduces that another program measured.
     #: Return the diagnosis of a recording (engine/diagnose.py), if it does not follow from the rules of checks.
@@ -143,8 +155,15 @@ class Recorded(Feature):
     complete: "Callable[[Report, Recording, Any], Report]"
     #: Return the verdict in one sentence by recording, verdict and diagnosis. None: by scope, healthy and label.
     summary: "Callable[[Recording, Verdict, Any], str] | None" = None
-    scope: "Callable[[Recording], str]" = _none  #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``.
+    #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``. None: the ranks, as for ``run``.
+    scope: "Callable[[Recording], str] | None" = None
+    #: Yield the options whose results are missing, each with the id of the check that gives them.
+    unmet: "Callable[[Recording], Iterable[tuple[str, str]]]" = lambda _recording: ()
+    #: Return why its facts leave the verdict open, or an empty text.
+    unknown: "Callable[[Recording], str]" = lambda _recording: ""
+    has_plain_errors: bool = False  #: The title of an error is the verdict, without a label.
     tables: Callable[..., Iterator[Any]]
+    lists_checks: bool = False  #: Its Markdown and HTML list its checks.
     in_markdown: str = ""  #: The title of its story in Markdown, which otherwise has only tables.
     #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
     bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]" = lambda _report, _recording: iter(())

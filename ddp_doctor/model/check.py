@@ -14,7 +14,6 @@ from ddp_doctor.model.rule import Rule
 ENV_VARS, NCCL, GPUS, ROLL_CALL, REPEATS = "env_vars", "nccl", "gpus", "roll_call", "repeats"
 PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES = "process_group", "collectives", "mesh", "job_collectives"
 P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = "p2p", "user_model", "compile", "step_time", "baseline"
-SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
 ISOLATION, STRAGGLERS = "isolation", "stragglers"
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank. ``where`` decides which, so the
@@ -63,7 +62,12 @@ class Check:
 
     @property
     def group(self) -> str:
-        """The subject: the package of its facts and of its module, or "" if it records no facts."""
+        """The subject: the package of its facts and of its module, or "" if it records no facts.
+
+        Checks of the user's own model are of DDP.
+        """
+        if self.needs_model:
+            return "DDP"
         group = self.facts[0].__module__.split(".")[2] if self.facts else ""
         return {"ddp": "DDP"}.get(group, group)
 

@@ -86,8 +86,8 @@ class Rule(Described):
 
     @property
     def check(self) -> str:
-        """The id of its check, from its module: checks/GROUP/CHECK, features/CHECK/rules; empty for trials and jobs."""
-        found = re.search(r"\.(?:checks\.\w+\.(\w+)|features\.(\w+)\.rules)\b", self.function.__module__)
+        """The id of its check, from its module: checks/GROUP/CHECK, features/**/CHECK/rules; empty if it has none."""
+        found = re.search(r"\.(?:checks\.\w+\.(\w+)|features\.(?:\w+\.)*?(\w+)\.rules)\b", self.function.__module__)
         return (found[1] or found[2]) if found else ""
 
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 #: Not the job's: torch, the standard library, ddp-doctor, commands that packages install, and frames without a file.
 _LIBRARY = re.compile(
-    r"[/\\]torch[/\\]|/ddp_doctor/(checks|model|probing|ranks)/"
+    r"[/\\]torch[/\\]|/ddp_doctor/(checks|features|model|probing|ranks)/"
     r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<|[/\\](?:bin|Scripts)[/\\][\w-]+:\d"
 )
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")

@@ -107,19 +107,6 @@ def size(text: str, option: str) -> int:
     return bytes_of
 
 
-_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT])(?:i?B)?", re.IGNORECASE | re.ASCII)
-
-
-def memory(text: str) -> int:
-    """Return the bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
-    found = _MEMORY.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"invalid --memory {quoted(text)}: expected one GPU's memory with a unit, for example 80GiB")
-    if not (bytes_of := int(float(found[1]) * (1 << 10 * _POWERS.index(found[2].upper())))):
-        raise ValueError(f"invalid --memory {quoted(text)}: expected more than 0 bytes")
-    return bytes_of
-
-
 def sizes(text: str) -> tuple[int, int, int] | None:
     """Parse ``--sizes FROM:TO:FACTOR`` or one size; None for empty text. Raises ValueError with one sentence."""
     if not text:
@@ -152,13 +139,6 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     if not (bytes_per_s := float(found[1]) * 1000 ** ("kMGT".index(found[2]) + 1)):
         raise ValueError(f"{invalid}: expected a rate greater than 0")
     return name, size(size_of, "--min-busbw"), bytes_per_s
-
-
-def require_strategy(name: str, known: Collection[str]) -> None:
-    """Raise ValueError with the nearest name for an unknown ``--strategy``. An empty name is valid."""
-    if name and name not in known:
-        meant = "zero3" if "fsdp" in name.lower() else name
-        raise ValueError(f"invalid --strategy {quoted(name)}: {expected(meant, known)}")
 
 
 def require_collective(name: str, known: Collection[str], option: str) -> None:

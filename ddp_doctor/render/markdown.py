@@ -15,9 +15,9 @@ from ddp_doctor.features import recorded_by
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import FitReport, Report
+from ddp_doctor.model.report import Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import about, findings, fit_table, tables
+from ddp_doctor.render import about, findings, tables
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -39,12 +39,10 @@ def render(report: Report, recording: Recording) -> str:
     elif feature is not None and feature.story is not None and feature.in_markdown:
         lines = (line for part in feature.story(report, recording, None, each=False) for line in part)
         blocks += [_folded(feature.in_markdown, [_fence(story)])] if (story := "\n".join(lines)) else []
-    if isinstance(report, FitReport):
-        blocks += [_fence("\n".join(table.lines(None))) for table in fit_table.tables(report, recording)]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
-    if selected and feature is None:
+    if selected and (feature is None or feature.lists_checks):
         rows = [(check.id, check.status.value.replace("_", " "), check.reason or "") for check in selected]
         counts = Counter(check.status for check in selected)
         words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status]).replace(

@@ -11,7 +11,7 @@ from ddp_doctor.features import feature_of
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import EnvReport, FitReport, JobCauseReport, Report
+from ddp_doctor.model.report import EnvReport, JobCauseReport, Report
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE, Console
@@ -113,7 +113,7 @@ def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bo
         parts.show(lines)
     is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text without a machine
     feature = feature_of(recording.command)
-    has_own_table = isinstance(report, FitReport) or (feature is not None and feature.tables is not None)
+    has_own_table = feature is not None and feature.tables is not None
     if not has_own_table and (each or not (is_pasted or feature is not None)):
         for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
             if not number:
@@ -127,10 +127,6 @@ def _stories(report: Report, recording: Recording, width: int | None, *, each: b
         yield from feature.story(report, recording, width, each=each)
     elif feature is not None and feature.tables is not None:
         yield from (table.lines(width) for table in feature.tables(report, recording, each=each))
-    elif isinstance(report, FitReport):
-        from ddp_doctor.render import fit_table
-
-        yield from (table.lines(width) for table in fit_table.tables(report, recording))
 
 
 def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:

@@ -33,9 +33,9 @@ from ddp_doctor.features.jobs.reading.assemble import Job
 from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan
 from ddp_doctor.features.jobs.reading.words import pieces, search_for
 from ddp_doctor.features.lint.linting import lint_bytes
+from ddp_doctor.features.model.fit.options import memory_bytes, require_strategy
 from ddp_doctor.features.trace.reading import rank
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
@@ -464,10 +464,8 @@ TARGETS: tuple[Target, ...] = (
     direct(options.mesh, "dp=2,shard=4", "pp=2, dp=1,tp=8", refuses=ValueError),
     direct(options.sizes, "8:1G:4", "512K", refuses=ValueError),
     Target(options.size, lambda text: options.size(text, "--sizes"), ("8", "512KiB"), (ValueError,)),
-    direct(options.memory, "80GiB", "39.5 G", refuses=ValueError),
-    Target(
-        options.require_strategy, lambda text: options.require_strategy(text, BY_NAME), ("zero3", "fsdp"), (ValueError,)
-    ),
+    direct(memory_bytes, "80GiB", "39.5 G", refuses=ValueError),
+    direct(require_strategy, "zero3", "fsdp", refuses=ValueError),
     direct(options.is_configuration, "hf:llama,num_hidden_layers=16"),
     Target(options.floor, lambda text: options.floor(text, TABLE), ("all_reduce:1G=180GB/s",), (ValueError,)),
     Target(

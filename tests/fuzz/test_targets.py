@@ -19,6 +19,7 @@ from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 ELSEWHERE = {
     "gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes",
     "failed_trials.complaints", "failed_trials.used_elsewhere", "containers.document",
+    "options.memory_bytes", "options.require_strategy",
 }  # fmt: skip
 #: Characters that separate lines, cells, lists and numbers in some format.
 SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"

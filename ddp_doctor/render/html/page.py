@@ -18,9 +18,9 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Command, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import CheckResult, FitReport, NodeVerdict, Report
+from ddp_doctor.model.report import CheckResult, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
-from ddp_doctor.render import about, checks, compared, findings, fit_table, heat_map, settings_table, tables
+from ddp_doctor.render import about, checks, compared, findings, heat_map, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.html import bars, timeline
@@ -92,7 +92,8 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    has_checks = recorded_by(recording.command) is None
+    feature = recorded_by(recording.command)
+    has_checks = feature is None or feature.lists_checks
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
@@ -131,8 +132,6 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
 def _bars(report: Report, recording: Recording) -> Iterator[bars.Part]:
     if (feature := recorded_by(recording.command)) is not None:
         yield from feature.bars(report, recording)
-    elif isinstance(report, FitReport) and report.estimates:
-        yield bars.memory(report)
 
 
 def _sentence(report: Report) -> str:
@@ -212,8 +211,6 @@ def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
 def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
     if (feature := recorded_by(recording.command)) is not None:
         yield from feature.tables(report, recording, each=True)
-    elif isinstance(report, FitReport):
-        yield from fit_table.tables(report, recording)
 
 
 def _topology(report: Report, recording: Recording) -> dict[str, object]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from ddp_doctor.probing.fit import fake
-from ddp_doctor.probing.fit.strategies import autocast, recompute
+from ddp_doctor.features.model.fit.probing import fake
+from ddp_doctor.features.model.fit.probing.strategies import autocast, recompute
 from ddp_doctor.probing.user_model.batches import Batch
 
 Kind = Literal["bytes", "gradient", "pre_forward", "post_forward", "pre_backward", "post_backward", "backward"]

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.ddp.fit import FitMeasuredFact
+from ddp_doctor.features.model.fit import table
+from ddp_doctor.features.model.fit.facts import FitMeasuredFact
+from ddp_doctor.features.model.fit.report import FitReport
+from ddp_doctor.features.model.fit.views import NO_TIME, size
 from ddp_doctor.model.choices import Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import FitOptions
-from ddp_doctor.model.report import FitReport
-from ddp_doctor.render import fit_table
-from ddp_doctor.views.fit import NO_TIME, size
-from tests.fit_facts import GIB, recording
+from tests.features.model.fit.made_facts import GIB, recording
 
 
 def judged(**given: Any) -> FitReport:
@@ -185,8 +185,8 @@ def test_finished_measurements_answer_without_the_others(status: Status, why: st
     report = app.judge(whole).report
     assert isinstance(report, FitReport)
     assert (report.verdict, report.summary.startswith("Fits: DDP")) == (Verdict.HEALTHY, True)
-    [table] = fit_table.tables(report, whole)
-    assert table.notes[-1] == f"not measured: zero1: {why}"
+    [shown] = table.tables(report, whole, each=False)
+    assert shown.notes[-1] == f"not measured: zero1: {why}"
     alone = app.judge(taken.model_copy(update={"readings": (*taken.readings[:1], late)})).report
     assert alone.verdict is Verdict.UNSURE
 
@@ -199,4 +199,4 @@ def test_caption_gives_the_tokens_of_a_sample():
     for taken, said in ((assumed, "1,024 tokens (assumed; set --seq)"), (given, "1,024 tokens (--seq)")):
         report = app.judge(taken).report
         assert isinstance(report, FitReport)
-        assert said in next(iter(fit_table.tables(report, taken))).caption
+        assert said in next(iter(table.tables(report, taken, each=False))).caption

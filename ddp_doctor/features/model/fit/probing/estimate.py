@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
+from ddp_doctor.features.model.fit.facts import Estimate, FitFact, Precision
+from ddp_doctor.features.model.fit.probing import fake, peaks, subject, trace
+from ddp_doctor.features.model.fit.probing.peaks import Job, Parameter, Step
+from ddp_doctor.features.model.fit.probing.subject import Stopped, Subject
+from ddp_doctor.features.model.fit.probing.trace import Event, How
 from ddp_doctor.knowledge.ddp.strategies import FSDP2_NEEDS, STRATEGIES, Strategy
 from ddp_doctor.model.fact import Misused
 from ddp_doctor.parse.options import is_configuration
-from ddp_doctor.probing.fit import fake, peaks, subject, trace
-from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
-from ddp_doctor.probing.fit.subject import Stopped, Subject
-from ddp_doctor.probing.fit.trace import Event, How
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.user_code import Misuse
 

@@ -1,4 +1,4 @@
-"""Estimates against real ranks: within 10% each, 5% in the median. ``tests.fit.evaluate`` compares every pair."""
+"""Estimates against real ranks: within 10% each, 5% in the median. evaluate.py compares every pair."""
 
 import statistics
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.fit.evaluate import MODELS, STRATEGIES, Case, evaluate
+from tests.features.model.fit.evaluate import MODELS, STRATEGIES, Case, evaluate
 
 #: The second step has the optimizer's state and DDP's rebuilt buckets. Later steps have the same peak.
 STEPS = 2
@@ -42,7 +42,7 @@ MOST_TURNS = 1e9
 def test_seven_billion_parameters_take_twenty_seconds_and_a_gigabyte():
     code = """
 import resource, time
-from ddp_doctor.probing.fit.estimate import estimate
+from ddp_doctor.features.model.fit.probing.estimate import estimate
 fact = estimate("hf:llama", ranks=8, ranks_per_node=8, batch=1, sequence=2048)
 parameters = next(row.parameters for row in fact.estimates if row.strategy == "ddp")
 seconds = time.process_time()

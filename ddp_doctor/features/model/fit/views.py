@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact
+from ddp_doctor.features.model.fit.facts import Estimate, FitFact, FitMeasuredFact
+from ddp_doctor.features.model.fit.report import FitEstimate
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME, RESERVE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import FitOptions, Recording, once_a_recording
-from ddp_doctor.model.report import FitEstimate
 from ddp_doctor.views.gpus import gpus_of_the_job
 
+#: The ids of the checks.
+FIT, FIT_MEASURED = "fit", "fit_measured"
 #: The parts of an estimate, in display order.
 PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
 

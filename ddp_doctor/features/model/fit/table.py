@@ -11,18 +11,17 @@ net:make on 8 ranks, AdamW, fp32, batch of 4, compared with 80 GiB (--memory):
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.ddp.fit import FitFact
+from ddp_doctor.features.model.fit.facts import FitFact
+from ddp_doctor.features.model.fit.report import FitEstimate, FitReport
+from ddp_doctor.features.model.fit.views import FIT_MEASURED, NO_TIME, size
 from ddp_doctor.knowledge.ddp.strategies import RESERVE
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import FIT_MEASURED
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import FitEstimate, FitReport
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.fit import NO_TIME, size
 from ddp_doctor.wording.nodes import name_list
 
 _TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\nper step", "batch\nup to")
@@ -31,7 +30,7 @@ _MANY = 9999
 _FITS = {True: "yes", False: "no", None: "?"}
 
 
-def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
+def tables(report: FitReport, recording: Recording, *, each: bool) -> Iterator[Table]:  # noqa: ARG001 - it has few rows
     """Yield the table of all strategies with their measurements; no table without estimates."""
     fact = recording.first(FitFact)
     if fact is None:

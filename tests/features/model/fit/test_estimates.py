@@ -2,12 +2,12 @@
 
 import pytest
 
-from ddp_doctor.facts.ddp.fit import Estimate, FitFact
+from ddp_doctor.features.model.fit.facts import Estimate, FitFact
+from ddp_doctor.features.model.fit.probing import peaks, subject, trace
+from ddp_doctor.features.model.fit.probing.estimate import estimate
+from ddp_doctor.features.model.fit.probing.peaks import Job, Parameter, Step
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.model.fact import Misused
-from ddp_doctor.probing.fit import peaks, subject, trace
-from ddp_doctor.probing.fit.estimate import estimate
-from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
 from ddp_doctor.probing.user_model.user_code import Misuse
 from tests.rank_harness import Ranks
 

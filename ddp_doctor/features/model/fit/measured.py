@@ -12,18 +12,18 @@ import gc
 from functools import cache
 from time import monotonic
 
-from ddp_doctor.checks.ddp.fit import estimated
-from ddp_doctor.facts.ddp.fit import FitMeasuredFact
+from ddp_doctor.features.model.fit.estimated import estimated
+from ddp_doctor.features.model.fit.facts import FitMeasuredFact
+from ddp_doctor.features.model.fit.probing.measure import peak_bytes, run_steps
+from ddp_doctor.features.model.fit.views import FIT_MEASURED, NO_TIME, size
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME, RESERVE
-from ddp_doctor.model.check import FIT_MEASURED, Check
+from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing.all_reduces import memory_free
-from ddp_doctor.probing.fit.measure import peak_bytes, run_steps
-from ddp_doctor.views.fit import NO_TIME, size
 
 _CHECKPOINTING = "+checkpointing"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Precision
+from ddp_doctor.features.model.fit.facts import Precision
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME, Strategy
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.features.model.fit.facts import Estimate, FitFact, FitMeasuredFact
 from ddp_doctor.knowledge.ddp.strategies import STRATEGIES, Strategy
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import FitOptions, Options, Recording, World

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ddp_doctor.facts.ddp.fit import Estimate, Moment
+from ddp_doctor.features.model.fit.facts import Estimate, Moment
+from ddp_doctor.features.model.fit.probing.trace import Event
 from ddp_doctor.knowledge.ddp.strategies import BROADCAST_BYTES, Strategy
-from ddp_doctor.probing.fit.trace import Event
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Predicted against measured memory: ``python -m tests.fit.evaluate [MODEL …] [--ranks N]`` prints the table.
+"""Predicted against measured memory: ``python -m tests.features.model.fit.evaluate [MODEL …] [--ranks N]``.
 
 Measured is what ``fit --measure`` takes for the peak, on real ranks on the CPU, from
 before the model is made until the last step has ended; beside it what the process's resident memory grew by.
@@ -10,7 +10,7 @@ import gc
 import statistics
 from typing import Any, NamedTuple
 
-from ddp_doctor.facts.ddp.fit import FitFact, Precision
+from ddp_doctor.features.model.fit.facts import FitFact, Precision
 from tests.rank_harness import Ranks
 
 MODELS = ("mlp", "cnn", "encoder", "llama", "tied", "lora")
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 def predicted(_ctx: Any, case: Case) -> FitFact:
-    from ddp_doctor.probing.fit.estimate import estimate
+    from ddp_doctor.features.model.fit.probing.estimate import estimate
 
     return estimate(
         case.factory, ranks=case.ranks, ranks_per_node=case.ranks_per_node, precision=case.precision, device="cpu"
@@ -66,9 +66,9 @@ def measured(_ctx: Any, case: Case, steps: int) -> tuple[int, int]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from ddp_doctor.probing.fit import subject
-    from ddp_doctor.probing.fit.measure import allocated
-    from ddp_doctor.probing.fit.strategies import wrap
+    from ddp_doctor.features.model.fit.probing import subject
+    from ddp_doctor.features.model.fit.probing.measure import allocated
+    from ddp_doctor.features.model.fit.probing.strategies import wrap
     from ddp_doctor.probing.user_model import user_code
     from ddp_doctor.probing.user_model.batches import Batch
 

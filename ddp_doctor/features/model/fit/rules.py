@@ -1,73 +1,18 @@
-"""fit: does the user's model fit the memory of a GPU, and under which strategy?
-
-Raw input: none; the first rank makes the model on fake tensors, which have shapes and no memory, and adds up what a
-step would hold at its highest moment, for each strategy::
-
-    ddp                         parameters 27 GB, gradients 27 GB, optimizer 54 GB, buckets 27 GB, activations 11 GB
-    zero3 with checkpointing    parameters 3.4 GB, gradients 3.4 GB, optimizer 6.7 GB, unsharded 1.6 GB, ...
-
-A job that runs out of memory mostly does so in its second step, when the optimizer has its state, after minutes in a
-queue. Which of DDP, ZeRO and FSDP a model needs follows from these sums alone.
-"""
+"""DD870 to DD872: a model that does not fit, and a factory that does not return."""
 
 from collections.abc import Iterator
-from functools import cache
 
-from ddp_doctor.facts.ddp.fit import FitFact
-from ddp_doctor.knowledge import deadlines
-from ddp_doctor.model.check import FIT, Check
-from ddp_doctor.model.choices import Consequence, Where
-from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Misused, Skip
+from ddp_doctor.features.model.fit.facts import FitFact
+from ddp_doctor.features.model.fit.report import FitEstimate
+from ddp_doctor.features.model.fit.views import FIT, asked, estimates, memory, name_of, nothing_fits, size, to_take
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import FitOptions, Recording
-from ddp_doctor.model.report import FitEstimate
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.frames import called
-from ddp_doctor.probing.fit.estimate import estimate
 from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
-from ddp_doctor.views.fit import asked, estimates, memory, name_of, nothing_fits, size, to_take
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import line_in_the_job, stack_in_the_job
-
-_estimate = cache(estimate)
-
-
-def estimated(ctx: RankContext) -> FitFact:
-    """The estimates for the job that was asked for, made once in a process."""
-    import torch
-
-    options = ctx.options.fit or FitOptions()
-    gpus = torch.cuda.device_count()
-    there = ctx.world_size if options.measure else gpus
-    ranks = options.ranks or there or 2
-    return _estimate(
-        ctx.model,
-        ranks=ranks,
-        ranks_per_node=ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8),
-        precision=options.precision,
-        device=ctx.device.partition(":")[0] if options.measure else "cuda",
-        batch=options.batch,
-        sequence=options.seq,
-    )
-
-
-def probe(ctx: RankContext) -> FitFact:
-    """The first rank estimates, the others wait for it. Raises Misused where the user's code cannot be used."""
-    if ctx.group_rank:
-        with ctx.step("wait_for_estimate"):
-            ctx.exchange("estimated", "")
-        raise Skip("the first rank makes the estimate for all ranks")
-    try:
-        fact = estimated(ctx)
-    finally:
-        ctx.exchange("estimated", "")
-    if trouble := fact.trouble:
-        at = f" at {trouble.where}" if trouble.where else ""
-        raise Misused(
-            trouble.message if trouble.misuse else f"its {trouble.phase} raises {trouble.type}{at}: {trouble.message}"
-        )
-    return fact
 
 
 @rule("DD870", "no-strategy-fits-the-gpu", Consequence.FAILS, FitFact)
@@ -168,17 +113,3 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
                 Evidence(text=stack_in_the_job(rank)),
                 HUNG_CODE,
             )
-
-
-CHECK = Check(
-    id=FIT,
-    title="The model fits the memory of a GPU",
-    where=Where.RANK,
-    probe=probe,
-    facts=(FitFact,),
-    rules=(no_strategy_fits, chosen_does_not_fit, does_not_come_back),
-    cost_s=5.0,
-    deadline_s=deadlines.FIT_S,
-    still_s=deadlines.STILL_S,
-    needs_model=True,
-)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
+from ddp_doctor.features.model.fit.probing import subject
+from ddp_doctor.features.model.fit.probing.strategies import wrap
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import FitOptions
-from ddp_doctor.probing.fit import subject
-from ddp_doctor.probing.fit.strategies import wrap
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
 

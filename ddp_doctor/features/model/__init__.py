@@ -1,0 +1,1 @@
+"""model: the user's own model; ``fit`` estimates the memory that it needs."""

@@ -1,0 +1,77 @@
+"""fit: does the user's model fit the memory of a GPU, and under which strategy?
+
+Raw input: none; the first rank makes the model on fake tensors, which have shapes and no memory, and adds up what a
+step would hold at its highest moment, for each strategy::
+
+    ddp                         parameters 27 GB, gradients 27 GB, optimizer 54 GB, buckets 27 GB, activations 11 GB
+    zero3 with checkpointing    parameters 3.4 GB, gradients 3.4 GB, optimizer 6.7 GB, unsharded 1.6 GB, ...
+
+A job that runs out of memory mostly does so in its second step, when the optimizer has its state, after minutes in a
+queue. Which of DDP, ZeRO and FSDP a model needs follows from these sums alone.
+"""
+
+from functools import cache
+
+from ddp_doctor.features.model.fit.facts import FitFact
+from ddp_doctor.features.model.fit.probing.estimate import estimate
+from ddp_doctor.features.model.fit.rules import chosen_does_not_fit, does_not_come_back, no_strategy_fits
+from ddp_doctor.features.model.fit.views import FIT
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Misused, Skip
+from ddp_doctor.model.recording import FitOptions
+
+_estimate = cache(estimate)
+
+
+def estimated(ctx: RankContext) -> FitFact:
+    """The estimates for the job that was asked for, made once in a process."""
+    import torch
+
+    options = ctx.options.fit or FitOptions()
+    gpus = torch.cuda.device_count()
+    there = ctx.world_size if options.measure else gpus
+    ranks = options.ranks or there or 2
+    return _estimate(
+        ctx.model,
+        ranks=ranks,
+        ranks_per_node=ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8),
+        precision=options.precision,
+        device=ctx.device.partition(":")[0] if options.measure else "cuda",
+        batch=options.batch,
+        sequence=options.seq,
+    )
+
+
+def probe(ctx: RankContext) -> FitFact:
+    """The first rank estimates, the others wait for it. Raises Misused where the user's code cannot be used."""
+    if ctx.group_rank:
+        with ctx.step("wait_for_estimate"):
+            ctx.exchange("estimated", "")
+        raise Skip("the first rank makes the estimate for all ranks")
+    try:
+        fact = estimated(ctx)
+    finally:
+        ctx.exchange("estimated", "")
+    if trouble := fact.trouble:
+        at = f" at {trouble.where}" if trouble.where else ""
+        raise Misused(
+            trouble.message if trouble.misuse else f"its {trouble.phase} raises {trouble.type}{at}: {trouble.message}"
+        )
+    return fact
+
+
+CHECK = Check(
+    id=FIT,
+    title="The model fits the memory of a GPU",
+    where=Where.RANK,
+    probe=probe,
+    facts=(FitFact,),
+    rules=(no_strategy_fits, chosen_does_not_fit, does_not_come_back),
+    cost_s=5.0,
+    deadline_s=deadlines.FIT_S,
+    still_s=deadlines.STILL_S,
+    needs_model=True,
+)
