@@ -15,10 +15,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ddp_doctor.features import features_in, recorded_by
-from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.features import ADDED, features_in, is_loadable, recorded_by, run_feature, run_features
+from ddp_doctor.model.check import COMPILE, USER_MODEL, Check
+from ddp_doctor.model.choices import Command, Where
+from ddp_doctor.model.fact import Fact, Reading, Skip
 from ddp_doctor.model.recording import Recording
 
 __all__ = ["CHECKS", "checks_of", "every_check", "read_pasted"]
@@ -45,8 +45,18 @@ def _after_ranks() -> tuple[Check, ...]:
     return _checks_in(rdma_after, kernel_after)
 
 
+def _not_asked_for(name: str) -> Check:
+    """Return a check of a feature whose option is not given, as plans and reports list it."""
+    row = ADDED[name]
+    return Check(name, row.title, Where.RANK, _not_run, (), level=row.level, needs_model=True)
+
+
+def _not_run(_ctx: object) -> Fact:
+    raise Skip("its option is not given")
+
+
 @cache
-def _all_checks() -> tuple[Check, ...]:
+def _all_checks(*, has_model: bool) -> tuple[Check, ...]:
     from ddp_doctor.checks.cluster import baseline, connectivity, consistency, roll_call, torchrun
     from ddp_doctor.checks.collectives import (
         allreduce,
@@ -62,22 +72,20 @@ def _all_checks() -> tuple[Check, ...]:
         same_products,
         stragglers,
     )
-    from ddp_doctor.checks.ddp import (
-        buffers,
-        checkpoint,
-        compile,  # noqa: A004 - the name of the check
-        gradient_sync,
-        initial_state,
-        step_time,
-        user_model,
-    )
+    from ddp_doctor.checks.ddp import buffers, checkpoint, gradient_sync, initial_state, step_time
 
+    added = {name: _not_asked_for(name) for name in ADDED}
+    if has_model:
+        added |= {check.id: check for check in run_feature("model").checks}
     return (
         *_before_ranks(),
         *_checks_in(roll_call, consistency, connectivity, torchrun, isolation),
         *_checks_in(process_group, gpu_speed, same_products, stragglers, allreduce),
         *_checks_in(initial_state, gradient_sync, buffers, checkpoint),
-        *_checks_in(p2p, collectives, user_model, mesh, compile),
+        *_checks_in(p2p, collectives),
+        added[USER_MODEL],
+        mesh.CHECK,
+        added[COMPILE],
         *_checks_in(step_time, job_collectives, repeats, nccl_diagnostics),
         *_after_ranks(),
         baseline.CHECK,
@@ -89,14 +97,17 @@ if not TYPE_CHECKING:  # else any name could be imported from here
     def __getattr__(name: str) -> tuple[Check, ...]:
         """Make CHECKS when it is asked for: neither a prolog, which would need a tenth more time, nor ``logs`` does."""
         if name == "CHECKS":
-            return _all_checks()
+            return _all_checks(has_model=is_loadable("model"))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def checks_of(command: Command) -> tuple[Check, ...]:
-    """The checks that have something to judge in a recording of this command."""
+def checks_of(command: Command, *, has_model: bool = True) -> tuple[Check, ...]:
+    """The checks that have something to judge in a recording of this command.
+
+    Without a model of the user's, those that need it are only listed.
+    """
     if (feature := recorded_by(command)) is None:
-        return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
+        return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks(has_model=has_model)
     names = [*feature.reads, *(["collectives.process_group"] if command.has_ranks else [])]
     before = _checks_in(*(import_module(f"{__name__}.{name}") for name in names))
     if feature.has_all_reduces:
@@ -108,8 +119,9 @@ def checks_of(command: Command) -> tuple[Check, ...]:
 
 def every_check(recording: Recording | None = None) -> tuple[Check, ...]:
     """Return the checks of all commands. With a recording, omit the features that have no facts in it."""
+    has_model = is_loadable("model") if recording is None else bool(run_features(recording))
     of_features = (check for feature in features_in(recording) for check in feature.checks)
-    return (*_all_checks(), *of_features)
+    return (*_all_checks(has_model=has_model), *of_features)
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

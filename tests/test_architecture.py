@@ -23,7 +23,7 @@ import ddp_doctor.checks
 from ddp_doctor.checks import CHECKS, checks_of, every_check
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
-from ddp_doctor.features import FEATURES, Recorded, features_in, load
+from ddp_doctor.features import ADDED, FEATURES, Recorded, features_in, load, run_feature
 from ddp_doctor.features.jobs.causes.findings import JOB_RULES
 from ddp_doctor.features.lint.rules import RULES as LINT_RULES
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
@@ -86,6 +86,22 @@ def test_features_are_found_by_their_commands_and_by_the_facts_of_their_checks()
         known = load(name)
         facts = [*known.facts, *chain(*(of.facts for of in known.checks))] if isinstance(known, Recorded) else []
         assert {fact.KIND for fact in facts} == {*row.kinds}
+
+
+def test_checks_added_by_features_are_listed_alike_without_their_option():
+    added = {check.id: check for name in {row.feature for row in ADDED.values()} for check in run_feature(name).checks}
+    run = {with_model: checks_of(Command.RUN, has_model=with_model) for with_model in (False, True)}
+    listed = {check.id: check for check in run[False] if check.id in ADDED}
+
+    assert [check.id for check in run[False]] == [check.id for check in run[True]]
+    assert {name: (check.facts[0].KIND,) for name, check in added.items()} == {
+        name: (row.kind,) for name, row in ADDED.items()
+    }
+    for name, check in added.items():
+        assert (check.title, check.level, check.where, check.group, check.needs_model) == (
+            *(listed[name].title, listed[name].level, listed[name].where),
+            *(listed[name].group, listed[name].needs_model),
+        )
 
 
 def test_rules_not_applied_without_ranks_could_have_no_finding():
@@ -201,6 +217,7 @@ def test_modules_below_the_sources_do_not_read_the_environment():
         "ddp_doctor/features/trace/views", "ddp_doctor/features/trace/rules",
         *(f"ddp_doctor/features/jobs/{room}" for room in ("causes", "reading", "table", "views")),
         *(f"ddp_doctor/features/model/fit/{room}" for room in ("probing", "rules", "views")),
+        *(f"ddp_doctor/features/model/{part}" for part in ("compile", "user_model")),
     )  # fmt: skip
     pure = [path for path in _sources() if path.relative_to(ROOT).as_posix().startswith(rooms)]
 
@@ -286,7 +303,7 @@ PLANTED = {
     "ddp_doctor/agents/roll_call.py": "import ddp_doctor.checks.cluster.roll_call",
     "ddp_doctor/starters/endpoint.py": "import ddp_doctor.checks.node.gpus",
     "ddp_doctor/render/tables.py": "import ddp_doctor.checks.node.topology.nvlinks",
-    "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
+    "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.buffers",
     "ddp_doctor/engine/verdict.py": "import ddp_doctor.features.trace.report",
     "ddp_doctor/features/trace/views/windows.py": "import ddp_doctor.sources.job_files",
 }
@@ -313,7 +330,7 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
 
 GROUPS = ("node", "cluster", "collectives", "ddp")
 #: The checks of features, which are in no folder of checks/.
-OF_FEATURES = [check for feature in features_in(None) for check in feature.checks]
+OF_FEATURES = [*run_feature("model").checks, *(check for feature in features_in(None) for check in feature.checks)]
 #: Checks that repeat, in another way, what another check of the same directory checked.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards"}
 

@@ -29,7 +29,7 @@ def run_plan(
 
     Raises UsageError.
     """
-    plan = make_plan(options, checks_of(Command.RUN), len(hosts))
+    plan = make_plan(options, checks_of(Command.RUN, has_model=bool(options.model)), len(hosts))
     if is_here:
         require_usable(options, plan)
     leaves = options.leaves_of([host or "" for host in hosts])

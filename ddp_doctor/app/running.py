@@ -15,6 +15,7 @@ from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.sizes import require_possible
 from ddp_doctor.facts.cluster import RollCallFact
+from ddp_doctor.features import is_loadable
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.error_text import quoted
@@ -35,7 +36,9 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
 
     All nodes get the head's outcome, unless it is lost. Raises UsageError. Ctrl-C and SIGTERM give a partial outcome.
     """
-    checks = checks or checks_of(Command(request.options.command))
+    # Another node may have a model.
+    has_model = bool(request.options.model) or (request.nnodes > 1 and is_loadable("model"))
+    checks = checks or checks_of(Command(request.options.command), has_model=has_model)
     plan = make_plan(request.options, checks, request.nnodes)
     if request.nnodes == 1:  # with several nodes, only some may lack it
         require_usable(request.options, plan)

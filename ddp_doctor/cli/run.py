@@ -172,7 +172,8 @@ def test_and_report(request: RunRequest, outputs: Outputs) -> int:
 
 
 def _planned(options: Options, nnodes: int) -> list[str]:
-    return [check.id for check in make_plan(options, checks_of(Command(options.command)), nnodes).checks]
+    checks = checks_of(Command(options.command), has_model=bool(options.model))
+    return [check.id for check in make_plan(options, checks, nnodes).checks]
 
 
 def _arguments(request: RunRequest) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.features import recorded_by
+from ddp_doctor.features import recorded_by, run_feature
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import (
     BASELINE,
@@ -120,25 +120,12 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     model = recording.options.model
     if not model:
         return
-    from ddp_doctor.facts.ddp.user_model import UserModel  # a prolog has none, and starts with every job
-
-    facts = [rank.fact for rank in recording.facts(UserModel)]
-    runs = [by_id[check.id] for check in checks_of(Command.RUN) if check.runs_model(model) and check.id in by_id]
-    others = [result for result in runs if result.id != USER_MODEL and result.status in _RAN]
-    if len({fact.model for fact in facts}) > 1:
-        why = "not all nodes were started with it"
-    elif facts and not all(fact.has_batch for fact in facts):
-        why = f"no forward was run; let {model} return (model, make_batch)"
-    elif stopped := [fact.stopped for fact in facts if fact.stopped]:
-        too_slow = "no synchronized step was run; let make_batch return a smaller batch"
-        why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
-    elif untested := [fact.sharded.not_compared for fact in facts if fact.sharded and fact.sharded.not_compared]:
-        why = f"its steps were not compared with those of a single rank: {untested[0]}"
-    elif facts or others:
-        return
-    else:
+    why = run_feature("model").unmet(recording)
+    others = [check.id for check in checks_of(Command.RUN) if check.runs_model(model) and check.id != USER_MODEL]
+    if why is None and not any(by_id[name].status in _RAN for name in others if name in by_id):
         why = _why(by_id.get(USER_MODEL))
-    yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+    if why:
+        yield NotAsAsked(f"--model {model}", USER_MODEL, why)
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -10,7 +10,7 @@ from ddp_doctor.checks import checks_of, every_check
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.features import features_in, recorded_by
+from ddp_doctor.features import features_in, has_model, recorded_by
 from ddp_doctor.model.check import ENV_VARS, NCCL, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
@@ -33,20 +33,26 @@ class Diagnosis:
 
 def all_rules() -> list[Described]:
     """Return all rules, sorted by code."""
-    of_checks = {rule for check in every_check() for rule in check.rules}
+    of_run = _rules_for(Command.RUN, has_model=False)
+    of_checks = {rule for check in every_check() for rule in check.rules}.union(of_run)
     of_features = (rule for feature in features_in(None) for rule in feature.rules())
-    return sorted([*of_checks.union(_rules_for(Command.RUN)), *of_features], key=lambda rule: rule.code)
+    return sorted([*of_checks, *of_features], key=lambda rule: rule.code)
 
 
 @cache
-def _rules_for(command: Command) -> list[Rule]:
+def _rules_for(command: Command, *, has_model: bool) -> list[Rule]:
     """Return the rules of a command's checks and trials, each after the rules that explain its findings."""
-    rules = [rule for check in checks_of(command) if is_judged(command, check.id) for rule in check.rules]
-    if any(check.where.needs_ranks for check in checks_of(command)):
+    checks = checks_of(command, has_model=has_model)
+    rules = [rule for check in checks if is_judged(command, check.id) for rule in check.rules]
+    if any(check.where.needs_ranks for check in checks):
         from ddp_doctor.engine.hang.rules import TRIAL_RULES  # only commands with ranks have trials
 
         rules += TRIAL_RULES
     return _causes_first(sorted(rules, key=lambda rule: rule.code))
+
+
+def _rules_of(recording: Recording) -> list[Rule]:
+    return _rules_for(recording.command, has_model=has_model(recording))
 
 
 def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
@@ -70,7 +76,7 @@ def checks_for(recording: Recording) -> tuple[Check, ...]:
     feature = recorded_by(recording.command)
     if feature is not None and feature.has_all_reduces and not recording.of_kind(AllReduceFact.KIND):
         return feature.checks
-    return checks_of(recording.command)
+    return checks_of(recording.command, has_model=has_model(recording))
 
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
@@ -85,7 +91,7 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     ignored: list[str] = []
     silent = _of_nobodys_choice(recording)
     with no_garbage_collection():
-        for rule in _rules_for(recording.command) if rules is None else _causes_first(rules):
+        for rule in _rules_of(recording) if rules is None else _causes_first(rules):
             if rule.code in silent:
                 continue
             try:

@@ -9,7 +9,7 @@ from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.facts.node.env_vars import SettingText
-from ddp_doctor.features import Recorded, feature_of, recorded_by
+from ddp_doctor.features import Recorded, feature_of, recorded_by, run_feature
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
@@ -403,16 +403,13 @@ def _scope(recording: Recording) -> tuple[str, str]:
 
 
 def _model(recording: Recording) -> str:
-    """Return `` with train.models:make (124M parameters)``; nothing if no model was trained."""
+    """Return which model was trained, as in `` with a built-in model (1M parameters)``; nothing if none was."""
     from ddp_doctor.facts.ddp.gradients import GradientSync  # not needed by a prolog
-    from ddp_doctor.facts.ddp.user_model import UserModel
 
-    if not recording.options.model:
-        own = recording.first(GradientSync)
-        return f" with a built-in model ({short_count(own.elements)} parameters)" if own else ""
-    fact = recording.first(UserModel)
-    parameters = f" ({short_count(fact.elements)} parameters)" if fact and fact.elements else ""
-    return f" with {recording.options.model}{parameters}"
+    if recording.options.model:
+        return run_feature("model").words(recording)
+    own = recording.first(GradientSync)
+    return f" with a built-in model ({short_count(own.elements)} parameters)" if own else ""
 
 
 def _untested(recording: Recording) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Features: products with their own commands, one package each, from the facts to the commands.
+"""Features: products with their own commands or options of ``run``, one package each, from the facts to the commands.
 
-The core loads a feature by name if its command runs or a recording has its facts. It imports none.
+The core loads a feature by name if its command runs, its option is given or a recording has its facts. It imports none.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from ddp_doctor.model.choices import Command
+from ddp_doctor.model.choices import Command, Level
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddp_doctor.facts.cluster import TracedSide
     from ddp_doctor.model.check import Check
     from ddp_doctor.model.choices import Verdict
+    from ddp_doctor.model.context import RankContext
     from ddp_doctor.model.fact import Fact
     from ddp_doctor.model.finding import Finding
     from ddp_doctor.model.job_collectives import JobCollectives
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddp_doctor.model.recording import Recording
     from ddp_doctor.model.report import Report
     from ddp_doctor.model.rule import Described
+    from ddp_doctor.model.work import Work
 
 
 #: The groups of commands in ``ddp-doctor --help``.
@@ -100,6 +102,22 @@ FEATURES = {
         kinds=("fit/1", "fit_measured/1"),
         package="model.fit",
     ),
+}
+
+
+class Added(NamedTuple):
+    """A check that a feature adds to ``run`` if its option is given: what other runs say of it."""
+
+    feature: str
+    kind: str  # of its fact
+    title: str
+    level: Level
+
+
+#: By the id of the check.
+ADDED = {
+    "user_model": Added("model", "user_model/1", "Your own model, in DDP or fully_shard", Level.QUICK),
+    "compile": Added("model", "compiled/1", "What torch.compile makes of your own model", Level.STANDARD),
 }
 
 
@@ -180,6 +198,52 @@ class Recorded(Feature):
     named_cause: "Callable[[str, str, str], tuple[Finding, Sequence[str]] | None]" = _none
 
 
+class CodeRaised(NamedTuple):
+    """An exception of the user's code on a rank."""
+
+    rank: int
+    check: str
+    message: str
+    doing: str  # what raised it: ``forward of net:make``
+    where: str  # the line
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFeature:
+    """A loaded feature that adds checks to ``run``."""
+
+    checks: "tuple[Check, ...]"
+    words: "Callable[[Recording], str]"  #: Return what was tested besides, for a healthy verdict.
+    #: Return why what the option asks for was not tested as a whole, or an empty text, or None without a result.
+    unmet: "Callable[[Recording], str | None]"
+    raised: "Callable[[Recording], Iterable[CodeRaised]]"  #: Yield exceptions of the user's code.
+    work: "Callable[[RankContext], Work]"  #: Return work for checks that time steps. Raises Skip and Failed.
+
+
+def run_feature(name: str) -> RunFeature:
+    """Import a feature in ADDED. Raises CannotLoad."""
+    feature: RunFeature = load_module(name, ".in_run").FEATURE
+    return feature
+
+
+def has_model(recording: "Recording") -> bool:
+    """Return True if a recording of ``run`` has the user's own model, by its options, its facts or its trials."""
+    has_facts = any(recording.of_kind(row.kind) for row in ADDED.values())
+    return bool(recording.options.model) or has_facts or any(ADDED.keys() & trial.checks for trial in recording.trials)
+
+
+def is_loadable(name: str) -> bool:
+    """Return True if a feature in ADDED can be imported."""
+    with suppress(CannotLoad):
+        return bool(run_feature(name))
+    return False
+
+
+def run_features(recording: "Recording") -> list[RunFeature]:
+    """Return the features that have added facts to a recording of ``run``. Raises CannotLoad."""
+    return [run_feature(name) for name in {row.feature: None for row in ADDED.values() if recording.of_kind(row.kind)}]
+
+
 def feature_of(command: Command) -> Feature | None:
     """Return the feature of a command, or None for a command of the core. Raises CannotLoad."""
     return load(command.value) if command.value in FEATURES else None
@@ -231,11 +295,13 @@ def load(name: str) -> Feature:
 def load_module(name: str, part: str = "") -> Any:
     """Import the package of a command or a module of it, for example ``.cli``. Raises CannotLoad."""
     try:
-        return import_module(f"{__name__}.{FEATURES[name].package or name}{part}")
+        package = FEATURES[name].package if name in FEATURES else ""
+        return import_module(f"{__name__}.{package or name}{part}")
     except Exception as error:
         where = f", line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else ""
         reason = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
-        raise CannotLoad(f"`ddp-doctor {name}` cannot start ({reason}); reinstall ddp-doctor") from error
+        what = name if name in FEATURES else f"run --{name}"
+        raise CannotLoad(f"`ddp-doctor {what}` cannot start ({reason}); reinstall ddp-doctor") from error
 
 
 def later(name: str, part: str, function: str) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ YOURS = {
     "make_batch": "your make_batch",
     "pass": "your forward, loss or backward",
 }
-#: The functions of ddp-doctor that call the user's code (probing/user_model), and the code that they call.
-_CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss|step)$")
+#: The functions of ddp-doctor that call the user's code (features/model/user_model), and the code that they call.
+_CALLER = re.compile(r"/ddp_doctor/\S*user_model/(?:probing/)?\w+\.py:\d+ in (find|made|make|forward|loss|step)$")
 _CALLED = {
     "find": YOURS["import"],
     "made": YOURS["factory"],

@@ -6,33 +6,22 @@ compare over the control store what they would make, and make nothing where they
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, SizeResult, WrongShare
 from ddp_doctor.knowledge import axes
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.model.context import ModelMesh, RankContext
+from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.recording import Axis, mesh_typed
 from ddp_doctor.probing.all_reduces import agreed, meet, memory_free, memory_needed
 from ddp_doctor.probing.collectives import ODD_ELEMENTS, Case, NotOffered, timed, wrong_shares
-from ddp_doctor.probing.user_model.user_code import Misuse
-
-T = TypeVar("T")
 
 #: Of a timed collective, by device: small beside a gradient bucket on CPUs, above it on GPUs.
 _BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
 _TIMES = 5
-#: In place of a mesh, by a rank whose factory has failed.
-_FAILED = "failed"
-
-
-class _PeerFailed(Exception):
-    """Another rank failed in the factory."""
 
 
 def misfit(mesh: Sequence[Axis], ranks: int) -> str:
@@ -66,70 +55,6 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
     groups = {axis.name: made.get_group(at) for at, axis in enumerate(mesh) if axis.size > 1}
     driven = [_driven(ctx, axis, group) for axis, group in groups.items()]
     return MeshFact(mesh=mesh, made=True, groups=tuple(_at_once(ctx, driven, [*groups.values()])))
-
-
-def of_model(mesh: Any) -> ModelMesh:
-    """The axes of a DeviceMesh that the user's factory returned, and that mesh itself."""
-    return (_axes(tuple(mesh.shape), mesh.mesh_dim_names), mesh) if mesh is not None else ((), None)
-
-
-def _axes(shape: Sequence[int], names: Sequence[str] | None) -> tuple[Axis, ...]:
-    names = names or [f"dim_{at}" for at in range(len(shape))]
-    return tuple(Axis(name=name, size=size) for name, size in zip(names, shape, strict=True))
-
-
-@contextmanager
-def compared(ctx: RankContext) -> Iterator[Callable[[Callable[[], T]], T | None]]:
-    """While the user's factory runs: ranks that call init_device_mesh compare first what they ask for.
-
-    Where they differ they would hang: all of them then raise Misuse, and the check of the mesh names who differs. What
-    is given calls the factory: a rank that is through with it asks for no mesh where others do, and where one has
-    failed, which tells so by itself, the others come out with nothing.
-    """
-    import torch.distributed as dist
-    from torch.distributed import device_mesh
-
-    init_device_mesh, calls, differ = device_mesh.init_device_mesh, count(), False
-
-    def compare(asked: tuple[Axis, ...], text: str) -> None:
-        nonlocal differ
-        if differ:
-            return
-        with ctx.step("compare_meshes"):
-            told = ctx.exchange(f"mesh {next(calls)}", text)
-        differ = len(set(told)) > 1
-        if _FAILED in told:
-            raise _PeerFailed
-        if differ:
-            ctx.model_mesh = asked, None
-            meshes = " and ".join(dict.fromkeys(mesh or "none" for mesh in told))
-            raise Misuse(f"the ranks create different meshes: {meshes}")
-
-    def compared(device_type: str, mesh_shape: tuple[int, ...], **more: Any) -> Any:
-        asked = _axes(mesh_shape, more.get("mesh_dim_names"))
-        compare(asked, mesh_typed(asked))
-        return init_device_mesh(device_type, mesh_shape, **more)
-
-    def called(factory: Callable[[], T]) -> T | None:
-        try:
-            value = factory()
-            compare((), "")
-        except _PeerFailed:
-            return None
-        except BaseException:
-            with suppress(_PeerFailed):
-                compare((), _FAILED)
-            raise
-        return value
-
-    places: tuple[Any, ...] = (device_mesh, dist)  # torch has it in both
-    for place in places:
-        place.init_device_mesh = compared
-    try:
-        yield called
-    finally:
-        for place in places:
-            place.init_device_mesh = init_device_mesh
 
 
 def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:

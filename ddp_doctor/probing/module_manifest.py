@@ -6,7 +6,6 @@ from typing import Any
 
 from ddp_doctor.knowledge.ddp.manifests import Manifest, Tensor, digest
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing import sharding
 
 
 def read(module: Any) -> Manifest:
@@ -23,29 +22,9 @@ def read(module: Any) -> Manifest:
         frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
     )
     return Manifest(
-        parameters=_as_sharded(module, _tensors(module.named_parameters(remove_duplicate=False), *marks)),
+        parameters=_tensors(module.named_parameters(remove_duplicate=False), *marks),
         buffers=_tensors(module.named_buffers(remove_duplicate=False), *marks),
     )
-
-
-def _as_sharded(module: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same with what fully_shard has made of them."""
-    if not sharding.is_sharded(module):
-        return tensors
-    changed = []
-    for tensor, sharded in zip(tensors, sharding.parameters(module), strict=True):
-        if sharding.is_dtensor(sharded.parameter):
-            ways = {
-                "unit": sharded.unit,
-                "mesh": sharding.in_words(sharding.mesh_of(sharded.parameter.device_mesh)),
-                "placement": ", ".join(map(str, sharded.parameter.placements)),
-                "precision": sharded.policy.precision if sharded.policy else None,
-                "resharding": sharded.policy.resharding if sharded.policy else None,
-            }
-            changed.append(tensor.model_copy(update=ways))
-        else:
-            changed.append(tensor)
-    return tuple(changed)
 
 
 def of_all_ranks(ctx: RankContext, own: Manifest) -> dict[int, Manifest]:

@@ -16,6 +16,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_doctor.checks import checks_of
+from ddp_doctor.features import has_model
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Status, Verdict
 from ddp_doctor.model.finding import Finding
@@ -97,7 +98,8 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     counted = _skipped_in_healthy_run(report)
     selected = [check for check in report.checks if check.reason != NOT_SELECTED and check not in counted]
     whole = [check for check in selected if check.status is CheckStatus.PASSED]
-    groups = {check.id: check.group for check in checks_of(recording.command)} if whole else {}
+    checks = checks_of(recording.command, has_model=has_model(recording)) if whole else ()
+    groups = {check.id: check.group for check in checks}
     for group in dict.fromkeys((*groups.values(), _OTHERS)):
         ids = [check.id for check in whole if groups.get(check.id, _OTHERS) == group]
         if ids:

@@ -17,7 +17,6 @@ SCENARIOS = (
     "tests.checks.test_stragglers",
     "tests.checks.test_step_time",
     "tests.checks.test_step_time_of_your_model",
-    "tests.checks.test_user_model",
 )
 
 

@@ -10,13 +10,14 @@ import pytest
 from ddp_doctor.checks.ddp.step_time import CHECK, measurements
 from ddp_doctor.checks.ddp.step_time.measure import _how_many, measure, on_gpu
 from ddp_doctor.checks.ddp.step_time.rounds import summary
-from ddp_doctor.checks.ddp.step_time.work import Plan, Work
+from ddp_doctor.checks.ddp.step_time.work import Plan
 from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Level, Severity
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.work import Work
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 
 pytestmark = pytest.mark.ranks

@@ -8,8 +8,9 @@ import pytest
 
 from ddp_doctor.checks.ddp.step_time import CHECK, probe
 from ddp_doctor.checks.ddp.step_time.measure import measure
-from ddp_doctor.checks.ddp.step_time.work import Plan, yours
+from ddp_doctor.checks.ddp.step_time.work import Plan
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
+from ddp_doctor.features.model.user_model.work import yours
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import TraceAdvice

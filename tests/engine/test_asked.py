@@ -11,9 +11,9 @@ from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
 from ddp_doctor.facts.collectives import AxisGroup, GroupTest, IsolationFact, MeshFact
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
-from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
 from ddp_doctor.facts.node.host import Host
+from ddp_doctor.features.model.user_model.facts import UserModel
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Backend, Status, UsageError, Verdict
 from ddp_doctor.model.fact import Fact, Reading

@@ -14,10 +14,14 @@ ROOT = Path(ddp_doctor.__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of ddp-doctor: trace has a syntax error, and lint imports a package that is missing."""
+    """Return a copy of ddp-doctor: trace and model have syntax errors, and lint imports a package that is missing."""
     copy = tmp_path_factory.mktemp("broken")
     shutil.copytree(ROOT / "ddp_doctor", copy / "ddp_doctor")
-    for path, text in (("trace/facts.py", "class TraceFact(:\n"), ("lint/report.py", "import no_such_package\n")):
+    for path, text in (
+        ("trace/facts.py", "class TraceFact(:\n"),
+        ("model/user_model/facts.py", "class UserModel(:\n"),
+        ("lint/report.py", "import no_such_package\n"),
+    ):
         (copy / "ddp_doctor/features" / path).write_text(text)
     (copy / "a.json").write_text('{"traceEvents": []}')
     (copy / "job.out").write_text("training finished\n")
@@ -30,6 +34,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["trace", "traces/"], 3, "`ddp-doctor trace` cannot start (SyntaxError: "),
         (["compare", "a.json", "a.json"], 3, "`ddp-doctor trace` cannot start (SyntaxError: "),
         (["lint", "train.py"], 3, "cannot start (ModuleNotFoundError: No module named 'no_such_package'); reinstall"),
+        (["fit", "net:make"], 3, "`ddp-doctor fit` cannot start (SyntaxError: "),
+        (["run", "--plan", "--model", "net:make"], 3, "`ddp-doctor run --model` cannot start (SyntaxError: "),
+        (["run", "--plan"], 0, "user_model"),
         (["explain"], 0, "DD610"),
         (["logs", "job.out"], 0, "No failure"),
     ],

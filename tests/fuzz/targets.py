@@ -567,7 +567,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         frames.called,
         lambda text: frames.called(text.split("\n")),
-        ("/opt/ddp_doctor/probing/user_model/user_code.py:9 in forward\n/home/me/net.py:31 in forward",),
+        ("/opt/ddp_doctor/features/model/user_model/probing/user_code.py:9 in forward\n/home/me/net.py:31 in forward",),
     ),
     Target(
         redact.open_and_withheld,

@@ -50,7 +50,10 @@ PEER_GONE = (
 TORCH = "/lib/python3.11/site-packages/torch"
 ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
-    "stack": ("ddp_doctor/probing/user_model/probe.py:120 in compare", "/x/ddp_doctor/ranks/store.py:37 in exchange"),
+    "stack": (
+        "ddp_doctor/features/model/user_model/probing/probe.py:120 in compare",
+        "/x/ddp_doctor/ranks/store.py:37 in exchange",
+    ),
 }
 BUSY = {"stack": ("train.py:91 in read_next",)}
 

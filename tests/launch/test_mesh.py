@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import mesh
-from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import MeshFact
+from ddp_doctor.features.model.user_model import check as user_model
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing import collectives

@@ -5,7 +5,7 @@ import pytest
 from ddp_doctor.parse.frames import called, fatal_stack, of_the_job
 
 DOCTOR = ["<string>:1 in <module>", "/opt/ddp-doctor/ddp_doctor/ranks/worker.py:50 in forked"]
-PROBE = "/opt/ddp-doctor/ddp_doctor/probing/user_model"
+PROBE = "/opt/ddp-doctor/ddp_doctor/features/model/user_model/probing"
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 WAITS = "/home/user/net.py:15 in wait"
 

@@ -228,7 +228,7 @@ def test_every_value_in_every_place_of_own_files_is_read_or_refused(tmp_path, ki
 #: These read what another ddp-doctor process has just written; everything else is foreign.
 _OWN = (
     *("agents", "ranks", "starters", "templates"),
-    *("probing/user_model", "probing/module_manifest.py", "probing/checkpoints.py"),
+    *("features/model/user_model/probing", "probing/module_manifest.py", "probing/checkpoints.py"),
     *("checks/ddp", "features/jobs/attach/nodes.py", "cli/run.py"),
     "features/jobs/watch/judging.py",
 )

@@ -17,8 +17,9 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import advised, rules
 from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
 from ddp_doctor.checks.ddp.step_time.rounds import crowded, summary
-from ddp_doctor.checks.ddp.step_time.work import own, yours
+from ddp_doctor.checks.ddp.step_time.work import own
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.features import run_feature
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -35,7 +36,7 @@ def probe(ctx: RankContext) -> StepTimeFact:
         models = set(ctx.exchange("whose model", ctx.model))
     if len(models) > 1:
         raise Skip("the nodes have different models, or some nodes have none (DD770)")
-    return measure(ctx, own(ctx)) if models == {""} else measure(ctx, yours(ctx), YOURS)
+    return measure(ctx, own(ctx)) if models == {""} else measure(ctx, run_feature("model").work(ctx), YOURS)
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

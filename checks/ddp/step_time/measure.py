@@ -22,7 +22,6 @@ from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN, LARGEST_ALONE
 from ddp_doctor.checks.ddp.step_time.work import (
     Plan,
     ProcessorTime,
-    Work,
     built,
     in_turns,
     one_pass,
@@ -39,6 +38,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.intervals import Interval, Times
 from ddp_doctor.model.recording import TraceAdvice
+from ddp_doctor.model.work import Work
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish, moment, seconds_between
 

@@ -1,24 +1,21 @@
 """What the steps compute, in DDP with its buckets, and timed blocks that all ranks begin together."""
 
-import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ddp_doctor.knowledge.ddp.arguments import as_the_job_has_them, copes_with_unused
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.work import Work
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.probing.user_model import batches
-from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
 _CPU, _GPU = (256, 16), (1024, 16)
-_SMALLEST_BATCH, _LARGEST_BATCH = 8, 1 << 16
+_SMALLEST_BATCH = 8
 #: The memory that a batch may take: this much on a CPU, an eighth of the rank's share on a GPU.
 _CPU_BYTES, _GPU_SHARE = 256 << 20, 8
 #: The net twice in DistributedDataParallel and once without: weights, gradients, buckets.
@@ -36,31 +33,6 @@ class Plan:
     budget_s: float = 3.0  # for the rounds; fewer of them where they take longer
     longest_s: float = 6.0  # for the fewest of them; beyond it nothing is measured
     bucket_aim_s: float = 0.3  # the longest computation that bucket sizes are compared with
-
-
-@dataclass(frozen=True)
-class Work:
-    """A module on this rank's device, a batch, and the loss of one for the other."""
-
-    module: Any
-    batch: Any
-    loss: Callable[[Any, Any], Any]  # (module or what wraps it, batch) -> a tensor of one element
-    name: str = ""  # of the user's own
-    samples: int | None = None
-    make: Callable[[int], Any] | None = None  # a batch of so many samples; None where no such batch can be made
-    most: int = _LARGEST_BATCH  # samples for which there is memory
-    options: Mapping[str, Any] = field(default_factory=dict)  # for DDP
-    unused: bool = False  # some parameter gets no gradient on some rank
-    copies: int = 2  # of the module in DDP, for which there is memory
-    alike: bool = True  # every rank computes the same
-
-    def sized(self, samples: int) -> "Work":
-        """The same with another batch, where one can be made."""
-        return self if self.make is None else replace(self, batch=self.make(samples), samples=samples)
-
-    def gradient_bytes(self) -> int:
-        """The bytes that DDP averages."""
-        return sum(parameter.nbytes for parameter in self.module.parameters() if parameter.requires_grad)
 
 
 def one_pass(work: Work, module: Any) -> None:
@@ -186,61 +158,3 @@ def built(ddp: Any) -> tuple[int, ...]:
     data = read_log()
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return tuple(int(part) for part in str(text).split(",") if part.strip().isdigit())
-
-
-#: Fragments and the workspaces of libraries, beyond what tensors take.
-_SLACK = 1.1
-_MOST_COPIES = 2
-
-
-def yours(ctx: RankContext) -> Work:
-    """A fresh model of the user's and the first rank's batch. Raises Skip and Failed."""
-    gc.collect()  # to count memory from here on, without user_model's copy of the model
-    if ctx.device.startswith("cuda"):
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    probe = ModelProbe(ctx)
-    try:
-        loaded = probe.load()
-        if probe.sharded:
-            raise Skip(f"{ctx.model} is sharded by fully_shard, but only DDP steps are timed")
-        given, unused = probe.ready(loaded)
-    except Stopped:
-        raise Skip(f"{ctx.model} does not work with DDP; the user_model check reports why") from None
-    if not given:
-        raise Skip(f"{ctx.model} does not return make_batch, so the inputs are unknown")
-    options = as_the_job_has_them(loaded.options, ctx.options.advice)
-    if unused and not copes_with_unused(options):
-        raise Skip(f"some parameters of {ctx.model} never get gradients, but DDP waits for them (DD775, DD776)")
-    batch = given[0]
-    common = batches.common(ctx, batch)
-    return Work(
-        module=loaded.model,
-        batch=common or batch,
-        loss=lambda module, batch: batch.loss(batch.forward(module)),
-        name=ctx.model,
-        options=options,
-        unused=unused,
-        copies=_copies(ctx, loaded.model),
-        alike=common is not None,
-    )
-
-
-def _copies(ctx: RankContext, model: Any) -> int:
-    """How many copies in DDP fit beside the model, from the peak memory of its own pass.
-
-    Raises Skip where none does on some rank.
-    """
-    if not ctx.device.startswith("cuda"):
-        return _MOST_COPIES
-    import torch
-
-    state = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
-    fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
-    copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))
-    if not copies:
-        raise Skip("a second copy of the model does not fit in the GPU memory that ddp-doctor may use")
-    return copies

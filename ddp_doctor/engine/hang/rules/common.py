@@ -30,7 +30,7 @@ _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "nev
 #: torch 2.15 distributed_c10d.py, _new_process_group_helper.
 _UNKNOWN_BACKEND = "Unknown c10d backend type"
 
-#: The step of probing/user_model in which ranks compare the results of a phase of the user's code.
+#: The step of features/model/user_model in which ranks compare the results of a phase of the user's code.
 OUTCOMES = "compare_outcomes"
 #: Maximum number of evidence lines of one kind; the culprits list every rank.
 MOST_LINES = 8

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, names, step_words
-from ddp_doctor.facts.ddp.user_model import UserModel
-from ddp_doctor.model.check import PROCESS_GROUP, USER_MODEL
+from ddp_doctor.features import run_features
+from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -76,13 +76,9 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
 
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:
-    """Yield ranks of the user's model unless user-model-takes-another-gpu reports that its factory selects the GPU."""
-    for rank in recording.facts(UserModel):
-        trouble = rank.fact.trouble
-        devices = used_elsewhere(trouble.message) if trouble else None
-        if trouble is not None and devices is not None and rank.fact.found_device is None:
-            doing = f"{trouble.phase} of {rank.fact.model}"
-            yield _Rank(rank.rank or 0, USER_MODEL, devices, doing, trouble.where)
+    for raised in (each for feature in run_features(recording) for each in feature.raised(recording)):
+        if (devices := used_elsewhere(raised.message)) is not None:
+            yield _Rank(raised.rank, raised.check, devices, raised.doing, raised.where)
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:

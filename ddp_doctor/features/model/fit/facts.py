@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from ddp_doctor.facts.ddp.user_model import Trouble
+from ddp_doctor.features.model.user_model.facts import Trouble
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 

@@ -69,8 +69,8 @@ def measured(_ctx: Any, case: Case, steps: int) -> tuple[int, int]:
     from ddp_doctor.features.model.fit.probing import subject
     from ddp_doctor.features.model.fit.probing.measure import allocated
     from ddp_doctor.features.model.fit.probing.strategies import wrap
-    from ddp_doctor.probing.user_model import user_code
-    from ddp_doctor.probing.user_model.batches import Batch
+    from ddp_doctor.features.model.user_model.probing import user_code
+    from ddp_doctor.features.model.user_model.probing.batches import Batch
 
     gc.enable()
     gc.collect()

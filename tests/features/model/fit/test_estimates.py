@@ -6,9 +6,9 @@ from ddp_doctor.features.model.fit.facts import Estimate, FitFact
 from ddp_doctor.features.model.fit.probing import peaks, subject, trace
 from ddp_doctor.features.model.fit.probing.estimate import estimate
 from ddp_doctor.features.model.fit.probing.peaks import Job, Parameter, Step
+from ddp_doctor.features.model.user_model.probing.user_code import Misuse
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.model.fact import Misused
-from ddp_doctor.probing.user_model.user_code import Misuse
 from tests.rank_harness import Ranks
 
 #: Two layers of 1,000 by 1,000 without a bias, 4 MB each, the second a unit of its own.

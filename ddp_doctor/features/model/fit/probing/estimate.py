@@ -10,11 +10,11 @@ from ddp_doctor.features.model.fit.probing import fake, peaks, subject, trace
 from ddp_doctor.features.model.fit.probing.peaks import Job, Parameter, Step
 from ddp_doctor.features.model.fit.probing.subject import Stopped, Subject
 from ddp_doctor.features.model.fit.probing.trace import Event, How
+from ddp_doctor.features.model.user_model.probing import user_code
+from ddp_doctor.features.model.user_model.probing.user_code import Misuse
 from ddp_doctor.knowledge.ddp.strategies import FSDP2_NEEDS, STRATEGIES, Strategy
 from ddp_doctor.model.fact import Misused
 from ddp_doctor.parse.options import is_configuration
-from ddp_doctor.probing.user_model import user_code
-from ddp_doctor.probing.user_model.user_code import Misuse
 
 #: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
 #: by one sample more, the moment that counts later would not be seen.

@@ -11,10 +11,10 @@ from pydantic_core import from_json
 
 from ddp_doctor.features.model.fit.probing import subject
 from ddp_doctor.features.model.fit.probing.strategies import wrap
+from ddp_doctor.features.model.user_model.probing import batches
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import FitOptions
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.probing.user_model import batches
 
 if TYPE_CHECKING:
     import torch

@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.features.model.fit.probing import fake
 from ddp_doctor.features.model.fit.probing.strategies import innermost_first, trainable
+from ddp_doctor.features.model.user_model.facts import Phase, Trouble
+from ddp_doctor.features.model.user_model.probing import user_code
+from ddp_doctor.features.model.user_model.probing.batches import Batch
+from ddp_doctor.features.model.user_model.probing.sharding import is_dtensor
+from ddp_doctor.features.model.user_model.probing.user_code import Loaded, Misuse, find, made, uncompiled
 from ddp_doctor.model.error_text import quoted, unknown
 from ddp_doctor.parse.json_value import NotJson, json_object, json_value
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
-from ddp_doctor.probing.sharding import is_dtensor
-from ddp_doctor.probing.user_model import user_code
-from ddp_doctor.probing.user_model.batches import Batch
-from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
 
 #: A factory that needs real tensors may take so much, the process included (judgment).
 MOST_BYTES = 16 << 30

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ddp_doctor.features.model.fit.probing import fake
 from ddp_doctor.features.model.fit.probing.strategies import autocast, recompute
-from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.features.model.user_model.probing.batches import Batch
 
 Kind = Literal["bytes", "gradient", "pre_forward", "post_forward", "pre_backward", "post_backward", "backward"]
 #: A first, a middle and a last layer, of at least this many.

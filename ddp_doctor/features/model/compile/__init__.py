@@ -1,0 +1,1 @@
+"""compile: what torch.compile makes of the user's own model."""

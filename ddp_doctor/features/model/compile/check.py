@@ -1,0 +1,55 @@
+"""compile: does torch.compile make the same of the user's own model on every rank, and at the same time?
+
+Raw input: the graphs of a forward, which a backend of the doctor's keeps in place of making code of them, and what
+torch says of guards that failed::
+
+    step 0    linear(l_x_, ...) -> float32     net.py:31        on all ranks
+              mul(linear, 2.0) -> float32      net.py:33        on rank 1 alone
+    step 3    net.py:30 forward compiled again: tensor 'x' size mismatch at index 0. expected 8, actual 5
+
+Why it matters: a rank compiles by itself, and for minutes where the model is large. One that compiles when the others
+do not keeps them waiting in their next collective, up to its time-out. One that compiles another graph computes
+something else, and calls the collectives inside of it in another order.
+"""
+
+from ddp_doctor.features.model.compile import rules
+from ddp_doctor.features.model.compile.facts import CompiledFact
+from ddp_doctor.features.model.compile.probing.capture import CompileProbe
+from ddp_doctor.features.model.compile.rules import facts_by_rank
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.check import COMPILE, Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rules_in
+
+
+def probe(ctx: RankContext) -> CompiledFact:
+    """Capture the graphs of the user's model. Raises Skip where it is not compiled."""
+    return CompileProbe(ctx).capture()
+
+
+def untested(recording: Recording) -> str:
+    """Why no recompilation could be seen."""
+    for fact in facts_by_rank(recording).values():
+        if fact.not_offered:
+            return f"this torch release does not report {' and '.join(fact.not_offered)}"
+        if len(fact.steps) < 2:
+            return f"one step alone was looked at: {fact.ended}"
+    return ""
+
+
+CHECK = Check(
+    id=COMPILE,
+    title="What torch.compile makes of your own model",
+    where=Where.RANK,
+    probe=probe,
+    facts=(CompiledFact,),
+    rules=rules_in(rules),
+    level=Level.STANDARD,
+    cost_s=3.0,
+    deadline_s=deadlines.USER_MODEL_S,
+    still_s=deadlines.STILL_S,
+    needs_model=True,
+    untested=untested,
+)

@@ -1,0 +1,1 @@
+"""How torch.compile takes the user's model on a rank."""

@@ -1,0 +1,169 @@
+"""torch.compile, as far as its documentation does not promise it: each private call with its fallback.
+
+A backend of ``torch.compile`` is a function from a graph to what runs it. This one keeps the graph and runs it as it
+is, so that nothing is generated and no compiler is needed. ``torch.compiler.set_stance`` puts it in the place of every
+backend that the model names, and leaves ``dynamic=`` as the user wrote it.
+
+    linear(l_x_, l_self_modules_up_parameters_weight_, None) -> float32        net.py:31
+    mul(linear, 2.0) -> float32                                                net.py:32
+
+Held against torch 2.6 to 2.15.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_doctor.features.model.compile.facts import Compilation, GraphBreak
+from ddp_doctor.model.fact import Skip
+from ddp_doctor.parse.frames import is_of_the_job
+
+_LONGEST_REASON = 200
+#: Compilations that torch remembers; by default 64, and a large model has more in one step.
+_MOST_COMPILATIONS = 4096
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_COMPILE_ID = re.compile(r"^\d+/\d+: ")
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether ``torch.compile(module)``, ``module.compile()`` or a decorated forward is in the model."""
+    return any(
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(type(module).forward, "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
+
+
+@dataclass
+class Step:
+    """What was captured in one step."""
+
+    graphs: list[Any] = field(default_factory=list)  # torch.fx.GraphModule
+    breaks: list[GraphBreak] = field(default_factory=list)
+    compiled: list[Compilation] = field(default_factory=list)
+    raised_at: str = ""  # the user's line that torch was tracing when it raised
+
+    def run(self, call: Callable[..., object], *args: Any) -> None:
+        """Call, and note where in the user's code torch was where it raises: its own frames alone are on the stack."""
+        try:
+            call(*args)
+        except Exception as error:
+            self.raised_at = _own_line(getattr(error, "real_stack", None) or ())
+            raise
+
+    def lines(self, *, sizes: bool) -> list[tuple[str, str]]:
+        """Breaks and calls, each with the user's line; without ``sizes`` arguments are left out."""
+        found = [(f"a graph break ({each.reason})", each.where) for each in self.breaks]
+        found.append(("no more graph breaks", ""))
+        for graph in self.graphs:
+            for module in graph.modules():  # the graphs of checkpointed regions are within it
+                if hasattr(module, "graph"):
+                    found += _calls(module.graph, sizes=sizes)
+        return found
+
+
+class Capture:
+    """Captures graphs, one step at a time, until it is ended. Raises Skip where torch cannot be told to."""
+
+    def __init__(self) -> None:
+        import torch
+
+        if not hasattr(torch.compiler, "set_stance"):
+            raise Skip(f"requires torch 2.6 or newer; this is torch {torch.__version__}")
+        import torch._dynamo as dynamo
+
+        self._step = Step()
+        self._breaks = getattr(dynamo.utils, "graph_break_reasons", None)
+        self._compilations = getattr(dynamo.utils, "get_compilation_metrics", None)
+        found = {"graph breaks": self._breaks, "recompilations": self._compilations}
+        self.not_offered = tuple(what for what, source in found.items() if source is None)
+        self.end()
+        with suppress(Exception):
+            dynamo.utils.set_compilation_metrics_limit(_MOST_COMPILATIONS)
+
+        def keep(graph: Any, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            self._step.graphs.append(graph)
+            run: Callable[..., Any] = graph.forward
+            return run
+
+        self.backend = keep  # one function: torch compiles again where the backend is another one
+
+    @contextmanager
+    def step(self) -> Iterator[Step]:
+        """What is captured in the block; breaks and compilations are there when it has ended."""
+        import torch
+
+        self._step = Step()
+        compiled_before = len(self._compilations()) if self._compilations else 0
+        breaks_before = len(self._breaks or ())
+        try:
+            with torch.compiler.set_stance("default", force_backend=self.backend):
+                yield self._step
+        finally:
+            with suppress(Exception):  # fields of another torch
+                for reason in (self._breaks or ())[breaks_before:]:
+                    where = _own_line(reason.user_stack)
+                    self._step.breaks.append(GraphBreak(reason=_first(reason.reason), where=where))
+                for each in (self._compilations() if self._compilations else ())[compiled_before:]:
+                    self._take(each)
+
+    def _take(self, metrics: Any) -> None:
+        if metrics.fail_reason:
+            where = f"{metrics.fail_user_frame_filename or metrics.co_filename}:{metrics.fail_user_frame_lineno or 0}"
+            self._step.breaks.append(GraphBreak(reason=_first(metrics.fail_reason), where=where))
+        elif metrics.has_guarded_code:
+            self._step.compiled.append(
+                Compilation(
+                    function=_RESUMED.sub(r"\1", metrics.co_name or ""),
+                    where=f"{metrics.co_filename}:{metrics.co_firstlineno}",
+                    reason=_first(_COMPILE_ID.sub("", getattr(metrics, "recompile_reason", None) or "")),
+                )
+            )
+
+    def end(self) -> None:
+        """Forget what was compiled, for the checks that follow."""
+        import torch._dynamo as dynamo
+
+        dynamo.reset()
+
+
+def _own_line(stack: Iterable[Any]) -> str:
+    """The innermost frame of the user's code, or of any."""
+    frames = list(stack)
+    own = [frame for frame in frames if is_of_the_job(frame.filename)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _first(text: str) -> str:
+    """Torch's explanation, or the first line, without what is added to it."""
+    lines = text.partition("Explanation: ")[2].splitlines() or text.strip().splitlines() or [""]
+    line = lines[0].partition(" (HINT")[0].partition("  #")[0]
+    return " ".join(line.split())[:_LONGEST_REASON]
+
+
+def _calls(graph: Any, *, sizes: bool) -> Iterator[tuple[str, str]]:
+    for node in graph.nodes:
+        made = _type(node)
+        if node.op in ("placeholder", "get_attr", "output") or made is None:
+            continue
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        given = _ADDRESS.sub("", f"{node.args}{node.kwargs or ''}") if sizes else ""
+        found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+        own = [f"{file}:{line}" for file, line in found if is_of_the_job(file)]
+        yield f"{target}{given}{made}", own[-1] if own else ""
+
+
+def _type(node: Any) -> str | None:
+    """`` -> float32`` of a tensor, nothing of what returns none, None of a size."""
+    import torch
+
+    value = node.meta.get("example_value")
+    while isinstance(value, tuple | list) and value and not isinstance(value, torch.Size):
+        value = value[0]
+    if isinstance(value, torch.Tensor):
+        return f" -> {str(value.dtype).removeprefix('torch.')}"
+    return "" if value is None else None
