@@ -11,12 +11,6 @@ CHECK_S = 10.0
 #: From init_process_group to the end of the first NCCL collective. The ranks are given their device, so they connect
 #: inside init_process_group; the first collective loads kernels and may connect the GPUs one by one.
 FIRST_NCCL_S = 60.0
-#: The user's own model: its import, its construction and nine forwards. A pass that would not end in time is not begun.
-USER_MODEL_S = 60.0
-#: An estimate of a model's memory: 20 s of processor time for 7 billion parameters, on a machine that may be busy.
-FIT_S = 120.0
-#: A step of a model under one strategy. The check itself stops after its time; STILL_S detects a hang.
-FIT_STEPS_S = 120.0
 #: … and if no rank does anything for this long, the check is evaluated immediately (ranks/idle_ranks.py): no rank
 #: computes, compiles, reads or writes, so no progress will follow. A hang must be reported within 20 s.
 STILL_S = 15.0

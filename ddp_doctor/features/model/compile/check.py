@@ -16,6 +16,7 @@ from ddp_doctor.features.model.compile import rules
 from ddp_doctor.features.model.compile.facts import CompiledFact
 from ddp_doctor.features.model.compile.probing.capture import CompileProbe
 from ddp_doctor.features.model.compile.rules import facts_by_rank
+from ddp_doctor.features.model.user_model.check import DEADLINE_S
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import COMPILE, Check
 from ddp_doctor.model.choices import Level, Where
@@ -48,7 +49,7 @@ CHECK = Check(
     rules=rules_in(rules),
     level=Level.STANDARD,
     cost_s=3.0,
-    deadline_s=deadlines.USER_MODEL_S,
+    deadline_s=DEADLINE_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
     untested=untested,

@@ -23,6 +23,9 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.recording import FitOptions
 
+#: Seconds: 20 s of processor time for 7 billion parameters, on a machine that may be busy.
+_DEADLINE_S = 120.0
+
 _estimate = cache(estimate)
 
 
@@ -71,7 +74,7 @@ CHECK = Check(
     facts=(FitFact,),
     rules=(no_strategy_fits, chosen_does_not_fit, does_not_come_back),
     cost_s=5.0,
-    deadline_s=deadlines.FIT_S,
+    deadline_s=_DEADLINE_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
 )

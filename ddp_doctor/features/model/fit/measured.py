@@ -26,6 +26,8 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.probing.all_reduces import memory_free
 
 _CHECKPOINTING = "+checkpointing"
+#: Seconds for a step under one strategy. The check itself stops after its time; STILL_S detects a hang.
+_DEADLINE_S = 120.0
 
 
 @cache
@@ -92,7 +94,7 @@ CHECK = Check(
     probe=probe,
     facts=(FitMeasuredFact,),
     cost_s=20.0,
-    deadline_s=deadlines.FIT_STEPS_S,
+    deadline_s=_DEADLINE_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
     parts=parts,

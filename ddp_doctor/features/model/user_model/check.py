@@ -34,6 +34,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 
+#: Seconds for its import, its construction and nine forwards. A pass that would not end in time is not begun.
+DEADLINE_S = 60.0
+
 
 def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""
@@ -70,7 +73,7 @@ CHECK = Check(
     rules=rules_in(building, gradients, sharded),
     cost_s=1.0,
     is_essential=True,
-    deadline_s=deadlines.USER_MODEL_S,
+    deadline_s=DEADLINE_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
     measurements=measurements,
