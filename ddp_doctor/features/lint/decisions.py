@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -123,7 +123,7 @@ def _set_under(script: Script, test: Value, depth: int = 2) -> tuple[_Setter, ..
         return ()
     found: list[_Setter] = []
     for value in operands(test):
-        same = [each for key in keys.get(value, ()) for each in bound[key]]
+        same = [each for key in _read_from(keys.get(value, ()), test) for each in bound[key]]
         if any(isinstance(each.value, Call) and _makes_equal(each.value) for each in same):
             continue
         places = [*returned.get(value, ()), *(each for each in same if each.value.kind not in ("loop", "element"))]
@@ -132,6 +132,15 @@ def _set_under(script: Script, test: Value, depth: int = 2) -> tuple[_Setter, ..
                 why = _why_set(script, condition, each, depth)
                 found += [_Setter(condition.test, why, each.value is value, each.place.loops)] if why else []
     return tuple(found)
+
+
+def _read_from(keys: Sequence[_Key], test: Value) -> Sequence[_Key]:
+    """Return the names that a test reads a value from: its own and the first one, but not those of copies."""
+    if len(keys) < 2:
+        return keys
+    nodes = ast.walk(test.node)
+    read = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
+    return [key for key in dict.fromkeys(keys) if key == keys[0] or key[1] in read]
 
 
 def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> Reason | None:
