@@ -73,8 +73,9 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
     """LOCAL_RANK is used instead of the global rank.
 
     Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group, even if the script reads RANK when
-        LOCAL_RANK is not set. Severity is info for a DistributedSampler that gets the local rank and
-        `torch.cuda.device_count()`, in a job whose size comes from the launcher.
+        LOCAL_RANK is not set. Not reported if the rank is computed: `node_rank * n + local_rank`. Severity is info for
+        a DistributedSampler that gets the local rank and `torch.cuda.device_count()`, in a job whose size comes from
+        the launcher.
     Why: On one node, both are the same number. On two nodes, each number occurs twice. The sampler gives both nodes the
         same half of the data, and the other half is never used, without an error. The process group waits for ranks
         that never arrive.
@@ -100,7 +101,7 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
                     remedy="Remove num_replicas and rank: both come from the process group",
                     severity=Severity.INFO,
                 )
-        elif "LOCAL_RANK" in environment(rank) and not _OF_ONE_NODE & environment(size):
+        elif "LOCAL_RANK" in environment(rank) and not (_OF_ONE_NODE & environment(size) or _is_computed(rank)):
             reported.append(call)
             yield Spot(
                 call,
@@ -108,6 +109,12 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
                 detail="Correct on one node. On several nodes, each number occurs once per node.",
                 remedy="Remove rank, or use RANK",
             )
+
+
+def _is_computed(rank: Value) -> bool:
+    """Return True for ``node_rank * n + local_rank``, which is not the local rank itself."""
+    sums = (source for source in rank.sources() if isinstance(source.node, ast.BinOp | ast.AugAssign))
+    return any("LOCAL_RANK" in environment(each) for each in sums)
 
 
 def _under_torchrun(rank: Value) -> Value:
