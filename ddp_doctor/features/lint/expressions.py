@@ -289,7 +289,7 @@ class Expressions:
         before = self.place
         if not call.name.endswith(_RUN_HERE):  # conditions of the parent hold on all ranks
             held = [each if rank_condition(each) else each._replace(always=True) for each in before.conditions]
-            self.place = Place(conditions=tuple(held), depth=before.depth)
+            self.place = Place(conditions=tuple(held), depth=before.depth, launch=call)
         self._follow_callable(call, target, args)
         self.place = before
 

@@ -170,16 +170,17 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     in_handler: bool = False  # inside of except
     depth: int = 0
     guards: tuple[Guard, ...] = ()  # enclosing try statements, the outermost first; not if in their handler
+    launch: Call | None = None  # the call that started its process; None for the process of the script
 
     def under(self, *conditions: Condition) -> Place:
         """Return the same place with additional conditions."""
-        function, cls, before, loops, withs, in_handler, depth, guards = self
-        return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards)
+        function, cls, before, loops, withs, in_handler, depth, guards, launch = self
+        return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards, launch)
 
     def inside(self, loop: Loop) -> Place:
         """The same place, inside of a loop."""
-        function, cls, conditions, before, withs, in_handler, depth, guards = self
-        return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards)
+        function, cls, conditions, before, withs, in_handler, depth, guards, launch = self
+        return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards, launch)
 
     def excludes(self, other: Place) -> bool:
         """Return True if the two places are in different branches of one condition."""

@@ -273,6 +273,7 @@ def _read_before(script: Script, setting: Assignment) -> Call | None:
         return None
     conditions = setting.place.conditions
     earlier = (call for call in readers if call.root == setting.root and call.order < setting.order)
+    earlier = (call for call in earlier if call.place.launch is setting.place.launch)  # a process reads its own
     earlier = (call for call in earlier if not call.place.excludes(setting.place))
     return next((call for call in earlier if call.conditions == conditions[: len(call.conditions)]), None)
 
