@@ -284,6 +284,8 @@ class Expressions:
         args = list(given.parts) if given.kind == "tuple" else []
         if call.name.endswith(("spawn", "start_processes")):
             args.insert(0, Value(call.node, "parameter", name=SPAWN_INDEX))
+        elif call.name.endswith("Process"):
+            args = [Value(call.node, "parameter", name=SPAWN_INDEX) if _counts(each) else each for each in args]
         if call.method:  # of a Fabric, which gives itself and what follows
             args = [call.receiver, *call.args[1:]]
         before = self.place
@@ -394,6 +396,11 @@ def is_launch(call: Call) -> bool:
     if call.method == "launch":
         return any(made.name.endswith(".Fabric") for made in call.receiver.makers())
     return call.name.rpartition(".")[2] in _LAUNCHERS
+
+
+def _counts(value: Value) -> bool:
+    """Return True for ``rank`` of ``for rank in range(gpus)``."""
+    return value.kind == "loop" and any(made.name == "range" for made in value.owner.makers())
 
 
 def _object(value: Value) -> Value:
