@@ -110,7 +110,8 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early and skip a collective that other ranks call.
 
     Finds: `return`, `continue`, `break` or a successful exit under a condition that only some ranks fulfill, if a
-        collective follows below or in the next iteration of the loop. DDL133 lists the conditions and collectives.
+        collective follows below or in the next iteration of the loop. An exit also leaves the loops of callers. DDL133
+        lists the conditions and collectives.
     Why: The ranks that left never call the collective. The other ranks hang in it until the timeout of the process
         group.
     Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around the work of one rank.
@@ -120,7 +121,9 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
         return
     for leave in script.leaves:
         for condition, who in _decisive(script, leave.place):
-            candidates = (call for call in collectives(script) if misses(leave, condition, call))
+            until = _exit_of_others(script, leave, condition)
+            reached = (call for call in collectives(script) if not until or leave.order < call.order < until)
+            candidates = (call for call in reached if misses(leave, condition, call))
             one_sided = [call for call in candidates if _is_one_sided(script, call)]
             missed = min(one_sided, key=lambda call: is_doubtful(script, call), default=None)
             if missed is None:
@@ -133,6 +136,18 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
                 remedy="Broadcast the decision from rank 0, then leave on all ranks",
                 severity=Severity.WARNING if is_doubtful(script, missed) else None,
             )
+
+
+def _exit_of_others(script: Script, leave: Leave, condition: Condition) -> int:
+    """Return the order of the exit that the other ranks reach right after an exit, or 0."""
+    others = (
+        other.order
+        for other in script.leaves
+        if isinstance(leave.node, ast.Expr) and isinstance(other.node, ast.Expr) and other.order > leave.order
+        for last in other.place.conditions[-1:]
+        if last.test is condition.test and last.holds != condition.holds
+    )
+    return next(others, 0)
 
 
 @lru_cache(maxsize=1)  # used only if there is something to report
@@ -207,6 +222,8 @@ def misses(leave: Leave, condition: Condition, call: Call) -> bool:
     mine = [other for other in place.conditions if other.test is condition.test]
     if any(other.early and other.holds != condition.holds for other in mine):
         return True
+    if isinstance(leave.node, ast.Expr):  # an exit leaves the loops of all callers
+        return not (mine or set(place.loops).isdisjoint(leave.place.loops))
     loop = leave.place.loops[-1] if leave.place.loops else None
     if mine or loop is None or loop not in place.loops:
         return False
