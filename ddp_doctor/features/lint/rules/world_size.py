@@ -8,14 +8,16 @@ dist.all_reduce(correct); correct / len(dataset)   a metric of all, from the sum
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.features.lint import names, training
+from ddp_doctor.features.lint.expressions import Assignment
 from ddp_doctor.features.lint.ranks import is_world_size
 from ddp_doctor.features.lint.rule import Spot, hand_written, lint_rule
 from ddp_doctor.features.lint.script import Script
-from ddp_doctor.features.lint.values import NOTHING, Call, Value, is_result
+from ddp_doctor.features.lint.values import NOTHING, Call, Value, is_result, written
 from ddp_doctor.model.choices import Confidence, Consequence
 
 _OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
@@ -108,7 +110,8 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
     """A sum from one rank is divided by the size of the entire data set.
 
     Finds: A division by `len(loader.dataset)`, or by the length of the data set itself, of a sum over a loader with a
-        DistributedSampler, in a script without a reduction.
+        DistributedSampler, in a script without a reduction. The length may have a name: `size = len(loader.dataset)`,
+        then `correct /= size` after the loop.
     Why: A rank sees 1/N of the data set, so the printed accuracy or loss is N times too small. A threshold or "best so
         far" then compares partial results.
     Remedy: All-reduce the sum and the count, then divide.
@@ -122,8 +125,9 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
     }
     for call in script.named("len"):
-        division = divisions.get(id(call.node))
-        if division is not None and call.args and _adds_up(script, call, _loader_with_sampler_of(script, call.args[0])):
+        sums = _sums(script, call, _loader_with_sampler_of(script, call.args[0])) if call.args else []
+        division = divisions.get(id(call.node)) or _divided_by_name(script, call, sums, divisions.values())
+        if sums and division is not None:
             yield Spot(
                 division,
                 "A sum over this rank's part of the data is divided by the size of the entire data set",
@@ -233,10 +237,38 @@ def _loader_with_sampler_of(script: Script, value: Value) -> Call | None:
     return None
 
 
-def _adds_up(script: Script, call: Call, loader: Call | None) -> bool:
-    return loader is not None and any(
-        isinstance(assignment.node, ast.AugAssign)
+def _sums(script: Script, call: Call, loader: Call | None) -> list[Assignment]:
+    """Return what is added up over a loader in the function of a call."""
+    return [
+        assignment
+        for assignment in script.assignments
+        if loader is not None
+        and isinstance(assignment.node, ast.AugAssign)
         and assignment.place.function is call.place.function
         and any(loader in loop.over.sources() for loop in assignment.place.loops)
-        for assignment in script.assignments
-    )
+    ]
+
+
+_Division = ast.BinOp | ast.AugAssign
+
+
+def _divided_by_name(
+    script: Script, call: Call, sums: Sequence[Assignment], divisions: Iterable[_Division]
+) -> _Division | None:
+    """Return ``correct / size`` behind the loop that adds up ``correct``, after ``size = len(data)``."""
+    function = call.place.function
+    sizes = {each.name for each in script.assignments if each.value is call and isinstance(each.target, ast.Name)}
+    bound = [each for each in script.assignments if each.name in sizes and each.place.function is function]
+    last = max((getattr(each.place.loops[-1].node, "end_lineno", 0) for each in sums), default=0)
+    until = (function and function.end_lineno) or math.inf
+    if len({each.node for each in bound}) != 1:
+        return None
+    for division in divisions:
+        left, right = (
+            (division.left, division.right) if isinstance(division, ast.BinOp) else (division.target, division.value)
+        )
+        is_named = isinstance(right, ast.Name) and right.id in sizes and last < division.lineno <= until
+        parts = {written(node) for node in ast.walk(left) if isinstance(node, ast.Name | ast.Attribute)}
+        if is_named and any(written(each.target) in parts for each in sums):
+            return division
+    return None
