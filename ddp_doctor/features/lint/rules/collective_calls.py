@@ -17,6 +17,7 @@ from ddp_doctor.features.lint import names, training
 from ddp_doctor.features.lint.collectives import collectives
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.rules.placement import is_on_cpu
+from ddp_doctor.features.lint.rules.start_up import before_the_group
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Guard, Value, written
 from ddp_doctor.model.choices import Consequence
@@ -216,7 +217,8 @@ def cpu_tensor_over_nccl(script: Script) -> Iterator[Spot]:
 
     Finds: `all_reduce`, `broadcast`, `all_gather` and other collectives of the default group with a tensor that was
         certainly created on the CPU or moved to it, in a script whose group uses only NCCL. Not reported for a backend
-        such as `cpu:gloo,cuda:nccl`, for the default backend, or if a default device is set.
+        such as `cpu:gloo,cuda:nccl`, for the default backend, if a default device is set, or before the group starts
+        (DDL109).
     Why: NCCL supports only tensors on GPUs. All ranks fail with "No backend type associated with device type cpu".
     Remedy: Create the tensor on the rank's GPU, or start the group with `cpu:gloo,cuda:nccl`.
     See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
@@ -227,7 +229,7 @@ def cpu_tensor_over_nccl(script: Script) -> Iterator[Spot]:
         return
     for call in collectives(script):
         at = _TENSOR_AT.get(call.name.rpartition(".")[2]) if call.name.startswith("torch.distributed.") else None
-        if at is None or call.has_stars or not call.lacks(None, "group"):
+        if at is None or call.has_stars or not call.lacks(None, "group") or call in before_the_group(script):
             continue
         tensor = call.argument(at, "tensor", "input_tensor", "input")
         if tensor and is_on_cpu(tensor):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.features.lint import names
@@ -71,14 +73,23 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL109", "process-group-after-wrapping", Consequence.FAILS)
 def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
-    """The process group is started after the model was wrapped.
+    """The process group is started after the model was wrapped, or after a collective.
 
-    Finds: `init_process_group` that runs after DistributedDataParallel, without an earlier one.
-    Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
-    Remedy: Call `init_process_group` before wrapping the model.
+    Finds: `init_process_group` that runs after DistributedDataParallel or a collective such as `barrier`, without an
+        earlier one. Not reported for a collective if a library or another module may have started the group.
+    Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps, and collectives
+        use it. The script ends with this error on all ranks.
+    Remedy: Call `init_process_group` before wrapping the model and before all collectives.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
     starts = list(script.named(*_STARTS))
+    for call, start in islice(before_the_group(script).items(), 1):
+        name, line = call.name.rpartition(".")[2], start.node.lineno
+        yield Spot(
+            call,
+            f"This {name} fails: the process group starts later, in line {line}",
+            remedy=f"Call init_process_group before this {name}",
+        )
     for wrap in script.wraps:
         late = [start for start in starts if wrap.precedes(start)]
         if late and len(late) == len(starts):
@@ -87,6 +98,23 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
                 f"The process group starts after line {wrap.node.lineno} wrapped the model",
                 remedy="Start the group before wrapping the model",
             )
+
+
+@lru_cache(maxsize=1)  # two rules ask
+def before_the_group(script: Script) -> Mapping[Call, Call]:
+    """Return the collectives that surely run before the first process group starts, and its start."""
+    starts = list(script.named(*_STARTS))
+    if script.libraries or script.has_unknown_star or calls_what_may_set_up(script) or not starts:
+        return {}
+    asked = {(each.test, each.holds) for each in starts[0].place.conditions}
+    if any("initialized" in test.text for test, _ in asked):  # something else may have started it
+        return {}
+    return {
+        call: starts[0]
+        for call in script.named(*(f"torch.distributed.{name}" for name in names.COLLECTIVES))
+        if all(map(call.precedes, starts)) and not (call.place.guards or call.place.in_handler)
+        if all((each.test, each.holds) in asked for each in call.place.conditions)
+    }
 
 
 @lint_rule("DDL110", "process-group-left-open", Consequence.KNOWN)
