@@ -266,7 +266,7 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     """All ranks load the checkpoint that rank 0 may still be writing.
 
     Finds: `torch.load` on ranks other than 0 of a path that only rank 0 has just saved, without a collective in
-        between.
+        between. The constructor of DDP and Accelerate's `prepare` count as collectives.
     Why: The other ranks arrive first: the file does not exist yet, is incomplete, or is from the last epoch. The result
         depends on the disk, so small jobs work and large ones fail.
     Remedy: Call `dist.barrier()` between the save and the load, outside the condition.
@@ -301,7 +301,10 @@ def _is_of_rank_0(call: Call) -> bool:
 
 def _makes_all_ranks_wait(call: Call) -> bool:
     name = call.name or call.method
-    return chosen_ranks(call.conditions) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
+    waits = not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
+    if call.method == "prepare":  # wraps models in DDP
+        waits = any(made.name.endswith(".Accelerator") for made in call.receiver.makers())
+    return (waits or call.name == names.DDP) and chosen_ranks(call.conditions) is None
 
 
 def _is_same_path(left: Value, right: Value, depth: int = 6) -> bool:
