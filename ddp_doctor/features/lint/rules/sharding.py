@@ -46,7 +46,7 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     Finds: A DataLoader for training without a sampler (a RandomSampler does not count) or batch sampler, in a script
         that wraps its model in DistributedDataParallel. Not reported if the script visibly splits the data set by rank
         in another way, such as an iterable data set, slices and subsets by rank, `split_dataset_by_node` or a node
-        splitter, or if a library takes and returns the loader (`prepare`, `make_private`).
+        splitter, if a library takes and returns the loader (`prepare`, `make_private`), or if nothing uses it.
     Why: Each of N ranks reads all samples: an epoch takes N times the steps, and every sample counts N times. Without
         `shuffle`, or with the same seed on all ranks, the ranks even compute the same gradients, and N GPUs do the work
         of one.
@@ -63,8 +63,11 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
         if any(call in given.alternatives() for preparing in _preparing(script) for given in preparing.arguments):
             continue  # a library gives another loader back: ``net, loader = engine.prepare(net, loader)``
         is_shuffled = call.argument(training.SHUFFLE, "shuffle").constant is True and not elsewhere
-        is_named = "train" in training.written_to(script, call).lower()
-        if is_shuffled or is_named or _is_trained_on(script, call):
+        name = training.written_to(script, call)
+        is_used = not name.isidentifier() or any(
+            isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in script.nodes
+        )
+        if is_used and (is_shuffled or "train" in name.lower() or _is_trained_on(script, call)):
             yield Spot(
                 call,
                 "This DataLoader gives every rank the entire data set",
