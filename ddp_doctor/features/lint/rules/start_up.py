@@ -148,7 +148,8 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
 
     Finds: An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
         that never reads LOCAL_RANK. Not reported if the script only accepts the argument for an old launcher and does
-        not use it, or if it sets `args.local_rank` itself before it uses it, for example in a worker of mp.spawn.
+        not use it, or if it sets `args.local_rank` itself before it uses it, for example in a worker of mp.spawn, or by
+        a function of another module.
     Why: torchrun sets the local rank in the environment and passes no argument. Every rank uses the default, so all
         ranks take the same GPU or behave like a job with one rank. torch.distributed.launch, which passes the argument,
         is deprecated and writes it with a hyphen since torch 2.0.
@@ -172,7 +173,9 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
 def _uses_argument(script: Script, name: str) -> bool:
     """Return False if nothing reads ``args.NAME``, or only after the script has set it."""
     attributes = (node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr == name)
-    if not any(isinstance(node.ctx, ast.Load) for node in attributes):
+    first = min((node.lineno for node in attributes if isinstance(node.ctx, ast.Load)), default=0)
+    setters = (each for each in script.assignments if each.name == name and getattr(each.node, "lineno", 0) <= first)
+    if not first or any(_is_set_for_the_group(script, each) for each in setters):
         return False
     starts = [call.place for call in script.calls if is_launch(call)]
     if not any(each.name == name and _is_set_on_all_ranks(script, each, starts) for each in script.assignments):
@@ -190,6 +193,16 @@ def _uses_argument(script: Script, name: str) -> bool:
         seen.add(value)
         waiting += value.parts
     return False
+
+
+def _is_set_for_the_group(script: Script, at: Assignment) -> bool:
+    """Return True for ``size, args.local_rank = start_slurm(...)`` wherever the script needs the group."""
+    made = at.value.owner if at.value.kind == "element" else at.value
+    if not isinstance(made, Call) or at.place.in_handler or not ("." in made.name or made.callee.kind == "free"):
+        return False
+    users = (*script.wraps, *script.named(names.INIT))
+    asked = {each.test.text for each in at.place.conditions}
+    return bool(users) and all(asked <= {each.test.text for each in user.place.conditions} for user in users)
 
 
 def _is_set_on_all_ranks(script: Script, at: Assignment, starts: Sequence[Place]) -> bool:
