@@ -208,6 +208,12 @@ class Script:
         return tuple(islice(self.named(names.DDP), _MOST_WRAPS))
 
     @cached_property
+    def launches(self) -> tuple[Call, ...]:
+        """The calls that start the ranks: spawn, and whatever starts the processes of a group."""
+        spawns = self.named(names.SPAWN, "torch.multiprocessing.start_processes")
+        return (*spawns, *(call.place.launch for call in self.named(names.INIT) if call.place.launch))
+
+    @cached_property
     def is_distributed(self) -> bool:
         """Return True if the script belongs to a distributed job: it wraps a model or starts a process group."""
         return self.calls_any(names.DDP, names.INIT, *names.FSDP)

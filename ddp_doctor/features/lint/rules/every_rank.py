@@ -39,11 +39,10 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         `download=False`.
     See: https://pytorch.org/vision/stable/datasets.html
     """
-    starts = _starts(script)
     for call in script.calls:
         if not call.name.startswith(_DATASETS) or call.argument(None, "download").constant is not True:
             continue
-        if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
+        if any(map(call.precedes, script.launches)) or _one_rank_goes_first(script, call):
             continue
         if any(map(rank_kind, call.sources())):  # one path per rank
             continue
@@ -92,7 +91,6 @@ def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
     Remedy: Set `exist_ok=True`.
     See: https://docs.python.org/3/library/os.html#os.makedirs
     """
-    starts = _starts(script)
     groups = list(script.named(names.INIT))
     paths = (
         call for call in script.methods("mkdir") if any(made.name.endswith("Path") for made in call.receiver.makers())
@@ -100,7 +98,7 @@ def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
     for call in (*script.named(*_MAKES_DIRECTORIES), *paths):
         if call.has_stars or call.argument(2, "exist_ok") or call.place.guards or call.place.in_handler:
             continue
-        if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
+        if any(map(call.precedes, script.launches)) or _one_rank_goes_first(script, call):
             continue
         if not any(call.root == group.root for group in groups) or any(map(rank_kind, call.sources())):
             continue
@@ -168,13 +166,6 @@ def _wrapper(script: Script, around: Call) -> str:
         return name
     names_of_wrappers = {training.written_to(script, wrap) for wrap in script.wraps}
     return names_of_wrappers.pop() or "model" if len(names_of_wrappers) == 1 else "model"
-
-
-def _starts(script: Script) -> list[Call]:
-    """Return the calls that start the ranks: spawn, and what starts the processes of a group."""
-    groups = [group.place.launch for group in script.named(names.INIT)]
-    spawns = script.named(names.SPAWN, "torch.multiprocessing.start_processes")
-    return [*spawns, *(launch for launch in groups if launch is not None)]
 
 
 def _one_rank_goes_first(script: Script, call: Call) -> bool:

@@ -66,8 +66,9 @@ def _differs(script: Script, seed: Value) -> str:
 def split_differs_by_rank(script: Script) -> Iterator[Spot]:
     """The data set is split at random, and each rank gets a different split.
 
-    Finds: `torch.utils.data.random_split` without a generator after the random numbers were seeded by rank, and
-        scikit-learn's `train_test_split` without `random_state` if NumPy is not seeded or is seeded by rank.
+    Finds: `torch.utils.data.random_split` without a generator after the random numbers were seeded by rank, or in a
+        script that wraps a model and seeds nothing (warning), and scikit-learn's `train_test_split` without
+        `random_state` if NumPy is not seeded or is seeded by rank. A `random_split` before `mp.spawn` is not reported.
     Why: One rank validates on samples that another rank trains on, so the validation loss is meaningless. The ranks'
         samplers use different data sets: some samples are used twice and others never.
     Remedy: Split with a fixed seed: `generator=torch.Generator().manual_seed(0)`, or `random_state=0`.
@@ -76,10 +77,13 @@ def split_differs_by_rank(script: Script) -> Iterator[Spot]:
     seeds = [call for call in script.calls if _TORCH_SEEDS.search(call.name) and call.arguments]
     for call in script.named("torch.utils.data.random_split", "torch.utils.data.dataset.random_split"):
         before = [seed for seed in seeds if seed.precedes(call) and chosen_ranks(call.conditions) is None]
-        if before and call.lacks(2, "generator") and _is_by_rank(before[-1]):
-            yield _split(
-                call, f"line {before[-1].node.lineno} seeds by rank", "generator=torch.Generator().manual_seed(0)"
-            )
+        if chosen_ranks(call.conditions) is not None or not call.lacks(2, "generator"):
+            continue
+        write = "generator=torch.Generator().manual_seed(0)"
+        if before and _is_by_rank(before[-1]):
+            yield _split(call, f"line {before[-1].node.lineno} seeds by rank", write)
+        elif script.wraps and not (script.uses_in_any_case("seed") or any(map(call.precedes, script.launches))):
+            yield _split(call, "this script does not seed torch", write, Severity.WARNING)
     for call in script.named("sklearn.model_selection.train_test_split"):
         numpy_seeds = [each for each in script.calls if "seed" in (each.name or each.method).lower()]
         by_rank = any(_is_by_rank(each) for each in numpy_seeds if each.name.startswith("numpy."))
@@ -92,13 +96,14 @@ def _is_by_rank(seed: Call) -> bool:
     return any(rank_kind(part) for given in seed.arguments for part in given.sources())
 
 
-def _split(call: Call, why: str, write: str) -> Spot:
+def _split(call: Call, why: str, write: str, severity: Severity | None = None) -> Spot:
     return Spot(
         call,
         f"Each rank splits the data differently: {why}",
         detail="Ranks validate on samples that other ranks train on.",
         remedy="Split with the same seed on all ranks",
         write=(write,),
+        severity=severity,
     )
 
 
