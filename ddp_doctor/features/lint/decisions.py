@@ -148,7 +148,7 @@ def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> Reas
         return None
     if who := rank_condition(condition):
         is_one = len(who.ranks or ()) == 1 and not condition.early
-        return Reason(f"what only {who.who} decided", condition.test) if is_one else None
+        return Reason(f"only {who.who}", condition.test) if is_one else None
     why = _why(script, condition.test)
     deeper = () if why else _set_under(script, condition.test, depth - 1)
     reason = Reason(why, condition.test) if why else next((each.reason for each in deeper), None)

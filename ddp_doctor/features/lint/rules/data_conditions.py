@@ -21,6 +21,8 @@ from ddp_doctor.model.choices import Consequence
 
 #: Each is compared with all collectives; no script that people write has more.
 _MOST_LEAVES = 200
+#: Characters of a condition that a fix repeats.
+_MOST_WRITTEN = 40
 
 
 @lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK, concerns=always)
@@ -45,14 +47,14 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     for each in found:
         if each.reason.root not in roots:
             roots.add(each.reason.root)
-            yield _spot(each.at, each.title)
+            yield _spot(each)
 
 
 class _Found(NamedTuple):
     """A collective that a rank may miss, and the test that decides it."""
 
     at: Value | ast.AST
-    title: str
+    decided: str
     test: Value
     reason: Reason
 
@@ -63,13 +65,13 @@ def _found(script: Script) -> Iterator[_Found]:
         for condition in call.conditions:
             found = None if condition.early else why_local(script, condition.test, call.place, call.order)
             if found is not None and not _is_in_both_branches(script, call, condition):
-                title = f"A rank runs this {collectives(script)[call]} depending on {found.why}: other ranks may wait"
-                yield _Found(call, title, condition.test, found)
+                decided = f"whether this {collectives(script)[call]} runs; other ranks may hang"
+                yield _Found(call, decided, condition.test, found)
         for loop in call.loops:
             found = why_local(script, loop.test, call.place, call.order) if loop.test else None
             if found is not None:
-                title = f"A rank leaves this loop by {found.why}, and skips the {collectives(script)[call]} in line"
-                yield _Found(loop.test, f"{title} {call.node.lineno}", loop.test, found)
+                decided = f"when to leave this loop and skip the {collectives(script)[call]} in line {call.node.lineno}"
+                yield _Found(loop.test, decided, loop.test, found)
     for leave in script.leaves[:_MOST_LEAVES] if reduced else ():
         for condition in leave.place.conditions:
             if condition.early:
@@ -79,8 +81,9 @@ def _found(script: Script) -> Iterator[_Found]:
             missed = next((call for call in candidates if misses(leave, condition, call)), None)
             found = why_local(script, condition.test, leave.place, leave.order) if missed else None
             if missed and found and not (found.why == "its own batch" and isinstance(leave.node, ast.Break)):
-                title = f"A rank may leave here because of {found.why}, and skip the {collectives(script)[missed]} in"
-                yield _Found(leave.node, f"{title} line {missed.node.lineno}", condition.test, found)
+                name, line = collectives(script)[missed], missed.node.lineno
+                decided = f"whether to leave here and skip the {name} in line {line}"
+                yield _Found(leave.node, decided, condition.test, found)
 
 
 def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
@@ -91,11 +94,20 @@ def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bo
     )
 
 
-def _spot(at: Value | ast.AST, title: str) -> Spot:
+def _spot(found: _Found) -> Spot:
+    why, root = found.reason
+    if why.startswith("only"):
+        return Spot(
+            found.at,
+            f"{why.capitalize()} sets a value that decides {found.decided}",
+            remedy=f"Set the value on all ranks, outside the condition in line {getattr(root.node, 'lineno', 0)},"
+            " or broadcast it",
+        )
+    test = found.test.text if len(found.test.text) < _MOST_WRITTEN else "condition"
     return Spot(
-        at,
-        title,
-        remedy="All-reduce the flag first, and decide by the result",
-        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+        found.at,
+        f"Each rank decides by {why} {found.decided}",
+        remedy="All-reduce the condition first, and decide by the result",
+        write=(f'flag = torch.tensor(float({test}), device="cuda")', "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
         cost="one small all-reduce per step",
     )

@@ -333,7 +333,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
         if gpu:
             yield Spot(
                 starts[0],
-                f"gloo synchronizes a model that line {gpu[0].node.lineno} moves to a GPU",
-                remedy="Use NCCL between GPUs",
+                f"gloo reduces gradients on the CPU, but line {gpu[0].node.lineno} moves the model to a GPU",
+                remedy="Start the group with NCCL",
                 write=('dist.init_process_group("nccl")',),
             )

@@ -105,7 +105,7 @@ def directory_made_by_every_rank(script: Script) -> Iterator[Spot]:
         if not any(_SOME_RANK.search(each.test.text) for each in call.conditions):
             yield Spot(
                 call,
-                "Every rank creates this directory: a late rank fails with FileExistsError",
+                "Every rank creates this directory: all but the first may fail with FileExistsError",
                 remedy="Set exist_ok=True",
             )
 

@@ -63,7 +63,7 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 "The world size is the number of this node's GPUs, but the rank counts over the entire job",
-                detail="Correct on a single node with one rank per GPU. On several nodes, ranks exceed that size.",
+                detail="This works on a single node with one rank per GPU. On several nodes, ranks exceed that size.",
                 remedy="Use the size of the job: torchrun's WORLD_SIZE, or torch.distributed.get_world_size()",
             )
 
@@ -97,7 +97,7 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
                 yield Spot(
                     call,
                     "DistributedSampler splits the data among the GPUs of one node only",
-                    detail="Correct on one node. On several nodes, every node trains on all data.",
+                    detail="This works on one node. On several nodes, every node trains on all data.",
                     remedy="Remove num_replicas and rank: both come from the process group",
                     severity=Severity.INFO,
                 )
@@ -106,7 +106,7 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
             yield Spot(
                 call,
                 f"{what} gets LOCAL_RANK as rank, but needs the rank in the entire job",
-                detail="Correct on one node. On several nodes, each number occurs once per node.",
+                detail="This works on one node. On several nodes, each number occurs once per node.",
                 remedy="Remove rank, or use RANK",
             )
 
@@ -258,13 +258,13 @@ _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issu
 Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
 _WHY: Mapping[Way, str] = {
     "surely": "torch.cuda.set_device does not change that, and the first operation fails",
-    "by what is not known": "Correct if both numbers are equal. Otherwise, the first operation fails",
+    "by what is not known": "This works if both numbers are equal. Otherwise, the first operation fails",
     "by the launcher": (
-        "Correct if ranks are numbered node by node, with one rank per visible GPU."
+        "This works if ranks are numbered node by node, with one rank per visible GPU."
         " Otherwise, the first operation fails"
     ),
     "by the processes of a node": (
-        "Correct if each node runs one process per visible GPU. Otherwise, the first operation fails"
+        "This works if each node runs one process per visible GPU. Otherwise, the first operation fails"
     ),
 }
 

@@ -131,7 +131,7 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
             sampler, epoch, at = _names_in_epoch_loop(script, call)
             yield Spot(
                 call,
-                "This DistributedSampler never gets the epoch: every epoch has the same order",
+                "This DistributedSampler repeats the same order in every epoch, because it does not know the epoch",
                 remedy=f"Call set_epoch at the start of every epoch{at}",
                 write=(f"{sampler}.set_epoch({epoch})",),
             )

@@ -293,9 +293,9 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
             line = reader.node.lineno
             yield Spot(
                 setting.node,
-                f"{setting.name} is set too late in torch 2.15: NCCL reads it in line {line}"
+                f"This setting of {setting.name} has no effect in torch 2.15: NCCL has already read it in line {line}"
                 if may_come_later
-                else f"{setting.name} is set too late: it is read in line {line}",
+                else f"This setting of {setting.name} has no effect: line {line} has already read it",
                 remedy=f"Set it before line {line}",
                 severity=Severity.INFO if may_come_later else None,
             )

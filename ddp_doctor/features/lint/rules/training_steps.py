@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ddp_doctor.features.lint import names, training
-from ddp_doctor.features.lint.ranks import rank_condition
+from ddp_doctor.features.lint.ranks import rank_condition, ranks_under
 from ddp_doctor.features.lint.rule import Spot, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import NOTHING, Call, Value, written
@@ -226,10 +226,11 @@ def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
         conditions = training.beyond(call, pass_of)
         if all(rank_condition(each) and not isinstance(each.test.node, ast.BoolOp) for each in conditions):
             reported.add(id(pass_of.loops[-1].node))
+            who = ranks_under(conditions)
             yield Spot(
                 call,
-                "The host waits for the GPU here in every step",
-                remedy="Accumulate on the GPU with detach(), and read the number every hundred steps",
+                f"This {call.method or call.name}() waits for the GPU in every step{f' on {who.who}' if who else ''}",
+                remedy="Add up the detached values on the GPU, and read their sum every 100 steps",
             )
 
 

@@ -50,9 +50,9 @@ def data_parallel_used(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             call,
-            "torch.nn.DataParallel uses all GPUs in each process of the job"
+            "Each rank uses all GPUs through torch.nn.DataParallel"
             if script.is_distributed
-            else "torch.nn.DataParallel uses all GPUs from one process, with one Python thread at a time",
+            else "torch.nn.DataParallel runs all GPUs from one process, which is slower than DistributedDataParallel",
             remedy="Wrap the model in torch.nn.parallel.DistributedDataParallel and start the script with torchrun",
             cost="" if script.is_distributed else _COST,
             severity=None if trains else Severity.INFO,
@@ -150,8 +150,8 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
             wrap,
             "find_unused_parameters=True is unnecessary: the forward of this model has no branch"
             if visible
-            else "find_unused_parameters=True searches the graph in every step, which only unused parameters need",
-            remedy="Remove find_unused_parameters, and check whether a step fails",
+            else "find_unused_parameters=True searches the graph in every step, and only unused parameters need that",
+            remedy="Remove find_unused_parameters, unless a step then fails",
             severity=None if visible else Severity.INFO,
             confidence=Confidence.LIKELY if visible else Confidence.POSSIBLE,
         )
