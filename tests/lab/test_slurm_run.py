@@ -256,7 +256,7 @@ def test_one_watcher_per_node_of_a_step_explains_the_end(slurm):
     assert sorted(task for task, _ in below) == ["0", "1"], said
     assert len({parent for _, parent in below}) == 2, "task 0 runs below the watcher, task 1 as without one"
     assert said.count("ddp-doctor: watching ") == 1
-    assert said.count("Failed: GPU of a rank is out of memory: 2.00 GiB requested.") == 1, said
+    assert said.count("Failed: GPU is out of memory: 2.00 GiB requested.") == 1, said
 
 
 def test_attach_and_watch_read_all_nodes_of_a_job_whose_step_has_all_gpus(slurm):
