@@ -429,3 +429,12 @@ def test_yaml_is_read_with_anchors_and_documents():
         {"p": [["q"]], "r": "s t"},
     ]
     assert documents.unread == [18]
+
+
+@pytest.mark.parametrize("line", ["#SABTCH --export=HF_TOKEN={}", "#SBATCH --exports=HF_TOKEN={}"])
+def test_credential_in_a_wrong_directive_is_not_shown(line: str):
+    secret = "hf_" + "abcDEF123456" * 3
+    outcome = app.read_settings(f"#!/bin/bash\n{line.format(secret)}\n{FOUR[12:]}srun {ON_FOUR} {MEET} x.py")
+
+    assert "DD132" in [finding.code for finding in outcome.report.findings]
+    assert secret not in outcome.recording.model_dump_json() + outcome.report.as_json()

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ddp_doctor.facts.node.env_vars import Argument, HeaderFault, Launch
+from ddp_doctor.settings.launches.running import quoted
 from ddp_doctor.settings.launches.starts import SLURM, fields_of, leading, names, words_of_option
 
 #: Not ``# SBATCH``, which is how people disable a line.
@@ -67,7 +68,7 @@ def faults_of_header(lines: Sequence[str]) -> Iterator[HeaderFault]:
     behind = _behind_header(lines)
     writes_scripts = any("<<" in line for line in lines)
     for number, line in enumerate(lines, 1):
-        quote = line.strip()
+        quote = quoted(line.strip())
         if line.startswith("#SBATCH") and number > behind:
             if has_directive and not writes_scripts:
                 yield HeaderFault(line=number, quote=quote, kind="late", typed="#SBATCH")

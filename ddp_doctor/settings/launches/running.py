@@ -123,7 +123,7 @@ class Runner(Expander):
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
         while text.endswith("\\") and line < len(self.lines) and len(text) < _LONGEST_QUOTE:
             text, line = f"{text[:-1].rstrip()} {self.lines[line].strip()}", line + 1
-        return KEPT_BACK if looks_like_credential(text) else shorten(text.rstrip("\\").rstrip(), _LONGEST_QUOTE)
+        return quoted(text.rstrip("\\").rstrip())
 
     # --- blocks ---
 
@@ -352,6 +352,11 @@ class Runner(Expander):
     @abstractmethod
     def start(self, words: list[str], frame: Frame, start: Start | None, call: Call) -> None:
         """Follow a command that may start something."""
+
+
+def quoted(line: str) -> str:
+    """Return a line as a report quotes it: shortened, and without credentials."""
+    return KEPT_BACK if looks_like_credential(line) else shorten(line, _LONGEST_QUOTE)
 
 
 def _assigned(word: Word) -> re.Match[str] | None:
