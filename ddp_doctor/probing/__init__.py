@@ -1,1 +1,1 @@
-"""What several probes do through a Context or a RankContext, which is their only way to the machine."""
+"""Measurements that several probes share, made through a Context or a RankContext, their only access to the machine."""

@@ -1,10 +1,10 @@
-"""How fast is a collective, over sizes, and what nccl-tests makes of the measured ("algorithm") bandwidth.
+"""The speed of a collective over message sizes, as nccl-tests computes it from the measured ("algorithm") bandwidth.
 
-``algbw`` is bytes / time. A rank must move more than that over its link, depending on the number of ranks;
-``busbw`` corrects for it, so that one number can be compared with the rate of the hardware whatever the world size.
+``algbw`` is bytes / time. A rank must move more than that over its link, depending on the number of ranks; ``busbw``
+corrects for it, so it can be compared with the hardware's rate for any world size.
 
-Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bus bandwidth", Summary).
-With in-network reduction (NVLink SHARP) the switch adds, and the busbw may exceed the link.
+Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bus bandwidth", Summary). With in-network
+reduction (NVLink SHARP) the switch does the reduction, and the busbw may exceed the link's rate.
 """
 
 import math
@@ -20,38 +20,38 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing.collectives import timed
 
-#: Of a check's time that is left, how much the sizes may take.
+#: Share of the check's remaining time that the sizes may take.
 _SHARE_OF_CHECK = 0.6
-#: Seconds for the sizes within the usual budget.
+#: Seconds for the sizes with the default budget.
 _TIME_FOR_SIZES = MappingProxyType({Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0})
 
-#: The most that a budget brings: the check has 10 s, of which the types take some.
+#: Maximum seconds with any budget: the check has 10 s, and the tests of the types take some of it.
 _MOST_FOR_SIZES_S = _SHARE_OF_CHECK * 9.0
-#: What a size takes besides its repetitions, in repetitions: new memory, the first call and the check of one. Measured
-#: with gloo on two cores: 5 to 9 from 16 MiB on.
+#: Overhead of a size, counted in repetitions: new memory, the first call and the checked call. Measured with gloo on
+#: two cores: 5 to 9 at 16 MiB or more.
 _OTHER_CALLS = 6
-#: On the device, beside the tensors of a call, while its result is looked at; measured: 10 MiB.
+#: Memory on the device for checking a result, in addition to the call's tensors; measured: 10 MiB.
 _TO_COMPARE_BYTES = 16 << 20
-#: What a rank is short of; the greater one is told.
+#: The resource that a rank lacks, as a number: the ranks agree on the maximum, so memory takes precedence.
 _TIME, _MEMORY = 1.0, 2.0
 
 
 class Sweep(NamedTuple):
-    """The sizes that were measured; if not all, the first of the rest, what was short, and how much would do."""
+    """The measured sizes; if not all, also the first skipped size, the scarce resource, and the amount needed."""
 
     sizes: list[SizeResult]
     stopped_at: int | None = None
     short_of: Literal["time", "memory"] | None = None
-    needs: tuple[float, ...] = ()  # for each size that was left out: seconds, or bytes of free memory
+    needs: tuple[float, ...] = ()  # for each skipped size: seconds, or bytes of free memory
 
 
 def bandwidth(ctx: RankContext, row: Collective = TABLE[ALL_REDUCE], sizes: Sequence[int] = ()) -> Sweep:
-    """These sizes, or else 4 B and 1 KiB to 256 MiB by fours, until the ranks agree that time or memory is short.
+    """Measure these sizes, by default 4 B and 1 KiB to 256 MiB by a factor of 4, until the ranks agree on a shortage.
 
-    What may be held against an expectation, on GPUs and where many collectives are measured, is measured twice at its
-    largest size: the faster one counts.
+    The largest measured size is measured twice, and the faster result counts, if it may be compared with an
+    expectation: on GPUs, and if several collectives are measured.
     """
-    # Who gives a run more than the usual budget gives more to the sizes; ten collectives have a second each.
+    # A budget above the default gives more time to the sizes. With several collectives, each gets one second.
     level = Level.STANDARD if ctx.part else ctx.level
     in_budget = _TIME_FOR_SIZES[level] * max(ctx.budget_s / Options().budget_s, 1.0)
     allowed = ctx.remaining() if sizes else min(in_budget, ctx.remaining() * _SHARE_OF_CHECK)
@@ -73,7 +73,7 @@ def _sweep(ctx: RankContext, row: Collective, sizes: Sequence[int], allowed: flo
         in_time = _time_needed(spent, previous, size) < allowed
         if results and ctx.part:
             in_time = in_time and _fits(ctx, results[-1], size)
-        short_of = agreed(ctx, _MEMORY if not fits else 0.0 if in_time else _TIME)  # the slowest rank decides for all
+        short_of = agreed(ctx, _MEMORY if not fits else 0.0 if in_time else _TIME)  # any rank can stop all
         left = sizes[len(results) :]
         if short_of == _MEMORY:
             return Sweep(results, size, "memory", tuple(float(memory_needed(ctx, row, size)) for size in left))
@@ -87,27 +87,28 @@ def _sweep(ctx: RankContext, row: Collective, sizes: Sequence[int], allowed: flo
 
 
 def has_time_for(ctx: RankContext, result: SizeResult) -> bool:
-    """Whether all ranks agree that there is time to measure the same again."""
+    """Return True if all ranks agree that there is time to measure the same size again."""
     return not agreed(ctx, float(not _fits(ctx, result, result.size_bytes)))
 
 
 def _fits(ctx: RankContext, result: SizeResult, size: int) -> bool:
-    """Whether a size fits what is left of the deadline, by what a call of a smaller one took."""
+    """Return True if a size fits in the remaining time, estimated from the calls of a smaller size."""
     calls = _iterations(ctx, size) + (ctx.options.warmup or 1) + _OTHER_CALLS
     took_s = (result.mean_us or result.time_us) / 1e6 * max(size / max(result.size_bytes, 1), 1.0)
     return calls * took_s < ctx.remaining() * _SHARE_OF_CHECK
 
 
 def faster(one: SizeResult, other: SizeResult) -> SizeResult:
-    """The faster of two measurements of the same; what either found wrong stays wrong."""
+    """Return the faster of two measurements of one size, with the larger count of wrong elements."""
     best = min(one, other, key=lambda result: result.time_us)
     return best.model_copy(update={"again": True, "wrong": max(one.wrong, other.wrong)})
 
 
 def budget_for(needs_s: float, level: Level) -> float | None:
-    """The budget, in seconds, that gives the sizes so much; None where the check's own deadline is in the way.
+    """Return the budget in seconds that gives the sizes this much time, or None if the check's deadline does not allow
+    it.
 
-    Up to a half more than the estimate: the same sizes took from two thirds to one and a half of it on two busy cores.
+    It adds up to half of the estimate: on two busy cores, the same sizes took 2/3 to 3/2 of it.
     """
     if 1.25 * needs_s > _MOST_FOR_SIZES_S:
         return None
@@ -116,17 +117,17 @@ def budget_for(needs_s: float, level: Level) -> float | None:
 
 
 def _time_needed(spent: float, previous: float, size: int) -> float:
-    """What there must be more of than this before ``size``: large sizes take about four times longer each."""
+    """Return the time that must be available before ``size`` starts: each large size takes about four times longer."""
     return spent + (5 if size > payload.LATENCY_BOUND_BYTES else 2) * previous
 
 
 def _time_for_each(level: Level, left: Sequence[int], spent: float, previous: float) -> tuple[float, ...]:
-    """For each size that is left, what there must be more of so that it is measured, by the times before."""
+    """Return, for each remaining size, the time that it needs, estimated from the previous times."""
     if not previous:
         return ()
 
     def amount(size: int) -> int:
-        """What the time of a size is in proportion to: below the bound it hardly grows."""
+        """Return a value proportional to the time of a size, which hardly grows below the latency bound."""
         calls = payload.iterations(size, quick=level is Level.QUICK) + _OTHER_CALLS
         return max(size, payload.LATENCY_BOUND_BYTES) * calls
 
@@ -139,23 +140,24 @@ def _time_for_each(level: Level, left: Sequence[int], spent: float, previous: fl
 
 
 def bytes_needed(row: Collective, size: int, ranks_on_cpus: int | None) -> int:
-    """Twice the payload, thrice where it is not in place, and a little to look at the result.
+    """Return the memory needed for a size: twice the payload, three times if not in place, and some to check the
+    result.
 
-    On a host four times the payload's, for each rank: gloo has its own.
+    On a host, four times that for each rank, because gloo makes its own copies.
 
-    ``ranks_on_cpus`` share the host's memory; None on a GPU.
+    ``ranks_on_cpus`` is the number of ranks that share the host's memory, or None on a GPU.
     """
     own = (2 if row.in_place else 3) * size
     return own + _TO_COMPARE_BYTES if ranks_on_cpus is None else 4 * own * max(ranks_on_cpus, 1)
 
 
 def memory_needed(ctx: RankContext, row: Collective, size: int) -> int:
-    """Bytes on the rank's GPU, or on the host of all ranks."""
+    """Return the bytes needed on the rank's GPU, or on the host for all ranks."""
     return bytes_needed(row, size, None if ctx.device.startswith("cuda") else ctx.world_size)
 
 
 def memory_free(ctx: RankContext) -> int:
-    """Bytes of the rank's share of its GPU, or of the host."""
+    """Return the free bytes of the rank's share of its GPU, or of the host."""
     if ctx.device.startswith("cuda"):
         return ctx.gpu_memory_bytes
     import psutil
@@ -164,7 +166,7 @@ def memory_free(ctx: RankContext) -> int:
 
 
 def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
-    """The largest value of all ranks, or that of the first: what follows must be the same everywhere."""
+    """Return the maximum over all ranks, or the first rank's value, so that all ranks decide alike."""
     import torch
     import torch.distributed as dist
 
@@ -183,7 +185,7 @@ def meet(ctx: RankContext) -> None:
 def measure(
     ctx: RankContext, size: int, row: Collective = TABLE[ALL_REDUCE], *, is_in_place: bool = False
 ) -> SizeResult:
-    """Time as many calls of about ``size`` bytes as the options or the level ask for, then check one."""
+    """Time calls of about ``size`` bytes, as many as the options or the level ask for, then check one."""
     warmup = ctx.options.warmup if ctx.part and ctx.options.warmup is not None else 1
     return timed(ctx, row, size, _iterations(ctx, size), warmup=warmup, is_in_place=is_in_place)
 

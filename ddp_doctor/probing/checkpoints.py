@@ -1,4 +1,4 @@
-"""What checks that save and load with torch share: a folder of all ranks, reasons against it, texts of errors."""
+"""Shared parts of the checks that save and load with torch: a common directory, preconditions, error texts."""
 
 import inspect
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 
-#: A file of a rank takes about 3 KiB: all together stay below 1 MiB.
+#: The file of a rank takes about 3 KiB, so all files together stay below 1 MiB.
 MOST_RANKS = 256
 
 
 def folder_of_all(ctx: RankContext) -> Path:
-    """The folder of the first rank, which all other ranks should see under the same path. Raises Skip."""
+    """Return the first rank's new directory, which the other ranks should see under the same path. Raises Skip."""
     mine: dict[str, str] = {}
     if ctx.group_rank == 0:
         try:
@@ -29,7 +29,7 @@ def folder_of_all(ctx: RankContext) -> Path:
 
 
 def reason_against(ctx: RankContext) -> str:
-    """Why this rank cannot take part; "" where it can."""
+    """Return the reason why this rank cannot take part, or ""."""
     import torch
 
     if ctx.world_size == 1:
@@ -37,7 +37,7 @@ def reason_against(ctx: RankContext) -> str:
     if ctx.world_size > MOST_RANKS:
         return f"the test writes at most the shards of {MOST_RANKS} ranks"
     try:
-        torch.zeros(1).numpy()  # as objects travel between ranks (distributed_c10d.py, _tensor_to_object)
+        torch.zeros(1).numpy()  # torch converts objects like this to send them (distributed_c10d.py, _tensor_to_object)
     except RuntimeError:
         return "torch.distributed.checkpoint needs numpy, which these ranks lack"
     try:
@@ -45,26 +45,26 @@ def reason_against(ctx: RankContext) -> str:
         from torch.distributed.tensor import DTensor  # noqa: F401 - torch 2.5 and newer
     except ImportError as error:
         return f"torch {torch.__version__}: {error}"
-    known: Any = checkpoint  # it exports its functions without a word to type checkers
+    known: Any = checkpoint  # its functions are not visible to type checkers
     if "no_dist" not in inspect.signature(known.load).parameters:
         return f"torch.distributed.checkpoint of torch {torch.__version__} loads in a group of ranks only"
     return ""
 
 
 def first_reason(ctx: RankContext, name: str, mine: str) -> str:
-    """The reason of the first rank that has one, else "". All ranks call it."""
+    """Return the reason of the first rank that has one, or "". All ranks must call it."""
     with ctx.step("exchange", name):
         return next((text for text in ctx.exchange(name, mine) if text), "")
 
 
 def failure(call: Callable[[], object]) -> str:
-    """What torch.distributed.checkpoint raises in a call, "" where it raises nothing."""
+    """Return the error that a call of torch.distributed.checkpoint raises, or ""."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         call()
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - it gathers whatever the ranks raised
-        # The first failure of a CheckpointException, which is no Exception and has the traces of all.
+        # CheckpointException is not an Exception and holds the tracebacks of all ranks; the first one is reported.
         failures = getattr(error, "failures", None) or {}
         first = next(iter(failures.values()), (error,))[0]
         return f"{type(first).__name__}: {' '.join(str(first).split())}"[:200]

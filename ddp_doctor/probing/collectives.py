@@ -1,8 +1,8 @@
-"""One collective on tensors that fit: whether what arrives is right, whose share is wrong, and how long it takes.
+"""One collective on matching tensors: whether the result is right, which rank gave a wrong share, and its time.
 
-What is moved is coded by who gives it and to whom, so that a share in the wrong place is seen; what is added up as
-knowledge/ddp/payload.py says. All of it is done in two turns with other codes and other roots: what follows a rank
-through both is that rank's.
+Data that is only moved encodes its sender and its receiver, which reveals a misplaced share. Data that is reduced is
+encoded as in knowledge/ddp/payload.py. Each test runs twice, with different codes and roots: an error that follows a
+rank through both runs is that rank's.
 """
 
 import time
@@ -25,24 +25,24 @@ from ddp_doctor.probing.rank_identity import finish
 if TYPE_CHECKING:
     import torch
 
-#: No multiple of a vector, a segment or a GPU's warp.
+#: Not a multiple of a vector, a segment or a GPU's warp.
 ODD_ELEMENTS = 1009
-#: Types of which backends move the bytes; what they do not know is not offered.
+#: Types that backends move without computing; types that the backend rejects count as not offered.
 _MOVED = (
     *("float32", "float64", "float16", "bfloat16", "complex64", "float8_e4m3fn"),
     *("int64", "int32", "int8", "uint8", "bool"),
 )
-#: Operations beside those of payload.exact_cases, on float32 and int64.
+#: Operations in addition to those of payload.exact_cases, for float32 and int64.
 _AVERAGE, _BITWISE = "avg", ("band", "bor", "bxor")
 _BITS = 62
 
 
 class NotOffered(Exception):
-    """The backend refuses a type, an operation or a collective; the message is what it says."""
+    """The backend rejects a type, an operation or a collective; the message is the backend's."""
 
 
 class Case(NamedTuple):
-    """One way to call a collective. ``turn`` shifts the codes; ``op`` is empty where nothing is added up."""
+    """One way to call a collective. ``turn`` shifts the codes; ``op`` is empty if nothing is reduced."""
 
     dtype: str
     op: str = ""
@@ -52,7 +52,7 @@ class Case(NamedTuple):
     is_contiguous: bool = True
 
     def words(self, row: Collective) -> str:
-        """``float32 sum, 1009 elements, root 1``."""
+        """Describe the case: ``float32 sum, 1009 elements, root 1``."""
         parts = [f"{self.dtype} {self.op}".strip()]
         parts += [f"{self.elements} elements"] * (self.elements != ELEMENTS)
         parts += [f"root {self.root}"] * row.has_root
@@ -62,19 +62,19 @@ class Case(NamedTuple):
 
 
 def cases(row: Collective, ranks: int) -> Iterator[Case]:
-    """All types and operations, then odd lengths with each rank as the root, then strides."""
+    """Yield all types and operations, then an odd length with each rank as the root, then a non-contiguous tensor."""
     ways = [(dtype, "") for dtype in _MOVED]
     if row.reduces:
         ways = [*payload.exact_cases(ranks), ("float32", _AVERAGE), *(("int64", op) for op in _BITWISE)]
     yield from (Case(*way) for way in ways)
     for root in range(min(ranks, MOST_ROOTS) if row.has_root else 2 if row.ring else 1):
         yield from (Case(dtype, "sum" * row.reduces, ODD_ELEMENTS, root, 1) for dtype in ("float32", "int64"))
-    if not (row.ring or row.has_root):  # there torch may refuse it on some ranks alone
+    if not (row.ring or row.has_root):  # otherwise, torch may reject it on some ranks only
         yield Case("float32", "sum" * row.reduces, turn=1, is_contiguous=False)
 
 
 class Call:
-    """A collective on tensors of its own. What torch has in place only is given and taken in one."""
+    """A collective with its tensors. Input and output are one tensor if torch offers only the in-place form."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class Call:
         self.taken_shares = _split(self.result, takes)
 
     def length(self, source: int, index: int) -> int:
-        """Elements of a share."""
+        """Return the number of elements of a share."""
         return self.share_elements + (source + 2 * index) % 3 * self.row.is_uneven
 
     def run(self, *, is_async: bool = False) -> Any:
-        """Once, until torch has it; on a GPU that is before it is done. ``is_async``: returns torch's work at once."""
+        """Start the call; on a GPU, it returns before it is done. With ``is_async``, return torch's work at once."""
         import torch.distributed as dist
 
         given, result, group, root = self.given, self.result, self.group, self.peers[min(self.root, self.ranks - 1)]
@@ -165,11 +165,11 @@ def _split(tensor: "torch.Tensor", lengths: Sequence[int]) -> list["torch.Tensor
 def wrong_shares(
     ctx: RankContext, row: Collective, case: Case, group: Any = None, members: Sequence[int] = ()
 ) -> tuple[list[int], list[WrongShare]]:
-    """Call it once: the original ranks whose shares were looked at here, and what is wrong with them.
+    """Call it once; return the original ranks whose shares were checked here, and the wrong shares.
 
-    A rank looks at what it gave as well: it must be as it was. ``members`` are the original ranks of a ``group``.
-    Raises NotOffered on all ranks. In rings and with a root torch may refuse a type on some ranks alone, and a ring of
-    it would leave the group unfit for any other call (2.9): so a broadcast, which all ranks refuse, is tried first.
+    A rank also checks its own input, which must be unchanged. ``members`` are the original ranks of a ``group``. Raises
+    NotOffered on all ranks. In rings and with a root, torch may reject a type on some ranks only, and a ring of such a
+    type breaks the group for any other call (2.9). Therefore, a broadcast, which all ranks reject, is tried first.
     """
     way: dict[str, Any] = {"op": case.op or "sum", "root": case.root, "is_contiguous": case.is_contiguous}
     call = Call(ctx, row, case.dtype, case.elements, group=group, **way)
@@ -214,16 +214,16 @@ def wrong_shares(
 
 
 def _differs(tensor: "torch.Tensor", expected: "torch.Tensor") -> "torch.Tensor":
-    """Where the bits of an element are others: a value that is no number equals itself then."""
+    """Compare the bits of each element, so that a NaN equals itself."""
     return _bits(tensor.contiguous()) != _bits(expected)
 
 
-#: Elements of large shares that are compared at once: torch counts truth values as eight bytes each.
+#: Elements of large shares to compare at once: torch needs eight bytes per boolean to count them.
 _COMPARED_AT_ONCE = 1 << 20
 
 
 def count_differing(tensor: "torch.Tensor", expected: "torch.Tensor") -> int:
-    """How many elements have other bits; in pieces, so that it takes little memory beside them."""
+    """Return the number of elements with different bits; compares in pieces to save memory."""
     import torch
 
     pieces = (torch.split(whole, _COMPARED_AT_ONCE) for whole in (tensor, expected.expand_as(tensor)))
@@ -237,19 +237,19 @@ def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
 
 
 def _number(bits: "torch.Tensor", dtype: "torch.dtype") -> float:
-    """An element as JSON can have it: its bits where it is no finite number."""
+    """Return an element as a JSON number: its value, or its bits if it is not finite."""
     value = float(bits.view(dtype).cpu().real)
     return value if isfinite(value) else float(bits)
 
 
 class _Expected(NamedTuple):
-    """What each rank gives in a case, and what comes of all."""
+    """The input of each rank in a case, and the result."""
 
     case: Case
     ranks: int
 
     def share_of(self, source: int | None, index: int, like: "torch.Tensor") -> "torch.Tensor":
-        """The share that a rank gives under this index, or what the operation makes of those of all."""
+        """Return the share that a rank gives under this index, or the reduction of all ranks' shares."""
         if self.case.op:
             whole = self._whole() if source is None else self._share(source)
             return like.new_full((1,), self._factor(index) * whole)
@@ -267,7 +267,7 @@ class _Expected(NamedTuple):
         return sum(shares) // self.ranks if op == _AVERAGE else payload.expected(op, self.ranks, self.case.dtype)
 
     def blamed(self, got: float, index: int) -> list[int]:
-        """The ranks of which one missing or doubled share explains a wrong sum."""
+        """Return the ranks for which one missing or doubled share explains a wrong sum."""
         codes = payload.blame(self.case.op, got / self._factor(index), self.ranks, self.case.dtype)
         return [(code - self.case.turn) % self.ranks for code in codes]
 
@@ -281,7 +281,7 @@ class _Expected(NamedTuple):
         return scale * payload.share("sum" if scale > 1 else self.case.op, code, self.ranks, self.case.dtype)
 
     def _factor(self, index: int) -> int:
-        """Tells a share from that of another index, where the sums stay exact."""
+        """Return the factor that distinguishes shares by index, or 1 if the sums would not stay exact."""
         if self.case.op != "sum":
             return 1
         largest = 2 * self.ranks * payload.expected("sum", self.ranks, self.case.dtype)
@@ -289,7 +289,7 @@ class _Expected(NamedTuple):
 
 
 def is_repeatable(ctx: RankContext, row: Collective, detail: str = f"float32 sum [{ELEMENTS}]") -> bool:
-    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32. ``detail`` is the step's."""
+    """Return True if the same inputs, inexact in fp32, give the same bits twice. ``detail`` is the step's."""
     import torch
 
     results = []
@@ -315,10 +315,10 @@ def timed(
     is_in_place: bool = False,
     group: Any = None,
 ) -> SizeResult:
-    """Time calls of about ``size`` bytes of fp32, one by one, then check one.
+    """Time single calls of about ``size`` bytes of fp32, then check one.
 
-    There must be a share for each rank. ``wrong`` counts elements, as nccl-tests does; of zeros, which it times, sums
-    stay zero whatever the count.
+    There must be a share for each rank. ``wrong`` counts elements, as nccl-tests does. The timed calls move zeros,
+    whose sums stay zero.
     """
     ranks = ctx.world_size if group is None else group.size()
     count = row.share_bytes(size, ranks) // 4
@@ -353,7 +353,7 @@ def timed(
 
 
 def _times(ctx: RankContext, run: Callable[[], None], calls: int) -> list[float]:
-    """Seconds of each of several calls, on a GPU by its own clock and one handed over while the other runs."""
+    """Return the seconds of each call; on a GPU from its events, with calls queued without waiting."""
     if not ctx.device.startswith("cuda"):
         moments = [ctx.clock()]
         for _ in range(calls):
@@ -372,14 +372,17 @@ def _times(ctx: RankContext, run: Callable[[], None], calls: int) -> list[float]
     return [float(before.elapsed_time(after)) / 1e3 for before, after in pairwise(marks)]
 
 
-# --- those without shares -----------------------------------------------------------------------------------
+# --- collectives without shares ---------------------------------------------------------------------------------
 
-#: How long the rank is late that the others have to wait for.
+#: Delay of the late rank, for which the others must wait.
 _LATE_S = 0.02
 
 
 def early_leavers(ctx: RankContext) -> list[WrongShare]:
-    """The late ranks that this one did not wait for in a barrier; each of its node is late once, of many the first."""
+    """Return the late ranks that this rank did not wait for in a barrier; the first ranks are late in turn.
+
+    Only late ranks on this rank's node count, because only they share its clock.
+    """
     import torch.distributed as dist
 
     found = []
@@ -400,7 +403,7 @@ def early_leavers(ctx: RankContext) -> list[WrongShare]:
 
 
 def wrong_objects(ctx: RankContext) -> dict[str, list[WrongShare]]:
-    """For each collective of objects what came otherwise than it was given. They need numpy, as torch has them."""
+    """Return the wrong results of each object collective. Requires numpy, as torch's object collectives do."""
     import torch.distributed as dist
 
     ranks, rank, group = ctx.world_size, ctx.group_rank, ctx.group

@@ -1,4 +1,4 @@
-"""The exchange of a checked pattern with one peer."""
+"""Exchange a checked pattern with one peer."""
 
 from statistics import median
 from typing import TYPE_CHECKING
@@ -19,9 +19,10 @@ _TASKS = "/proc/self/task"
 
 
 def size_of_message(ctx: RankContext) -> int:
-    """Bytes a way: all pairs of a large world share the machine's processors and the check's deadline.
+    """Return the bytes each way; fewer in a large world, whose pairs share the processors and the check's deadline.
 
-    Both ends must choose the same, whatever their GPUs have free: four such tensors fit knowledge/gpu/gpu_speed.py.
+    Both ends must choose the same, whatever memory their GPUs have free: four such tensors fit within
+    knowledge/gpu/gpu_speed.py.
     """
     few = ctx.world_size > CROWD
     if ctx.device.startswith("cuda"):
@@ -32,7 +33,7 @@ def size_of_message(ctx: RankContext) -> int:
 
 
 def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResult:
-    """Swap ``size`` bytes with group rank ``peer`` (original rank ``original``), then send them one way each."""
+    """Swap ``size`` bytes with group rank ``peer`` (original rank ``original``), then send each way separately."""
     import torch
 
     deadline_s = deadline_of_pair(ctx)
@@ -43,7 +44,7 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
         wrong = int((received != pattern(original, size, ctx.device)).sum().item())
         small, answer = torch.full((1,), first, device=ctx.device), torch.zeros(1, device=ctx.device)
         latency = median(timed(ctx, small, answer, peer) for _ in range(1 if ctx.world_size > CROWD else 5))
-        # Both know both times, so they repeat equally often, and send a part where all would take long.
+        # Both ranks know both times, so they repeat equally often, and send only a part if the full size takes long.
         is_long = max(small.item(), answer.item()) > LONG_EXCHANGE_S
         times, ways = (0, 1) if is_long else _repetitions(ctx)
         part = min(size, max(size // 4, JUDGED_MESSAGE_BYTES)) if is_long else size
@@ -69,18 +70,18 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
 
 
 def queued_s(machine: Context) -> float:
-    """Return for how long the threads of this process were ready to run but did not, in seconds.
+    """Return the seconds that the threads of this process were ready to run but had no processor.
 
-    proc(5) schedstat of a thread holds "4711000 123000 42": time on a processor and time ready to run, in ns, and how
-    often it ran. Kernels without the file count nothing.
+    proc(5) schedstat of a thread holds "4711000 123000 42": time on a processor and time ready to run, in ns, and the
+    number of time slices. Kernels without the file count nothing.
     """
     counts = ((text_of(machine, f"{_TASKS}/{task}/schedstat") or "").split() for task in machine.listdir(_TASKS))
     return sum(int(words[1]) for words in counts if len(words) == 3) / 1e9
 
 
 def _repetitions(ctx: RankContext) -> tuple[int, int]:
-    """How often the exchange is repeated, and how often it goes one way each."""
-    if ctx.device.startswith("cuda"):  # the first exchange connected the two
+    """Return the repetitions of the exchange, and of the transfer each way."""
+    if ctx.device.startswith("cuda"):  # the first exchange has already connected the pair
         return (1, 1) if ctx.world_size > CROWD else (2 if ctx.level is Level.QUICK else 4, 2)
     if ctx.world_size > CROWD:
         return 0, 1
@@ -88,7 +89,7 @@ def _repetitions(ctx: RankContext) -> tuple[int, int]:
 
 
 def better(one: PairResult, other: PairResult) -> PairResult:
-    """The better values of two measurements of a pair: chance makes them worse, never better."""
+    """Return the better values of two measurements of a pair: noise makes them only worse."""
     return one.model_copy(
         update={
             "wrong_bytes": max(one.wrong_bytes, other.wrong_bytes),
@@ -103,7 +104,7 @@ def better(one: PairResult, other: PairResult) -> PairResult:
 
 
 def exchange_rate(ctx: RankContext, peer: int, original: int, size: int) -> float:
-    """The best of two exchanges of unchecked bytes, in GB/s each way."""
+    """Return the better of two exchanges of unchecked bytes, in GB/s each way."""
     import torch
 
     sent = torch.zeros(size, dtype=torch.uint8, device=ctx.device)
@@ -113,18 +114,18 @@ def exchange_rate(ctx: RankContext, peer: int, original: int, size: int) -> floa
 
 
 def deadline_of_pair(ctx: RankContext) -> float:
-    """How long a pair may take, its peer's lateness included.
+    """Return the time limit of a pair in seconds, which includes the wait for a late peer.
 
-    A peer still stands in its earlier pairs, and longer on a crowded machine: the check's deadline has
-    grown with the ranks per core, and a quarter of what is left of it grows along.
+    A peer may still be in its earlier pairs, and for longer on a crowded machine. The check's deadline grows with the
+    ranks per core, and so does a quarter of its remaining time.
     """
-    # NCCL connects two ranks at their first transfer, within the communicator that the group has.
+    # At its first transfer, NCCL connects two ranks in the group's existing communicator.
     least = FIRST_NCCL_S if ctx.backend == "nccl" else PAIR_S
     return min(max(least, ctx.remaining() / 4), max(ctx.remaining(), 1.0))
 
 
 def pattern(rank: int, size: int, device: str) -> "torch.Tensor":
-    """Bytes that differ by sender and by position, so that a shifted or stale block shows."""
+    """Return bytes that differ by sender and position, to detect a shifted or stale block."""
     import torch
 
     block = (torch.arange(65521, dtype=torch.int32) * (2 * rank + 3) + rank).to(torch.uint8)
@@ -132,7 +133,7 @@ def pattern(rank: int, size: int, device: str) -> "torch.Tensor":
 
 
 def move(*transfers: tuple[str, "torch.Tensor", int]) -> None:
-    """Operations of torch.distributed at once, within the communicator that the group has."""
+    """Run point-to-point operations at once, in the group's existing communicator."""
     import torch.distributed as dist
 
     operations = [dist.P2POp(getattr(dist, name), tensor, peer) for name, tensor, peer in transfers]
@@ -141,7 +142,7 @@ def move(*transfers: tuple[str, "torch.Tensor", int]) -> None:
 
 
 def timed_receipt(ctx: RankContext, received: "torch.Tensor", sign: "torch.Tensor", peer: int) -> float:
-    """Seconds from the sign to send until all is here: what is sent before it waits in the kernel's buffers."""
+    """Return the seconds from the signal to send until all data arrived. Earlier data would wait in kernel buffers."""
     started = ctx.clock()
     move(("isend", sign, peer))
     move(("irecv", received, peer))
@@ -152,7 +153,7 @@ def timed_receipt(ctx: RankContext, received: "torch.Tensor", sign: "torch.Tenso
 
 
 def send_when_told(sent: "torch.Tensor", sign: "torch.Tensor", peer: int) -> None:
-    """The other end of ``timed_receipt``; waits until all is there, or what is sent next would queue behind it."""
+    """Send on the peer's signal (see ``timed_receipt``); wait until it has all data, so that nothing queues."""
     move(("irecv", sign, peer))
     sign.item()
     move(("isend", sent, peer))
@@ -161,7 +162,7 @@ def send_when_told(sent: "torch.Tensor", sign: "torch.Tensor", peer: int) -> Non
 
 
 def timed(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> float:
-    """Seconds of one exchange, until the data is here; on a GPU ``wait`` returns before it is."""
+    """Return the seconds of one exchange until the data is there; on a GPU, ``wait`` returns earlier."""
     started = ctx.clock()
     move(("isend", sent, peer), ("irecv", received, peer))
     received[0].item()

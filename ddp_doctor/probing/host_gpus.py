@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that the kernel shows, whatever the driver says, and whether they are ours.
+"""The NVIDIA GPUs that the kernel shows, whatever the driver reports, and whether this process may use them.
 
     /sys/bus/pci/devices/0000:61:00.0/vendor   0x10de
     /sys/bus/pci/devices/0000:61:00.0/class    0x030200    display class: 0x0300 VGA, 0x0302 3D
@@ -8,7 +8,7 @@
     /proc/2201/comm                            nv-fabricmanage
     /proc/1/cgroup                             0::/kubepods/besteffort/pod3c0f…
 
-Read through the probe's context; nothing is raised, what cannot be read does not exist.
+Everything is read through the probe's context. Nothing is raised: an unreadable file counts as missing.
 """
 
 import re
@@ -18,7 +18,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of, text_of
 
 PCI = "/sys/bus/pci/devices"
-#: The device node by which the fabric manager drives NVSwitches, and its process ("comm" is cut at 15).
+#: The device node with which the fabric manager controls NVSwitches, and its process ("comm" is cut at 15).
 NVSWITCHES = "nvidia-nvswitchctl"
 FABRIC_MANAGER = "nv-fabricmanage"
 CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
@@ -27,7 +27,7 @@ CONTAINER_CGROUP = re.compile(r"docker|kubepods|containerd|libpod|crio|\blxc\b|m
 
 
 def pci_gpus(ctx: Context) -> tuple[PciGpu, ...] | None:
-    """The NVIDIA GPUs on the bus; None where the bus cannot be read."""
+    """Return the NVIDIA GPUs on the PCI bus, or None if the bus cannot be read."""
     try:
         bus_ids = ctx.listdir(PCI)
     except OSError:
@@ -44,15 +44,15 @@ def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
 
 
 def device_nodes(ctx: Context) -> tuple[str, ...]:
-    """The names in /dev that matter: nvidia0, nvidiactl, …; kfd is AMD's."""
+    """Return the names of GPU nodes in /dev: nvidia0, nvidiactl, …, and AMD's kfd."""
     names = names_in(ctx, "/dev")
     return tuple(name for name in names if name.startswith("nvidia") or name == "kfd")
 
 
 def fabric_manager_runs(ctx: Context, nodes: tuple[str, ...]) -> bool | None:
-    """Whether the process of NVIDIA's fabric manager is there; None where that cannot be seen, or matters not.
+    """Return True if NVIDIA's fabric manager is running, or None if unknown or not needed.
 
-    A container shows its own processes only, and a /proc mounted with hidepid only the user's processes.
+    A container shows only its own processes, and a /proc mounted with hidepid only the user's.
     """
     if NVSWITCHES not in nodes or in_container(ctx) or first_line(ctx, "/proc/1/comm") is None:
         return None
@@ -64,7 +64,7 @@ def fabric_manager_runs(ctx: Context, nodes: tuple[str, ...]) -> bool | None:
 
 
 def may_have_gpus(ctx: Context) -> bool:
-    """Whether it is worth asking a driver: a GPU on the bus, in /dev, or lent by Windows (WSL 2: /dev/dxg)."""
+    """Return True if a driver may answer: a GPU on the bus, in /dev, or lent by Windows (WSL 2: /dev/dxg)."""
     found = pci_gpus(ctx)
     if found is None or not all(gpu.passed_through for gpu in found):
         return True
@@ -72,7 +72,7 @@ def may_have_gpus(ctx: Context) -> bool:
 
 
 def gpu_is_due(ctx: Context) -> bool:
-    """Whether this machine, or what a container was given of it, has a GPU that should answer."""
+    """Return True if this machine, or the part of it that a container was given, has a GPU that should answer."""
     found = pci_gpus(ctx)
     if found is None or in_container(ctx):
         return gpu_is_given(ctx) or found is None
@@ -80,12 +80,12 @@ def gpu_is_due(ctx: Context) -> bool:
 
 
 def gpu_is_given(ctx: Context) -> bool:
-    """Whether there is a device node of a GPU, as /dev/nvidia0; only a driver that works makes one."""
+    """Return True if a GPU has a device node, such as /dev/nvidia0; only a working driver creates one."""
     return any(name[6:].isdecimal() for name in device_nodes(ctx))
 
 
 def in_container(ctx: Context) -> bool:
-    """Whether this process lives in a container, as far as it shows; a virtual machine is none."""
+    """Return True if this process is visibly in a container; a virtual machine is not one."""
     if any(ctx.env.get(name) for name in CONTAINER_VARIABLES):
         return True
     if any(first_line(ctx, path) is not None for path in CONTAINER_FILES):

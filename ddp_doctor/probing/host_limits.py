@@ -1,4 +1,4 @@
-r"""What /proc, /sys and the environment say of a host's limits.
+r"""The limits of a host, as /proc, /sys and the environment show them.
 
 /proc/meminfo, /proc/loadavg, /proc/stat, /proc/self/status and /proc/self/uid_map::
 
@@ -8,8 +8,8 @@ r"""What /proc, /sys and the environment say of a host's limits.
     CapEff:	000001ffffffffff
              0          0 4294967295
 
-And who made the machine, by its firmware, and what drives its network interfaces. Serial numbers and UUIDs stand beside
-them, which only root may read; they are not asked for::
+Also the machine's vendor as its firmware reports it, and the drivers of its network interfaces. Serial numbers and
+UUIDs, which only root may read, are not read::
 
     /sys/class/dmi/id/sys_vendor                 Amazon EC2
     /sys/class/net/ens32/device/driver           -> ../../../../bus/pci/drivers/ena
@@ -34,25 +34,25 @@ CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  where NCCL and data loaders put their segments
 _LOCALHOST = ip_address("127.0.0.1")
 NO_SHARED_MEMORY = f"{_SHARED_MEMORY} does not exist"
-#: How the reason begins where nothing is known of it: the system call failed for another one.
+#: The start of the reason if the state is unknown, because the system call failed with another error.
 NOT_LOOKED_AT = f"{_SHARED_MEMORY}: "
 _TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
 _DMI = "/sys/class/dmi/id"
 _LONGEST_NAME = 80
 _CAP_IPC_LOCK = 14  # linux/capability.h
-#: /proc/PID/stat: "4711 (stress-ng) R 1 …"; utime and stime are its fields 14 and 15, in ticks (proc_pid_stat(5)).
+#: /proc/PID/stat: "4711 (stress-ng) R 1 …"; fields 14 and 15 are utime and stime, in ticks (proc_pid_stat(5)).
 _STAT = re.compile(
     r"\d+ \((?P<name>.*)\) \S (?P<parent>\d{1,9})(?: -?\d+){9} (?P<user>\d{1,18}) (?P<system>\d{1,18})\b",
     re.ASCII | re.DOTALL,
 )
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSIEST = 2
-#: Seconds between two looks; a tick is a hundredth.
+#: Seconds between two samples; a tick is a hundredth.
 _LOOKS_APART_S = 0.3
 
 
 def reader(ctx: Context) -> Reader:
-    """Read files through the probe's context and keep their text; None for what cannot be read."""
+    """Return a function that reads a file through the probe's context and keeps its text, or returns None."""
 
     def read(path: str) -> str | None:
         try:
@@ -67,7 +67,7 @@ def reader(ctx: Context) -> Reader:
 
 
 def shared_memory(ctx: Context) -> tuple[Disk | None, str | None]:
-    """Size of /dev/shm, None where it has no limit (a tmpfs of size=0); and why no segment can be made there."""
+    """Return the size of /dev/shm, None without a limit (a tmpfs of size=0), and why no segment can be created."""
     try:
         disk = ctx.disk(_SHARED_MEMORY)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def shared_memory(ctx: Context) -> tuple[Disk | None, str | None]:
 
 
 def loopback_problem(interfaces: Callable[[], Sequence[Interface]]) -> str | None:
-    """Why the processes of this host cannot reach each other over 127.0.0.1; None where they can, or nobody knows."""
+    """Return why this host's processes cannot reach each other over 127.0.0.1, or None if they can or it is unknown."""
     try:
         loopbacks = [interface for interface in interfaces() if interface.loopback]
     except OSError:
@@ -98,7 +98,7 @@ def loopback_problem(interfaces: Callable[[], Sequence[Interface]]) -> str | Non
 
 
 def shared_memory_device(ctx: Context) -> int | None:
-    """The kernel's number for /dev/shm, by which NCCL tells whether two ranks share it."""
+    """Return the device number of /dev/shm, with which NCCL detects whether two ranks share it."""
     try:
         return ctx.disk(_SHARED_MEMORY).device
     except OSError:
@@ -106,7 +106,7 @@ def shared_memory_device(ctx: Context) -> int | None:
 
 
 def rdma_devices(ctx: Context) -> tuple[str, ...]:
-    """RDMA devices with an active port; NCCL uses no other."""
+    """Return the RDMA devices with an active port; NCCL uses no others."""
     read = reader(ctx)
 
     def is_active(device: str) -> bool:
@@ -117,13 +117,13 @@ def rdma_devices(ctx: Context) -> tuple[str, ...]:
 
 
 def memory_bytes(meminfo: str, name: str) -> int | None:
-    """One value of /proc/meminfo in bytes."""
+    """Return one value of /proc/meminfo in bytes."""
     match = re.search(rf"^{name}:\s+(\d{{1,15}}) kB$", meminfo, re.MULTILINE | re.ASCII)
     return int(match[1]) * 1024 if match else None
 
 
 class CpuTime(NamedTuple):
-    """A process, who started it, and for how long it was on a CPU."""
+    """The name of a process, its parent and its CPU time."""
 
     name: str
     parent: int
@@ -131,13 +131,13 @@ class CpuTime(NamedTuple):
 
 
 def cpu_time(stat: str) -> CpuTime | None:
-    """Of /proc/PID/stat; a name may hold brackets and spaces. None for another text."""
+    """Parse /proc/PID/stat, whose process name may contain brackets and spaces; None if invalid."""
     found = _STAT.match(stat)
     return CpuTime(found["name"], int(found["parent"]), int(found["user"]) + int(found["system"])) if found else None
 
 
 def busiest(ctx: Context) -> tuple[BusyProcess, ...]:
-    """The two processes that take most of the CPUs now, without this one and what it started."""
+    """Return up to two processes that use the most CPU now, except this one and its descendants."""
     before, began = _cpu_times_by_pid(ctx), ctx.clock()
     threading.Event().wait(_LOOKS_APART_S)
     after, took_s = _cpu_times_by_pid(ctx), max(ctx.clock() - began, _LOOKS_APART_S)
@@ -168,20 +168,20 @@ def _is_descendant(pid: int, above: int, parents: Mapping[int, int]) -> bool:
 
 
 def load_1min(loadavg: str) -> float | None:
-    """The load average of the last minute, over the whole host."""
+    """Return the host's load average of the last minute."""
     match = re.match(r"\d{1,9}\.\d+", loadavg, re.ASCII)
     return float(match[0]) if match else None
 
 
 def online_cpus(stat: str) -> int | None:
-    """The logical CPUs of the whole host, also inside a container."""
+    """Return the number of logical CPUs of the entire host, even inside a container."""
     return len(re.findall(r"^cpu\d+ ", stat, re.MULTILINE | re.ASCII)) or None
 
 
 def memlock_is_ignored(read: Reader) -> bool:
-    """Whether the kernel lets this process lock more than RLIMIT_MEMLOCK, as it lets root of the host.
+    """Return True if the kernel lets this process lock more than RLIMIT_MEMLOCK, as it does for the host's root.
 
-    It asks for CAP_IPC_LOCK outside of any user namespace, so a rootless container's root does not count.
+    This requires CAP_IPC_LOCK outside any user namespace, so root in a rootless container does not count.
     """
     match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", read("/proc/self/status") or "", re.MULTILINE | re.ASCII)
     initial = (read("/proc/self/uid_map") or "").split() in ([], ["0", "0", "4294967295"])
@@ -189,15 +189,15 @@ def memlock_is_ignored(read: Reader) -> bool:
 
 
 def omp_threads(value: str) -> int | None:
-    """The threads that OMP_NUM_THREADS gives the outermost level ("4" or "4,2"), None for nonsense."""
+    """Return the threads that OMP_NUM_THREADS sets for the outermost level ("4" or "4,2"), or None if invalid."""
     match = re.match(r"\s*(\d{1,6})\s*(,|$)", value, re.ASCII)
     return int(match[1]) or None if match else None
 
 
 def several_tasks(env: Mapping[str, str]) -> bool:
-    """Whether srun or mpirun started several tasks on this node, each perhaps bound to CPUs of its own.
+    """Return True if srun or mpirun started several tasks on this node, which may each be bound to different CPUs.
 
-    SLURM_STEP_TASKS_PER_NODE is "8" or "8(x2),4"; Open MPI and Intel MPI give the number.
+    SLURM_STEP_TASKS_PER_NODE is "8" or "8(x2),4"; Open MPI and Intel MPI set a plain number.
     """
     names = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     counts = (re.match(r"\d{1,6}", env.get(name, ""), re.ASCII) for name in names)
@@ -205,7 +205,7 @@ def several_tasks(env: Mapping[str, str]) -> bool:
 
 
 def rdma_unused_by(env: Mapping[str, str]) -> str | None:
-    """The setting that keeps NCCL from RDMA devices, or None."""
+    """Return the setting that keeps NCCL from using RDMA devices, or None."""
     disabled = env.get("NCCL_IB_DISABLE", "")
     if re.match(r"\s*\+?0*[1-9]", disabled, re.ASCII):  # NCCL reads it with strtoll; "true" is 0
         return f"NCCL_IB_DISABLE={disabled}"
@@ -214,7 +214,7 @@ def rdma_unused_by(env: Mapping[str, str]) -> str | None:
 
 
 def maker(ctx: Context) -> Maker:
-    """Who made the machine, by its firmware, and what drives its network interfaces; raises nothing."""
+    """Return the machine's vendor, from its firmware, and its network drivers; raises nothing."""
     drivers = {end_of(ctx, f"{NET}/{name}/device/driver") for name in names_in(ctx, NET)}
     return Maker(
         vendor=_dmi_text(ctx, "sys_vendor"),

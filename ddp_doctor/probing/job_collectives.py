@@ -1,8 +1,8 @@
-"""One rank's calls of a job's collectives, made again in the job's order.
+"""Replay one rank's collectives of a recorded job, in the job's order.
 
-No recorder tells whether the job waited for a call before it went on. So a rank goes on at once, as far as the job
-did: it waits for a call that ended in the job before the next one of the same group, and for all in the end. A call
-that was open in the job is waited for last.
+A recording does not show whether the job waited for a call before it continued. Therefore, a rank continues at once, as
+far as the job did. If a call ended in the job, the rank waits for it before the next call of the same group, and at the
+end it waits for all calls. It waits last for a call that was open in the job.
 """
 
 import time
@@ -17,14 +17,14 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
 from ddp_doctor.probing.collectives import Call
 
-#: Between two looks at whether a call has ended.
+#: Seconds between two polls for completed calls.
 _LOOK_S = 1e-4
-#: Kept for the fact to be handed in, before the check's deadline.
+#: Time kept before the check's deadline to report the fact.
 _MARGIN_S = 5.0
 
 
 def largest_bytes(job: JobCollectives, *, on_gpu: bool) -> tuple[int, int]:
-    """The most bytes of a tensor in a replay, equal on all ranks, and how many the busiest rank then gives."""
+    """Return the maximum bytes of a tensor in a replay, equal on all ranks, and the busiest rank's total bytes."""
     total = knowledge.MOST_BYTES_ON_GPU if on_gpu else knowledge.MOST_BYTES_ON_CPU
     most = knowledge.LARGEST_BYTES_ON_GPU if on_gpu else knowledge.LARGEST_BYTES_ON_CPU
     sizes = [[call.elements * knowledge.BYTES[call.dtype] for call in calls] for calls in job.ranks]
@@ -34,11 +34,11 @@ def largest_bytes(job: JobCollectives, *, on_gpu: bool) -> tuple[int, int]:
 
 
 class _Stopped(Exception):
-    """It goes no further; its argument is a Stop."""
+    """The replay stops; its argument is a Stop."""
 
 
 class Replay:
-    """This rank's part of it."""
+    """This rank's part of a replay."""
 
     def __init__(self, ctx: RankContext, job: JobCollectives) -> None:
         import torch.distributed as dist
@@ -53,11 +53,11 @@ class Replay:
         self.is_cut = False
 
     def run(self) -> JobCollectivesFact:
-        """Make the calls; never raises what torch says of one of them."""
+        """Make the calls. Errors that torch raises are recorded, not raised."""
         began, error = self.ctx.clock(), ""
         stopped: Stop = ""
         try:
-            with self.ctx.step("replay", f"{len(self.job.ranks)} ranks"):  # what stops it leaves the step open
+            with self.ctx.step("replay", f"{len(self.job.ranks)} ranks"):  # a failure leaves the step open
                 self._run()
         except _Stopped as stop:
             stopped = stop.args[0]
@@ -79,7 +79,7 @@ class Replay:
             before = last.get(call.group)
             if before is not None and not self.calls[before].is_open:
                 self._wait_for((before,))
-            if call.differs:  # no backend says what comes of it; gloo ends the rank
+            if call.differs:  # no backend defines the result; gloo ends the rank
                 with suppress(_Stopped):
                     self._wait_for(tuple(self.pending))
                 raise _Stopped("differs")
@@ -103,19 +103,19 @@ class Replay:
     def _look(self) -> None:
         for index, (call, work) in tuple(self.pending.items()):
             if work.is_completed():
-                work.wait()  # raises what went wrong
+                work.wait()  # raises the error of a failed call
                 del self.pending[index]
                 self.moved += call.given.numel() * call.given.itemsize
 
     def _issue(self, call: JobCall) -> tuple[Call, Any]:
-        """Hand it to torch. What is shared out has a share for each rank."""
+        """Start a call. Tensors that are split among the ranks have a share for each rank."""
         row, ranks = TABLE[call.op], len(self.job.groups[call.group].ranks)
         share = -(-call.elements // ranks) if row.for_each and not row.from_root else call.elements
         most = self.most_bytes // (ranks if row.of_shares else 1) // knowledge.BYTES[call.dtype]
         self.is_cut |= share > max(most, 1)
         share = min(share, max(most, 1))
         if call.op == "reduce_scatter" and self.ctx.backend == "gloo":
-            # gloo makes an all-reduce of it, whose work never says that it is done (torch 2.13 ProcessGroupGloo.cpp,
+            # gloo runs it as an all-reduce, whose work never reports completion (torch 2.13 ProcessGroupGloo.cpp,
             # _reduce_scatter_base).
             row, share = TABLE[ALL_REDUCE], share * ranks
         made = Call(self.ctx, row, call.dtype, share, root=call.root, group=self.groups[call.group])

@@ -1,4 +1,4 @@
-"""Where this node's kernel log can be read; its NVIDIA modules, and the driver's libraries that programs will load.
+"""A node's kernel log, its NVIDIA modules, and the driver libraries that programs load.
 
     /sys/module/nvidia/version            550.90.07
     /sys/module/nvidia_peermem/version    550.90.07
@@ -7,7 +7,7 @@
     /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.90.07
     /sys/class/infiniband/mlx5_0/device/driver -> ../../../../bus/pci/drivers/mlx5_core
 
-Read through the probe's context; nothing is raised, what cannot be read does not exist.
+Everything is read through the probe's context. Nothing is raised: an unreadable file counts as missing.
 """
 
 import re
@@ -19,13 +19,13 @@ from ddp_doctor.probing.host_limits import rdma_devices
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of
 from ddp_doctor.probing.pci_devices import RDMA, device_of
 
-#: Each source is given this long, and the last lines of it are enough.
+#: Seconds for each source. Only the last lines or bytes are read.
 LIMIT_S = 4.0
 JOURNAL_LINES = 20000
 FILE_BYTES = 4_000_000
 
-#: dmesg is refused to users where kernel.dmesg_restrict is 1; then the journal and the files of syslog,
-#: which members of groups like adm and systemd-journal may read.
+#: If kernel.dmesg_restrict is 1, users cannot read dmesg. Members of groups such as adm and systemd-journal can read
+#: the journal and syslog's files.
 _COMMANDS = (
     ("dmesg",),
     ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-n", str(JOURNAL_LINES)),
@@ -36,7 +36,7 @@ _COMMANDS = (
 
 @dataclass(frozen=True)
 class LogText:
-    """The text and where it comes from, or why there is none."""
+    """The text and its source, or the reason why there is none."""
 
     text: str = ""
     source: str | None = None
@@ -44,13 +44,13 @@ class LogText:
 
 
 def read_log(ctx: Context) -> LogText:
-    """The kernel log of this boot, from the first source that gives one."""
+    """Return the kernel log of this boot from the first source that has one."""
     reasons = []
     for command in _COMMANDS:
         name = command[-1] if command[0] == "tail" else command[0]
         result = ctx.run(command, LIMIT_S)
         lines = result.stdout.splitlines()
-        # A line of a log, and not just words about having none.
+        # Require a log line, because a source may print only that it has no log.
         is_log = command[0] == "tail" or any(line[:1] in "[<0123456789" for line in lines[:20] if line)
         if result.ok and lines and is_log:
             return LogText(result.stdout, name)
@@ -67,7 +67,7 @@ MODULES = (
     *("mlx5_core", "ib_core"),
 )
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
-#: Where distributions and container runtimes put the driver's libraries.
+#: Directories in which distributions and container runtimes put the driver's libraries.
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -80,25 +80,25 @@ _VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,4}", re.ASCII)
 
 
 def modules(ctx: Context) -> dict[str, str]:
-    """The loaded modules that matter, with their version ("" where they have none)."""
+    """Return the relevant loaded modules and their versions ("" without one)."""
     loaded = names_in(ctx, "/sys/module")
     return {name: (first_line(ctx, f"/sys/module/{name}/version") or "")[:40] for name in MODULES if name in loaded}
 
 
 def driver(text: str | None) -> tuple[str | None, bool | None]:
-    """The version of the loaded NVIDIA driver, and whether it is the open one, from /proc/driver/nvidia."""
+    """Return the loaded NVIDIA driver's version and whether it is the open one, from /proc/driver/nvidia."""
     found = _DRIVER.search(text or "")
     return (found[2], found[1] is not None) if found else (None, None)
 
 
 def peermem(ctx: Context, loaded: dict[str, str]) -> str | None:
-    """The peer memory module, or the file by which NCCL finds one."""
+    """Return the peer memory module, or the file with which NCCL detects one."""
     names = [name for name in PEERMEM_MODULES if name in loaded]
     return next(iter(names), next((path for path in PEERMEM_FILES if first_line(ctx, path) is not None), None))
 
 
 def libraries(ctx: Context) -> dict[str, str]:
-    """The driver's libraries that a program would load: path of the link, and the version behind it."""
+    """Return the driver libraries that a program would load: the link's path, and the version that it points to."""
     found = {}
     for path in (f"{folder}/{name}.1" for folder in LIBRARY_FOLDERS for name in LIBRARIES):
         version = (target_of(ctx, path) or "").rpartition("/")[2].partition(".so.")[2]
@@ -108,11 +108,11 @@ def libraries(ctx: Context) -> dict[str, str]:
 
 
 def rdma_drivers(ctx: Context) -> dict[str, str]:
-    """The RDMA devices with an active port, and their kernel drivers ("" where none is known)."""
+    """Return the RDMA devices with an active port, and their kernel drivers ("" if unknown)."""
     return {name: end_of(ctx, f"{RDMA}/{name}/device/driver") or "" for name in rdma_devices(ctx)}
 
 
 def rdma_pci_devices(ctx: Context) -> dict[str, str]:
-    """The PCI devices behind the RDMA devices, and their names; software devices have none."""
+    """Return the names of the RDMA devices by PCI device; software devices have none."""
     found = {name: device_of(ctx, f"{RDMA}/{name}/device") for name in names_in(ctx, RDMA)}
     return {bus: name for name, bus in found.items() if bus is not None}

@@ -1,6 +1,7 @@
-"""All pairs of ranks in rounds of disjoint ones: each once, doubtful ones again, at level thorough each alone as well.
+"""All pairs of ranks, in rounds of disjoint pairs. Slow pairs are measured again; level thorough also measures each
+alone.
 
-What ranks must agree on goes through the control store: where a pair hangs, a collective would hang too.
+The ranks agree over the control store, because a collective would hang if a pair does.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,16 @@ _SHORT = "time is short"
 
 
 class MatrixOfPairs:
-    """What one rank measures of it; pairs are of group ranks."""
+    """One rank's measurements of the matrix. Pairs hold group ranks."""
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
         self.size = size_of_message(ctx)
-        self.shorter = max(self.size // 4, path_quality.JUDGED_MESSAGE_BYTES)  # enough to tell that a pair is slow
+        self.shorter = max(self.size // 4, path_quality.JUDGED_MESSAGE_BYTES)  # enough to detect a slow pair
         self.rounds = path_quality.rounds_of_ranks(ctx.nodes)
         self.found: dict[int, PairResult] = {}  # by group rank of the peer
         self.skipped: list[int] = []
-        #: Of the pairs within nodes (False) and of those across them, which are judged.
+        #: The kinds of pairs to evaluate: within a node (False) and across nodes (True).
         self.judged = [
             kind
             for kind in ((False, True) if len(set(ctx.nodes)) > 1 else (False,))
@@ -34,7 +35,7 @@ class MatrixOfPairs:
         ]
 
     def measure(self) -> P2pFact:
-        """Everything that fits the time; pairs that hung before are left out, and nothing waits for their ranks."""
+        """Measure all pairs that fit in the time. Skip pairs that hung before, without waiting for their ranks."""
         ctx = self.ctx
         measured = self._each_once()
         left = [pair for pairs in self.rounds[measured:] for pair in pairs]
@@ -51,7 +52,7 @@ class MatrixOfPairs:
     # --- each once --------------------------------------------------------------------------------
 
     def _each_once(self) -> int:
-        """How many rounds there was time for; of many rounds, all ranks agree before twice as many."""
+        """Return the number of measured rounds. If there are many, all ranks agree before the number doubles."""
         started, ended, bounded = self.ctx.clock(), 0, len(self.rounds) > CROWD and not self.ctx.skip_pairs
         while ended < len(self.rounds):
             until = min(2 * ended or 1, len(self.rounds)) if bounded else len(self.rounds)
@@ -64,7 +65,7 @@ class MatrixOfPairs:
         return ended
 
     def _is_short(self, name: str, mine: bool) -> bool:
-        """Whether time is short for any rank; all ranks meet."""
+        """Return True if any rank is short of time; all ranks meet."""
         return _SHORT in self._texts(name, _SHORT if mine else "")
 
     def _texts(self, name: str, mine: str) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ class MatrixOfPairs:
             return self.ctx.exchange(name, mine)
 
     def _peer_in(self, pairs: Sequence[_Pair]) -> int | None:
-        """This rank's partner in a round; one rank of an odd world rests, and those that stand for no node do."""
+        """Return this rank's partner in a round, or None if it rests: an odd rank, or not its node's representative."""
         return next((sum(pair) - self.ctx.group_rank for pair in pairs if self.ctx.group_rank in pair), None)
 
     def _exchange_in(self, pairs: Sequence[_Pair], size: int) -> None:
@@ -89,7 +90,7 @@ class MatrixOfPairs:
     # --- each alone -------------------------------------------------------------------------------
 
     def _each_alone(self, measured: Sequence[Sequence[_Pair]]) -> int:
-        """All pairs of a round at once, then one after the other; returns how many there was no time for."""
+        """Measure all pairs of a round at once, then one by one; return how many were skipped for lack of time."""
         ctx = self.ctx
         rounds = [pairs for pairs in measured if len(pairs) > 1]
         until = ctx.clock() + min(path_quality.ALONE_S, path_quality.ALONE_SHARE * ctx.remaining())
@@ -105,10 +106,10 @@ class MatrixOfPairs:
                     self.found[peer] = self.found[peer].model_copy(update={field: rate})
         return 0
 
-    # --- doubtful ones again ----------------------------------------------------------------------
+    # --- slow pairs again -------------------------------------------------------------------------
 
     def _doubtful_again(self) -> None:
-        """Slow pairs again, as many as fit, until they are fast or were slow too often for chance."""
+        """Measure slow pairs again, as many as fit, until they are fast or were slow too often for chance."""
         mine = " ".join(f"{max(self._rates(kind).values(), default=0.0):.1e}" for kind in self.judged)
         of_ranks = [map(float, text.split()) for text in self._texts("typical rates", mine)]
         typical = [
@@ -125,7 +126,7 @@ class MatrixOfPairs:
                 self._exchange_in(disjoint, self.shorter)
 
     def _doubtful(self, typical: Sequence[float]) -> str:
-        """The peers from which this rank receives slowly, or that there is no time to measure them again."""
+        """Return the peers from which this rank receives slowly, or _SHORT if there is no time to repeat them."""
         slow = {
             peer: rate
             for kind, usual in zip(self.judged, typical, strict=True)
@@ -138,7 +139,7 @@ class MatrixOfPairs:
         return _SHORT if is_short else " ".join(map(str, sorted(slow)))
 
     def _rates(self, across: bool) -> dict[int, float]:
-        """What this rank receives in GB/s, by peer: of its own node or of others."""
+        """Return the rates at which this rank receives, in GB/s by peer: on its own node, or across nodes."""
         nodes, mine = self.ctx.nodes, self.ctx.nodes[self.ctx.group_rank]
         return {
             peer: found.received_gb_per_s or 0.0

@@ -1,8 +1,8 @@
-"""The mesh of a job on its ranks: its groups, made as the job makes them, and the collectives of each axis.
+"""The mesh of a job, made on its ranks as the job makes it, and the collectives of each axis.
 
-All ranks do the same steps in the same order, each in its own group of the axis; between two axes all meet, so that
-all groups of an axis are at work at once, and no other. Groups that are made in another order hang: so the ranks
-compare over the control store what they would make, and make nothing where they differ.
+All ranks take the same steps in the same order, each in its own group of the axis. Between two axes all ranks meet, so
+all groups of one axis work at once, and no others. Groups made in different orders hang, so the ranks first compare the
+mesh over the control store, and make nothing if it differs.
 """
 
 from collections import Counter
@@ -19,13 +19,13 @@ from ddp_doctor.model.recording import Axis, mesh_typed
 from ddp_doctor.probing.all_reduces import agreed, meet, memory_free, memory_needed
 from ddp_doctor.probing.collectives import ODD_ELEMENTS, Case, NotOffered, timed, wrong_shares
 
-#: Of a timed collective, by device: small beside a gradient bucket on CPUs, above it on GPUs.
+#: Size of a timed collective, by device: smaller than a gradient bucket on CPUs, larger on GPUs.
 _BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
 _TIMES = 5
 
 
 def misfit(mesh: Sequence[Axis], ranks: int) -> str:
-    """Why these axes are no mesh of so many ranks, with what to do; empty where they are."""
+    """Return why these axes do not form a mesh of this many ranks, with advice; empty if they do."""
     needed = prod(axis.size for axis in mesh)
     if needed == ranks:
         return ""
@@ -36,7 +36,7 @@ def misfit(mesh: Sequence[Axis], ranks: int) -> str:
 
 
 def compared_and_driven(ctx: RankContext) -> MeshFact:
-    """Compare the mesh on all ranks, make it and drive its axes. Raises Misused where it is no mesh of these ranks."""
+    """Compare the mesh on all ranks, make it and test its axes. Raises Misused if it is not a mesh of these ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh, made = ctx.options.mesh or ctx.model_mesh[0], None if ctx.options.mesh else ctx.model_mesh[1]
@@ -58,7 +58,7 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
 
 
 def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
-    """What the collectives of an axis bring, and how fast they are, in this rank's group beside all others."""
+    """Check and time the collectives of an axis in this rank's group, while the axis's other groups do the same."""
     import torch.distributed as dist
 
     members = tuple(ctx.ranks[rank] for rank in dist.get_process_group_ranks(group))
@@ -75,7 +75,7 @@ def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
                 wrong += [share.model_copy(update={"case": name}) for share in found]
         except NotOffered as why:
             untested[row.name] = f"not offered by the backend: {why}"
-        if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):  # all refused it, or none did
+        if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):  # all ranks refuse, or none
             untested.setdefault(row.name, "not enough memory to measure its time")
         if row.name not in untested:
             with ctx.within(axis, members):
@@ -86,7 +86,7 @@ def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
 
 
 def _at_once(ctx: RankContext, driven: Sequence[AxisGroup], groups: Sequence[Any]) -> Iterator[AxisGroup]:
-    """Add what is wrong in all-reduces on all axes at the same time, as of a job that hides one behind the other."""
+    """Add the errors of all-reduces on all axes at once, as in a job that overlaps them."""
     import torch
     import torch.distributed as dist
 

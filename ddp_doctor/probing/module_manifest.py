@@ -1,4 +1,4 @@
-"""The manifest of a torch module, and those of all ranks, before anything can hang on a difference."""
+"""The manifest of a torch module, and the manifests of all ranks, exchanged before a difference can cause a hang."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -9,13 +9,13 @@ from ddp_doctor.model.context import RankContext
 
 
 def read(module: Any) -> Manifest:
-    """What this module is made of, in the order in which DDP takes it."""
+    """Return the parameters and buffers of this module, in the order in which DDP takes them."""
     import torch
 
     parts = dict(module.named_modules(remove_duplicate=False))
-    # As DDP asks it of each module (torch/nn/parallel/distributed.py, _build_params_for_reducer).
+    # DDP asks each module the same question (torch/nn/parallel/distributed.py, _build_params_for_reducer).
     embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
-    # Names of which the module knows more than the tensor does; no state_dict holds the transient ones.
+    # Names with properties that only the module knows: not in a state_dict, with sparse gradients, or ignored by DDP.
     marks = (
         frozenset(_names(parts, lambda part: getattr(part, "_non_persistent_buffers_set", ()))),
         frozenset(_names(parts, lambda part: ("weight",) if isinstance(part, embeddings) and part.sparse else ())),
@@ -28,9 +28,9 @@ def read(module: Any) -> Manifest:
 
 
 def of_all_ranks(ctx: RankContext, own: Manifest) -> dict[int, Manifest]:
-    """Every rank's manifest, by original rank; over the control store, which works where DDP would hang.
+    """Return each rank's manifest, by original rank. It uses the control store, which works if DDP would hang.
 
-    The same call on all ranks. Where all are equal, only digests travel; otherwise each manifest once.
+    All ranks must make the same call. If all manifests are equal, only digests are sent; otherwise, each manifest once.
     """
     own_digest = digest(own)
     with ctx.step("compare_models", "digests of the manifests"):
@@ -54,7 +54,7 @@ def _names(parts: Mapping[str, Any], of: Callable[[Any], Iterable[str]]) -> Iter
 def _tensors(
     named: Iterable[tuple[str, Any]], transient: frozenset[str], sparse: frozenset[str], ignored: frozenset[str]
 ) -> tuple[Tensor, ...]:
-    """The tensors of a module; one that comes again has its first name."""
+    """Return the tensors of a module; a repeated tensor refers to its first name."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -63,7 +63,7 @@ def _tensors(
     found = []
     for name, tensor in named:
         lazy, tied_to = is_lazy(tensor), first.get(id(tensor))
-        address = 0  # where its memory begins; some have none of their own: lazy, meta, sparse, some subclasses
+        address = 0  # start of its memory; 0 without own memory: lazy, meta, sparse, some subclasses
         if not lazy:
             with suppress(NotImplementedError, RuntimeError):
                 address = int(tensor.untyped_storage().data_ptr())

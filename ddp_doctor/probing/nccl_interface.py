@@ -1,4 +1,4 @@
-"""What tells NCCL's choice of an interface beyond the environment: the files nccl.conf, and libnccl itself.
+"""The inputs of NCCL's choice of an interface other than the environment: the nccl.conf files, and libnccl itself.
 
 The answers of the helper script ``nccl_interface``::
 
@@ -22,13 +22,13 @@ from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines, r
 
 
 def nccl_environment(ctx: Context) -> dict[str, str]:
-    """The environment as NCCL sees it: the process's own, then the user's file, then the system's."""
+    """Return the environment as NCCL sees it: the process's variables, then the user's file, then the system's."""
     added = set_by_files(read_by(conf_files(ctx)))
     return {**{name: value for name, (value, _) in added.items()}, **ctx.env}
 
 
 def library_choice(answer: CommandResult, interfaces: Sequence[Interface]) -> Choice | None:
-    """What libnccl chose; None where there is none, or where it could not be asked, as without a driver."""
+    """Return the interface that libnccl chose; None without libnccl, or if it cannot answer, as without a driver."""
     output = _last_object(answer.stdout)
     address, error = output.get("address"), output.get("error")
     if isinstance(address, str):
@@ -42,7 +42,7 @@ def library_choice(answer: CommandResult, interfaces: Sequence[Interface]) -> Ch
 
 
 def _last_object(stdout: str) -> dict[str, object]:
-    """The JSON object in the last line: NCCL_DEBUG prints before it."""
+    """Return the JSON object in the last line; NCCL_DEBUG prints lines before it."""
     lines = stdout.strip().splitlines()
     try:
         return json_object(lines[-1]) if lines else {}
@@ -54,9 +54,9 @@ _UID = re.compile(r"^Uid:[ \t]+([0-9]{1,10})\b", re.MULTILINE)
 
 
 def conf_files(ctx: Context) -> tuple[ConfFile, ...]:
-    """The files that are there, and one that is named and is not.
+    """Return the existing files, and the file that NCCL_CONF_FILE names even if it is missing.
 
-    Without HOME, as in a prolog, whose user is not the job's, only the system's is looked at.
+    Without HOME, as in a prolog, whose user is not the job's, only the system's file is read.
     """
     named, home = ctx.env.get("NCCL_CONF_FILE"), ctx.env.get("HOME")
     users: dict[str, Reason] = {}
@@ -87,7 +87,7 @@ def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
 
 
 def _passwd_home(ctx: Context) -> str | None:
-    """The home folder in this user's passwd entry, wherever that is kept."""
+    """Return the home directory in this user's passwd entry, from any source that getent knows."""
     uid = _UID.search(text_of(ctx, "/proc/self/status") or "")
     answer = ctx.run(("getent", "passwd", uid[1]), 1.0) if uid else None
     fields = answer.stdout.strip().split(":") if answer is not None and answer.ok else []

@@ -6,7 +6,7 @@
     /sys/class/net/bond0           -> ../../devices/virtual/net/bond0         has no PCI device of its own
     /sys/bus/pci/devices/0000:1a:00.0/{numa_node: 0, local_cpulist: 0-31,64-95, max_link_width: 16}
 
-Read through the probe's context; nothing is raised, what cannot be read does not exist.
+Everything is read through the probe's context. Nothing is raised: an unreadable file counts as missing.
 """
 
 import re
@@ -25,12 +25,12 @@ NET = "/sys/class/net"
 
 
 def gpu_device(ctx: Context, column: str, bus_id: str) -> PciDevice | None:
-    """A GPU by its address; None where /sys hides it, as some containers and virtual machines do."""
+    """Return the GPU at an address, or None if /sys hides it, as in some containers and virtual machines."""
     return _device(ctx, f"{PCI}/{bus_id}", column, "gpu")
 
 
 def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
-    """RDMA devices by name ("mlx5_0"), as the columns that nvidia-smi gives them: NIC0, NIC1, …"""
+    """Return the RDMA devices by name ("mlx5_0"), with the column names that nvidia-smi gives them: NIC0, NIC1, …"""
     found: dict[str, PciDevice] = {}
     for name in sorted(names_in(ctx, RDMA), key=natural):
         device = _device(ctx, f"{RDMA}/{name}", f"NIC{len(found)}", "nic")
@@ -40,7 +40,7 @@ def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
 
 
 def net_devices(ctx: Context) -> Iterator[PciDevice]:
-    """The interfaces on a PCI device, RDMA or not."""
+    """Yield the network interfaces of PCI devices, RDMA or not."""
     for name in sorted(names_in(ctx, NET), key=natural):
         device = _device(ctx, f"{NET}/{name}", name, "net")
         if device is not None:
@@ -48,18 +48,18 @@ def net_devices(ctx: Context) -> Iterator[PciDevice]:
 
 
 def near_cpus(ctx: Context, bus_id: str) -> str | None:
-    """The CPUs of the device's NUMA node, all of them, whichever are ours."""
+    """Return all CPUs of the device's NUMA node, even those that this process may not use."""
     return first_line(ctx, f"{PCI}/{bus_id}/local_cpulist") or None
 
 
 def bridges_above(ctx: Context, bus_id: str) -> tuple[str, ...]:
-    """The bridges above a device, the root port first; empty where the kernel does not show them."""
+    """Return the bridges above a device, the root port first; empty if the kernel does not show them."""
     place = _place(ctx, f"{PCI}/{bus_id}")
     return place[2] if place and place[0] == bus_id else ()
 
 
 def device_of(ctx: Context, link: str) -> str | None:
-    """The PCI device that a link of /sys, as /sys/class/infiniband/mlx5_0/device, points to."""
+    """Return the PCI device that a link in /sys points to, such as /sys/class/infiniband/mlx5_0/device."""
     name = end_of(ctx, link)
     return name if name and is_bus_id(name) else None
 

@@ -1,4 +1,4 @@
-"""Matrices whose products are the same on every device: multiplied to compare bits, and to be timed."""
+"""Matrices with the same products on every device, multiplied to compare bits and to measure speed."""
 
 from typing import TYPE_CHECKING
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
 
 #: Pairs of matrices.
 PAIRS = 32
-#: Rows: 4 us a product on one core at 145 GFLOP/s, and tiles for all multiprocessors of a GPU.
+#: Rows: 4 us per product on one core at 145 GFLOP/s, and tiles for all multiprocessors of a GPU.
 _ROWS, _ROWS_ON_GPU = 64, 512
-#: Bits of each number, beside its sign: bf16 holds them, so TF32 does, and the sum of 512 products needs 23, so that
-#: fp32 adds them without rounding. Only the result is rounded, to the nearest in its type.
+#: Bits of each number without its sign: bf16 and TF32 hold them. The sum of 512 products needs 23 bits, so fp32 adds
+#: them without rounding. Only the result is rounded, to the nearest value of its type.
 _BITS = 7
-#: All of them, what they are made of, and cuBLAS's workspace.
+#: Bytes for all matrices, the numbers that they are made from, and cuBLAS's workspace.
 MEMORY_BYTES = 256 * 2**20
 
 
 def rows(device: str) -> int:
-    """Rows and columns that suit a device."""
+    """Return the number of rows and columns for a device."""
     return _ROWS_ON_GPU if device.startswith("cuda") else _ROWS
 
 
 def matrices(device: str, rows: int) -> "torch.Tensor":
-    """Two of each pair, the same everywhere: made on the CPU, since a GPU's random numbers depend on its size."""
+    """Return both matrices of each pair, made on the CPU because a GPU's random numbers depend on its size."""
     import torch
 
     shape, generator = (2, PAIRS, rows, rows), torch.Generator().manual_seed(1)

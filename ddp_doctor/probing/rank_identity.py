@@ -1,4 +1,4 @@
-"""A rank's GPU: what it tells its peers of it, its type, its clock; and the settings of a rank or node."""
+"""A rank's GPU (identity, training type, clock), and the settings of a rank or node."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def gpu_identity(device: str) -> tuple[str | None, str | None]:
-    """UUID and name of a CUDA device; the UUID is None on torch older than 2.4."""
+    """Return the UUID and name of a CUDA device; the UUID is None with torch older than 2.4."""
     if not device.startswith("cuda"):
         return None, None
     import torch
@@ -25,7 +25,7 @@ def gpu_identity(device: str) -> tuple[str | None, str | None]:
 
 
 def training_dtype(device: str) -> "torch.dtype":
-    """The type that a training would use there: bf16 from Ampere on, fp16 on Volta and Turing."""
+    """Return the type that training would use there: bf16 on Ampere or newer, fp16 on Volta and Turing."""
     import torch
 
     if not device.startswith("cuda"):
@@ -35,7 +35,7 @@ def training_dtype(device: str) -> "torch.dtype":
 
 
 def finish(device: str) -> None:
-    """Wait for the GPU: calls return before their work is done. The end of a step waits by itself."""
+    """Wait for the GPU, because calls return before their work is done. The end of a step also waits."""
     if device.startswith("cuda"):
         import torch
 
@@ -43,7 +43,7 @@ def finish(device: str) -> None:
 
 
 def moment(ctx: RankContext) -> Any:
-    """This moment of the device: on a GPU a mark in its queue, for calls return before their work is done."""
+    """Return the device's current time: on a GPU an event in its queue, because calls return before work is done."""
     if not ctx.device.startswith("cuda"):
         return ctx.clock()
     import torch
@@ -55,12 +55,12 @@ def moment(ctx: RankContext) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Between two moments of a device that has come to the second one."""
+    """Return the seconds between two moments, after the device has passed the second."""
     return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
 
 
 def settings_of(env: Mapping[str, str]) -> Settings:
-    """What one process has to tell its peers."""
+    """Return the settings of one process that are compared with its peers'."""
     compared = {name: value for name, value in env.items() if is_recorded(name) and is_compared(name)}
     variables, withheld = open_and_withheld(compared)
     return Settings(variables=variables, withheld=withheld)

@@ -1,4 +1,4 @@
-r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege is needed.
+r"""RDMA devices, read from /sys/class/infiniband without a library or privileges.
 
     mlx5_0/device                         -> ../../../0000:18:00.0
     mlx5_0/fw_ver, hca_type, board_id     28.39.1002   MT4129   MT_0000000838
@@ -12,9 +12,9 @@ r"""Reads RDMA devices from /sys/class/infiniband; no library and no privilege i
     /sys/class/net/bond0/bonding/slaves                       ens1f0np0 ens1f1np1
     /sys/class/net/ens1f1np1/bonding_slave/mii_status         down
 
-Nothing is raised: what cannot be read stays unknown. Only active ports are read in full, and of a table of
-addresses only what comes before a row of empty entries, so that 64 virtual functions cost little.
-Source of the formats: the kernel's drivers/infiniband/core/sysfs.c.
+Nothing is raised: what cannot be read stays unknown. Only active ports are read in full, and an address table only up
+to a row of empty entries, so that 64 virtual functions cost little. Source of the formats: the kernel's
+drivers/infiniband/core/sysfs.c.
 """
 
 import errno
@@ -35,12 +35,12 @@ _ROCE = {"IB/RoCE v1": 1, "RoCE v1": 1, "RoCE v2": 2}
 
 
 def hca_names(ctx: Context) -> list[str]:
-    """The RDMA devices, as people count them; none where there is no such folder."""
+    """Return the RDMA devices in natural order; empty if the directory does not exist."""
     return sorted(names_in(ctx, RDMA), key=nccl_hca.natural)
 
 
 def efa_names(ctx: Context) -> tuple[str, ...]:
-    """Amazon's adapters: efa_0 to the kernel, rdmap16s27 once rdma-core's rules of udev have named it."""
+    """Return Amazon's adapters: named efa_0 by the kernel, rdmap16s27 by rdma-core's udev rules."""
     return tuple(
         name
         for name in hca_names(ctx)
@@ -49,13 +49,13 @@ def efa_names(ctx: Context) -> tuple[str, ...]:
 
 
 def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
-    """The devices of these names."""
+    """Return the devices with these names."""
     nodes = {first_line(ctx, f"{VERBS}/{node}/ibdev"): node for node in names_in(ctx, VERBS)}
     return tuple(_hca(ctx, name, nodes.get(name)) for name in names)
 
 
 def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
-    """What may have changed on the ports of these devices since they were read; virtual functions left out."""
+    """Return these devices' port values that may have changed since they were read, without virtual functions."""
     own = [name for name in names if end_of(ctx, f"{RDMA}/{name}/device/physfn") is None]
     ports = [(name, port) for name in own for port in sorted(names_in(ctx, f"{RDMA}/{name}/ports"))]
     found = []
@@ -75,7 +75,7 @@ def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
 
 
 def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
-    """The interfaces over the ports of these devices, and below their bonds."""
+    """Return the network interfaces of these devices' ports, and the interfaces below their bonds."""
     names = {name for hca in hcas for port in hca.ports for name in port.netdevs}
     found = {name: _netdev(ctx, name) for name in sorted(names)}
     below = {slave for netdev in found.values() for slave in netdev.slaves} - found.keys()
@@ -83,7 +83,7 @@ def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:
 
 
 def uptime_s(ctx: Context) -> float | None:
-    """Seconds since the kernel started, from ``350735.47 234388.90``."""
+    """Return the seconds since the kernel started, from ``350735.47 234388.90``."""
     match = re.match(r"\d{1,12}(\.\d+)?", first_line(ctx, "/proc/uptime") or "")
     return float(match[0]) if match else None
 
@@ -169,7 +169,7 @@ def _counters(ctx: Context, at: str) -> dict[str, int]:
 
 
 def _device_problem(ctx: Context, node: str | None) -> str | None:
-    """Why a device node cannot be opened. Reading it has no effect: the driver answers EINVAL."""
+    """Return why a device node cannot be opened. Reading it has no effect, because the driver answers EINVAL."""
     if node is None:
         return "the kernel has made no uverbs device for it"
     try:
@@ -199,11 +199,11 @@ def _netdev(ctx: Context, name: str) -> NetDevice:
 
 
 def _after_number(text: str | None) -> str | None:
-    """``ACTIVE`` of ``4: ACTIVE``."""
+    """Return ``ACTIVE`` from ``4: ACTIVE``."""
     return text.rpartition(": ")[2] if text else None
 
 
 def _number(text: str | None) -> int | None:
-    """A count or an id, decimal or ``0x…``."""
+    """Return a count or an id, decimal or ``0x…``."""
     match = re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,20}", text or "", re.ASCII)
     return int(match[0], 0 if match[0].startswith("0x") else 10) if match else None

@@ -1,13 +1,13 @@
-"""Where the variables of this process come from, as far as /proc and the files of a login show.
+"""The origin of this process's variables, as far as /proc and the login files show it.
 
-    /proc/4711/stat        4711 (bash) S 4700 …            which process started which
-    /proc/4711/environ     PATH=/bin\\0NCCL_DEBUG=INFO\\0    what a process was started with (proc(5)), and not what
-                                                           it set itself: that stands in its children's
+    /proc/4711/stat        4711 (bash) S 4700 …            PID, name and parent PID
+    /proc/4711/environ     PATH=/bin\\0NCCL_DEBUG=INFO\\0    its initial environment (proc(5)); variables that it sets
+                                                           itself appear only in its children's environ
     /etc/environment       NCCL_DEBUG=INFO
     ~/.bashrc              export NCCL_DEBUG=INFO
 
-A variable that a shell's child has and the shell itself was started without was set in that shell. Of processes
-of other users only the name can be read. Only which names have the same value is recorded, no environment.
+If a variable is in a shell's child but not in the shell's initial environment, it was set in that shell. For processes
+of other users, only the name can be read. Only the names with equal values are recorded, not the environment.
 """
 
 import re
@@ -20,14 +20,14 @@ from ddp_doctor.probing.kernel_files import names_in, text_of
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 
-#: Processes are not nested deeper; a cycle must end here.
+#: Maximum depth of process nesting, to stop at a cycle.
 _MOST_ANCESTORS = 32
-#: Read where there is a HOME; those of a login shell and of any bash.
+#: Start-up files of login shells and of any bash, read if HOME is set.
 _IN_HOME = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".zshenv", ".pam_environment")
 _OF_SYSTEM = ("/etc/environment", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc")
 _PROFILES = "/etc/profile.d"
 _MOST_PROFILES = 100
-#: A longer start-up file is none that somebody wrote.
+#: Maximum size of a start-up file that a person wrote.
 _LONGEST_FILE = 262_144
 
 _STAT = re.compile(r"([0-9]{1,10}) \((.*)\) \S ([0-9]{1,10}) ", re.DOTALL)
@@ -36,12 +36,12 @@ _STAT = re.compile(r"([0-9]{1,10}) \((.*)\) \S ([0-9]{1,10}) ", re.DOTALL)
 class _Process(Frozen):
     pid: int
     name: str
-    parent: int  # 0: the kernel, or somebody outside of this container
-    env: Mapping[str, str] | None  # None: another user's
+    parent: int  # 0: the kernel, or a process outside this container
+    env: Mapping[str, str] | None  # None: belongs to another user
 
 
 def setting_origins(ctx: Context) -> SettingOrigins:
-    """Look at the ancestors of this process, and at the files of a login. Never fails."""
+    """Inspect the ancestors of this process, and the login files. Never fails."""
     env = {name: value for name, value in ctx.env.items() if is_recorded(name)}
     if not env:
         return SettingOrigins()
@@ -66,13 +66,13 @@ def _ancestors(ctx: Context) -> Iterator[_Process]:
 
 
 def stat_of(text: str) -> tuple[int, str, int] | None:
-    """Number, name and parent's number of a process."""
+    """Return a process's PID, name and parent PID."""
     found = _STAT.match(text)
     return (int(found[1]), found[2], int(found[3])) if found else None
 
 
 def environ_of(text: str) -> Mapping[str, str]:
-    """The variables that matter in a process's environ."""
+    """Return the recorded variables in a process's environ."""
     pairs = (entry.partition("=") for entry in text.split("\0"))
     return {name: value for name, _, value in pairs if is_recorded(name)}
 
@@ -89,7 +89,7 @@ def _origin(name: str, value: str, ancestors: Sequence[_Process]) -> Origin | No
 
 
 def _login_files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
-    """The first file of a login that gives a variable the value that it has."""
+    """Return the first login file and line that sets each variable to its current value."""
     found: dict[str, str] = {}
     home = ctx.env.get("HOME", "")
     in_home = [f"{home.rstrip('/')}/{name}" for name in _IN_HOME if home.startswith("/")]
@@ -104,7 +104,7 @@ def _login_files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def file_settings(text: str) -> Iterator[tuple[str, str, int]]:
-    """What a start-up file sets to a value that no shell is needed for: name, value, line."""
+    """Yield the settings of a start-up file whose value does not depend on a shell: name, value, line."""
     try:
         written = read_setting_text(text).written
     except NoSettings:

@@ -1,7 +1,8 @@
-"""Samples of a rank's speed, taken in turns: no more ranks of one machine work at once than it has cores for them.
+"""Samples of a rank's speed, taken in turns, so that a machine never runs more ranks at once than it has cores for
+them.
 
-What takes a core from a thread shows as gaps between two reads of the clock in a loop that does nothing else: so do
-osnoise of the kernel and hwlatdetect look for it. Who took it, as far as the kernel counts it::
+If a thread loses its core, a loop that only reads the clock shows a gap, as in the kernel's osnoise and hwlatdetect.
+The kernel's counters show the cause::
 
     /proc/thread-self/schedstat   4242424 63004 17           ns run, ns ready and waiting, turns on a CPU (sched-stats)
     cpu.stat of the control group throttled_usec 51000       in which its quota stopped it
@@ -33,14 +34,14 @@ from ddp_doctor.probing.kernel_files import first_line, names_in, text_of
 from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
 from ddp_doctor.probing.rank_identity import finish, gpu_identity
 
-#: Of an exchange between GPUs: enough that it is no latency, little beside what a rank may hold.
+#: Size of an exchange between GPUs: too large for latency to matter, small relative to the memory of a rank.
 _ON_GPU_BYTES = 16 << 20
 
 
 def waves(cpus_of: Mapping[int, Sequence[int]], number: int) -> list[dict[int, int]]:
-    """The turns of one sample for the ranks of one machine, each with the CPU on which a rank begins, no two the same.
+    """Return the turns of one sample for one machine's ranks. Within a turn, each rank gets a different first CPU.
 
-    Those that may run on few CPUs choose first; the order is another in each sample, the same on all these ranks.
+    Ranks that may run on few CPUs choose first. The order differs between samples and is the same on all these ranks.
     """
     chance = Random(number)  # noqa: S311 - nothing is kept secret by it
     found: list[dict[int, int]] = []
@@ -54,7 +55,7 @@ def waves(cpus_of: Mapping[int, Sequence[int]], number: int) -> list[dict[int, i
 
 
 def ring(ranks: int) -> list[list[tuple[int, int]]]:
-    """All pairs of neighbors in turns of disjoint ones: the even ones, the odd ones, and the last of an odd ring."""
+    """Return all pairs of neighbors in turns of disjoint pairs: the even, the odd, and the last of an odd ring."""
     pairs = [(rank, (rank + 1) % ranks) for rank in range(ranks if ranks > 2 else ranks - 1)]
     whole = pairs[: ranks - 1] if ranks % 2 else pairs
     return [turn for turn in (whole[0::2], whole[1::2], pairs[len(whole) :]) if turn]
@@ -68,7 +69,7 @@ class _Data(Frozen):
 
 
 class _Place(Frozen):
-    """What a rank tells the others of where it runs, and of --data."""
+    """A rank's machine, CPUs and problem with --data, as sent to the other ranks."""
 
     machine: str
     cpus: tuple[int, ...]
@@ -76,7 +77,7 @@ class _Place(Frozen):
 
 
 class RankSamples:
-    """What one rank measures, and what it waits for."""
+    """One rank's measurements, and its waits for the other ranks."""
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
@@ -87,7 +88,7 @@ class RankSamples:
         self.cpus = tuple(sorted(os.sched_getaffinity(0)))
 
     def measure(self) -> StragglersFact:
-        """All samples there is time for. Raises Skip where it is short, Misused where no rank can read --data."""
+        """Take as many samples as fit. Raises Skip if too few do, Misused if no rank can read --data."""
         ctx = self.ctx
         if agreed(ctx, float(ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES)):
             raise Skip(
@@ -128,7 +129,7 @@ class RankSamples:
         left, right = matrices(ctx.device, rows(ctx.device))
         for number in range(stragglers.SAMPLES):
             turns = waves(mates, number)
-            turns += [{}] * (int(agreed(ctx, len(turns))) - len(turns))  # of the machine that has most
+            turns += [{}] * (int(agreed(ctx, len(turns))) - len(turns))  # as many as on the machine with the most turns
             needed_s = needed_s or len(turns) * (stragglers.READS_S * bool(ctx.options.data) + stragglers.SAMPLE_S)
             missing = max(stragglers.FEWEST_SAMPLES - number, 1)
             if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
@@ -140,7 +141,7 @@ class RankSamples:
                 )
             began, found = self._spent_s(), list[Sample]()
             for turn, at in enumerate(turns):
-                # The others enter the step too: numbers identify the steps of ranks.
+                # Idle ranks enter the step too, because steps of ranks are matched by number.
                 with ctx.step("sample", f"{number + 1}, turn {turn + 1} of {len(turns)}"):
                     if ctx.group_rank in at:
                         found.append(self._sample(left, right, at[ctx.group_rank], number))
@@ -153,7 +154,7 @@ class RankSamples:
 
     def _sample(self, left: Any, right: Any, cpu: int, number: int) -> Sample:
         at_s = self._spent_s()
-        os.sched_setaffinity(0, {cpu})  # where it begins; from there it may be moved, as in a job
+        os.sched_setaffinity(0, {cpu})  # only its first CPU; it may move, as in a job
         os.sched_setaffinity(0, self.cpus)
         products_per_s = self._products(left, right)
         stopped_s, waited_s = cgroup.throttled_s(self.read), self._waited_s()
@@ -170,13 +171,13 @@ class RankSamples:
         )
 
     def _products(self, left: Any, right: Any) -> float:
-        """Products in a second of this thread's processor time, and on a GPU of time: what runs there it waits for."""
+        """Return the products per second of this thread's CPU time; on a GPU, of wall time, because it waits."""
         import torch
 
         ctx, done = self.ctx, 0
         clock = ctx.clock if ctx.device.startswith("cuda") else time.thread_time
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # other cores are other ranks'
+        torch.set_num_threads(1)  # the other cores belong to other ranks
         torch.bmm(left, right)
         finish(ctx.device)
         began, until = clock(), ctx.clock() + stragglers.PRODUCTS_S
@@ -188,12 +189,12 @@ class RankSamples:
         return done / max(clock() - began, 1e-9)
 
     def _waited_s(self) -> float | None:
-        """How long this thread was ready and waited so far; None where the kernel does not count it."""
+        """Return the seconds that this thread was ready but not running, or None if the kernel does not count them."""
         fields = (text_of(self.machine, "/proc/thread-self/schedstat") or "").split()
         return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else None
 
     def _read_data(self, seconds: float, number: int) -> dict[str, float]:
-        """Read some of --data in a process of its own, which is killed where reads hang; not again after a problem."""
+        """Read some of --data in a new process, which is killed if it hangs; skipped after a problem."""
         path = self.ctx.options.data
         if not path or self.data.problem:
             return {}
@@ -211,7 +212,7 @@ class RankSamples:
         return self.data.read_bytes_per_s
 
     def _exchanged(self) -> dict[int, float]:
-        """The exchange with each neighbor, in GB/s each way."""
+        """Return the rates of the exchanges with each neighbor, in GB/s each way."""
         ctx, found = self.ctx, dict[int, float]()
         size = _ON_GPU_BYTES if ctx.device.startswith("cuda") else JUDGED_MESSAGE_BYTES
         for turn in ring(ctx.world_size):
@@ -224,7 +225,7 @@ class RankSamples:
 
 
 def spin(seconds: float) -> tuple[float, float, float]:
-    """For how long a loop of clock reads ran, how much of that was taken from it, and the longest gap; in seconds."""
+    """Spin on the clock; return the loop's duration, the part of it lost in gaps, and the longest gap, in seconds."""
     clock, taken, longest = time.perf_counter, 0.0, 0.0
     began = last = clock()
     while last - began < seconds:
