@@ -1,4 +1,4 @@
-"""What ``run --model`` gets of this feature: two checks, what they recorded for the verdict, and work for step_time."""
+"""The interface for ``run --model``: two checks, their results for the verdict, and the work of step_time."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def words(recording: Recording) -> str:
 
 
 def unmet(recording: Recording) -> str | None:
-    """Return why the model was not tested as a whole, or an empty text, or None without a result."""
+    """Return why the model was not fully tested, "" if it was, or None without a result."""
     model, facts = recording.options.model, [rank.fact for rank in recording.facts(UserModel)]
     if not facts:
         return None

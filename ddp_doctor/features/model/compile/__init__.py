@@ -1,1 +1,1 @@
-"""compile: what torch.compile makes of the user's own model."""
+"""compile: the behavior of the user's own model under torch.compile."""

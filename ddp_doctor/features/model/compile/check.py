@@ -1,15 +1,15 @@
-"""compile: does torch.compile make the same of the user's own model on every rank, and at the same time?
+"""compile: whether torch.compile captures the same graphs of the user's model on every rank, in the same steps.
 
-Raw input: the graphs of a forward, which a backend of the doctor's keeps in place of making code of them, and what
-torch says of guards that failed::
+Raw input: the graphs of a forward, which ddp-doctor's backend keeps instead of generating code, and torch's reasons for
+failed guards::
 
     step 0    linear(l_x_, ...) -> float32     net.py:31        on all ranks
-              mul(linear, 2.0) -> float32      net.py:33        on rank 1 alone
+              mul(linear, 2.0) -> float32      net.py:33        on rank 1 only
     step 3    net.py:30 forward compiled again: tensor 'x' size mismatch at index 0. expected 8, actual 5
 
-Why it matters: a rank compiles by itself, and for minutes where the model is large. One that compiles when the others
-do not keeps them waiting in their next collective, up to its time-out. One that compiles another graph computes
-something else, and calls the collectives inside of it in another order.
+Why it matters: each rank compiles separately, and for minutes if the model is large. A rank that compiles when the
+others do not keeps them waiting in their next collective, up to its timeout. A rank that compiles a different graph
+computes something else, and calls the collectives inside it in a different order.
 """
 
 from ddp_doctor.features.model.compile import rules
@@ -26,12 +26,12 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(ctx: RankContext) -> CompiledFact:
-    """Capture the graphs of the user's model. Raises Skip where it is not compiled."""
+    """Capture the graphs of the user's model. Raises Skip if it is not compiled."""
     return CompileProbe(ctx).capture()
 
 
 def untested(recording: Recording) -> str:
-    """Why no recompilation could be seen."""
+    """Return why recompilations could not be detected, or ""."""
     for fact in facts_by_rank(recording).values():
         if fact.not_offered:
             return f"this torch release does not report {' and '.join(fact.not_offered)}"

@@ -15,7 +15,7 @@ from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
 
 _DYNAMIC = "compile/programming_model.dynamic_shapes.html"
-#: After fewer recompilations in a row torch may have taken a size for dynamic: once for each size that changes.
+#: With fewer recompilations in a row, torch may only be marking sizes as dynamic: once for each size that changes.
 _IN_A_ROW = 3
 _LINES_IN_A_TITLE = 3
 
@@ -26,12 +26,12 @@ def facts_by_rank(recording: Recording) -> dict[int, CompiledFact]:
 
 
 def _by_step(recording: Recording) -> dict[int, list[tuple[int, CompiledStep]]]:
-    """The ranks' steps by number."""
+    """Return the ranks' steps by step number."""
     return grouped((step.step, (rank, step)) for rank, fact in facts_by_rank(recording).items() for step in fact.steps)
 
 
 def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
-    """These ranks, where most ranks do not as they do."""
+    """Return these ranks as culprits if they are a minority."""
     return rank_culprits(recording, CompiledFact, ranks) if 2 * len(ranks) < len(facts_by_rank(recording)) else NOBODY
 
 

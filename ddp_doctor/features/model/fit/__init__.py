@@ -1,4 +1,4 @@
-"""fit: whether a model fits the memory of a GPU, and under which strategy. One rank estimates, all measure."""
+"""fit: whether a model fits in GPU memory, and with which strategy. One rank estimates, all ranks measure."""
 
 from ddp_doctor.features import Recorded, later
 from ddp_doctor.features.model.fit import estimated, measured

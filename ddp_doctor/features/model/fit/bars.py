@@ -1,4 +1,4 @@
-"""The bars of the HTML page: what takes the memory of a rank under each strategy."""
+"""Bars for the HTML page: the memory of a rank with each strategy, by use."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from ddp_doctor.render.html.bars import Part, bar
 
 
 def memory(report: FitReport, _recording: Recording) -> Iterator[Part]:
-    """Yield the bars of the strategies, in percent of the most memory, or of a GPU's where that is more."""
+    """Yield the bars of the strategies, in percent of the largest need, or of the GPU's memory if that is larger."""
     if not report.estimates:
         return
     most = max(report.memory_bytes or 0, *(each.needed_bytes for each in report.estimates), 1)

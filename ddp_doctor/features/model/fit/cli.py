@@ -1,4 +1,4 @@
-"""The command ``fit``; it imports its code when it is called."""
+"""The command ``fit``. It imports its code only when called."""
 
 import os
 from typing import Annotated, Literal
@@ -66,7 +66,7 @@ def fit(
     *,
     outputs: Outputs,
 ) -> int:
-    """Estimate on one rank of this node or, to measure, on all ranks, and show the report."""
+    """Estimate on one rank of this node, or measure on all its ranks, and show the report."""
     from ddp_doctor.cli.given import ignored
     from ddp_doctor.cli.run import rank_count, test_and_report
     from ddp_doctor.features.model.fit.options import fit_options

@@ -1,13 +1,13 @@
-"""fit: does the user's model fit the memory of a GPU, and under which strategy?
+"""fit: whether the user's model fits in the memory of a GPU, and with which strategy.
 
-Raw input: none; the first rank makes the model on fake tensors, which have shapes and no memory, and adds up what a
-step would hold at its highest moment, for each strategy::
+Raw input: none. The first rank makes the model on fake tensors, which have shapes but no memory, and computes the peak
+memory of a step for each strategy::
 
     ddp                         parameters 27 GB, gradients 27 GB, optimizer 54 GB, buckets 27 GB, activations 11 GB
     zero3 with checkpointing    parameters 3.4 GB, gradients 3.4 GB, optimizer 6.7 GB, unsharded 1.6 GB, ...
 
-A job that runs out of memory mostly does so in its second step, when the optimizer has its state, after minutes in a
-queue. Which of DDP, ZeRO and FSDP a model needs follows from these sums alone.
+Why it matters: most jobs that run out of memory do so in their second step, when the optimizer has its state, after
+minutes in a queue. These sums alone show which of DDP, ZeRO and FSDP a model needs.
 """
 
 from functools import cache
@@ -23,14 +23,14 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.recording import FitOptions
 
-#: Seconds: 20 s of processor time for 7 billion parameters, on a machine that may be busy.
+#: Seconds: 7 billion parameters take 20 s of processor time, and the machine may be busy.
 _DEADLINE_S = 120.0
 
 _estimate = cache(estimate)
 
 
 def estimated(ctx: RankContext) -> FitFact:
-    """The estimates for the job that was asked for, made once in a process."""
+    """Return the estimates for the requested job, made once per process."""
     import torch
 
     options = ctx.options.fit or FitOptions()
@@ -49,7 +49,7 @@ def estimated(ctx: RankContext) -> FitFact:
 
 
 def probe(ctx: RankContext) -> FitFact:
-    """The first rank estimates, the others wait for it. Raises Misused where the user's code cannot be used."""
+    """Estimate on the first rank while the others wait for it. Raises Misused if the user's code is unusable."""
     if ctx.group_rank:
         with ctx.step("wait_for_estimate"):
             ctx.exchange("estimated", "")

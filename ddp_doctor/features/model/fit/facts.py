@@ -8,7 +8,7 @@ from ddp_doctor.model.fact import Fact
 
 #: fp32: the model unchanged; bf16: the model converted; amp: computation in bfloat16, parameters in float32.
 Precision = Literal["fp32", "bf16", "amp"]
-#: The model is made and wrapped; then each step has the other three.
+#: The model is made and wrapped; then each step has the other three moments.
 Moment = Literal["wrap", "forward", "backward", "optimizer"]
 
 

@@ -1,11 +1,12 @@
-"""fit_measured: three steps of each strategy that fits, on the ranks that are here (``fit --measure``).
+"""fit_measured: three steps of each strategy that fits, on this run's ranks (``fit --measure``).
 
-Raw input: none; measured on every rank. On a GPU ``torch.cuda.max_memory_allocated()``, on a CPU the allocations that
-torch's profiler sees, from before the model is made::
+Raw input: none; it is measured on every rank from before the model is made. On a GPU it is
+``torch.cuda.max_memory_allocated()``, on a CPU the allocations that torch's profiler sees::
 
     zero2    estimated 18.2 MiB    measured 18.9 MiB    steps 41.2, 12.5, 12.1 ms
 
-An estimate that a few steps contradict is worth nothing; one that they confirm goes for more ranks and larger batches.
+Why it matters: a few steps show whether the estimate is right. A confirmed estimate can be applied to more ranks and
+larger batches.
 """
 
 import gc
@@ -37,18 +38,18 @@ def _began() -> float:
 
 
 def parts(options: Options) -> tuple[str, ...]:
-    """Each strategy, without and with checkpointing, where --measure asks for it."""
+    """Return each strategy with and without checkpointing, or () without --measure."""
     if options.fit is None or not options.fit.measure:
         return ()
     return tuple(f"{name}{more}" for name in BY_NAME for more in ("", _CHECKPOINTING))
 
 
 def probe(ctx: RankContext) -> FitMeasuredFact:
-    """Some steps under the strategy that is this part's turn. Raises Skip where it does not fit or work."""
+    """Run a few steps with the strategy of this part. Raises Skip if it does not fit or does not work."""
     strategy, _, checkpointing = ctx.part.partition("+")
     of_first = () if ctx.group_rank else estimated(ctx).estimates
     each = next((e for e in of_first if (e.strategy, e.checkpointing) == (strategy, bool(checkpointing))), None)
-    # What this rank may take: of --memory, and of what is free on its GPU or, shared by all ranks, on the host.
+    # This rank's limit: --memory, and the free memory of its GPU or its share of the host's.
     free = memory_free(ctx) // (1 if ctx.gpu_memory_bytes else ctx.world_size)
     own_room = min(ctx.options.fit.memory_bytes or free, free) if ctx.options.fit else free
     with ctx.step("compare_memory", ctx.part):

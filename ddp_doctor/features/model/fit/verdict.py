@@ -1,4 +1,4 @@
-"""What the core asks of ``fit``: the report with the estimates, and the verdict on them."""
+"""The functions of ``fit`` that the core calls: the report with the estimates, and the verdict on them."""
 
 from collections.abc import Iterator, Sequence
 

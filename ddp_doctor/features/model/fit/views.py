@@ -21,7 +21,7 @@ FIT, FIT_MEASURED = "fit", "fit_measured"
 #: The parts of an estimate, in display order.
 PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
 
-#: The start of the reason if --budget leaves no time to measure a strategy.
+#: The start of the reason for a strategy that --budget leaves no time to measure.
 NO_TIME = "not enough time left"
 
 

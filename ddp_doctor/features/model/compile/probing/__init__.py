@@ -1,1 +1,1 @@
-"""How torch.compile takes the user's model on a rank."""
+"""Probes of the user's model under torch.compile on a rank."""

@@ -1,4 +1,4 @@
-"""The graphs that torch.compile captures of the user's own model, on each rank by itself, held against the others'."""
+"""The graphs that torch.compile captures of the user's model, on each rank separately, compared between the ranks."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ from ddp_doctor.features.model.user_model.probing.probe import ModelProbe, Stopp
 from ddp_doctor.features.model.user_model.probing.user_code import SEED, Loaded, attempt, generators_kept, seed
 from ddp_doctor.model.fact import Failed, Skip
 
-#: Of these the first two are those that the model is looked at with.
+#: The first two steps are those with which the user_model check runs the model.
 _STEPS = 4
 
 
 class CompileProbe(ModelProbe):
-    """What torch.compile makes of the model, step by step, with each rank's own batches."""
+    """The work of torch.compile on the model, step by step, with each rank's own batches."""
 
     _captured = False  # a graph, on any rank
 
     def capture(self) -> CompiledFact:
-        """The graphs of all steps. Raises Skip where nothing is compiled, and Failed."""
+        """Return the graphs of all steps. Raises Skip if nothing is compiled, and Failed."""
         ctx = self.ctx
         with generators_kept(ctx.device):
             try:
@@ -47,7 +47,7 @@ class CompileProbe(ModelProbe):
             capture = Capture()
             steps: list[CompiledStep] = []
             try:
-                with suppress(Stopped):  # for the trouble of a rank
+                with suppress(Stopped):  # a rank's trouble ends the steps
                     steps.extend(self._steps(loaded, capture, by_factory))
             finally:
                 capture.end()
@@ -88,7 +88,7 @@ class CompileProbe(ModelProbe):
             yield self._compared(number, batch, step)
 
     def _batch(self, loaded: Loaded, number: int) -> Batch | None:
-        """The batch of a step, None on all ranks where one of them has none, or no time."""
+        """Return the batch of a step, or None on all ranks if any rank has no batch or no time."""
         made, trouble = attempt("make_batch", partial(batches.make, self.ctx, loaded, number))
         why = "" if trouble is None else f"make_batch({number}) returns none"
         if max(self._took_s, default=0.0) > self.ctx.remaining():  # it may compile again
@@ -113,7 +113,7 @@ class CompileProbe(ModelProbe):
         )
 
     def _parting(self, number: int, batch: Batch, shapes: str, step: Step) -> Parting | None:
-        """From most of the ranks that captured something here; without sizes where their batches may have others."""
+        """Return the difference from most ranks that captured anything; without sizes if their batches may differ."""
         import torch
 
         ctx = self.ctx

@@ -1,13 +1,13 @@
-"""torch.compile, as far as its documentation does not promise it: each private call with its fallback.
+"""Access to undocumented parts of torch.compile: each private call has a fallback.
 
-A backend of ``torch.compile`` is a function from a graph to what runs it. This one keeps the graph and runs it as it
-is, so that nothing is generated and no compiler is needed. ``torch.compiler.set_stance`` puts it in the place of every
-backend that the model names, and leaves ``dynamic=`` as the user wrote it.
+A backend of ``torch.compile`` is a function from a graph to a callable. This one keeps the graph and runs it unchanged,
+so no code is generated and no compiler is needed. ``torch.compiler.set_stance`` replaces every backend that the model
+names with it, and leaves ``dynamic=`` as the user wrote it.
 
     linear(l_x_, l_self_modules_up_parameters_weight_, None) -> float32        net.py:31
     mul(linear, 2.0) -> float32                                                net.py:32
 
-Held against torch 2.6 to 2.15.
+Tested with torch 2.6 to 2.15.
 """
 
 import re
@@ -21,7 +21,7 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.parse.frames import is_of_the_job
 
 _LONGEST_REASON = 200
-#: Compilations that torch remembers; by default 64, and a large model has more in one step.
+#: Compilations that torch records; the default is 64, but a large model has more in one step.
 _MOST_COMPILATIONS = 4096
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -29,7 +29,7 @@ _COMPILE_ID = re.compile(r"^\d+/\d+: ")
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether ``torch.compile(module)``, ``module.compile()`` or a decorated forward is in the model."""
+    """Return True if the model uses ``torch.compile(module)``, ``module.compile()`` or a decorated forward."""
     return any(
         hasattr(module, "_orig_mod")
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -40,7 +40,7 @@ def is_compiled(model: Any) -> bool:
 
 @dataclass
 class Step:
-    """What was captured in one step."""
+    """The captures of one step."""
 
     graphs: list[Any] = field(default_factory=list)  # torch.fx.GraphModule
     breaks: list[GraphBreak] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Step:
     raised_at: str = ""  # the user's line that torch was tracing when it raised
 
     def run(self, call: Callable[..., object], *args: Any) -> None:
-        """Call, and note where in the user's code torch was where it raises: its own frames alone are on the stack."""
+        """Call, and if it raises, note the user's line that torch traced: the traceback has only torch's frames."""
         try:
             call(*args)
         except Exception as error:
@@ -56,18 +56,18 @@ class Step:
             raise
 
     def lines(self, *, sizes: bool) -> list[tuple[str, str]]:
-        """Breaks and calls, each with the user's line; without ``sizes`` arguments are left out."""
+        """Return breaks and calls, each with the user's line; without ``sizes``, arguments are omitted."""
         found = [(f"a graph break ({each.reason})", each.where) for each in self.breaks]
         found.append(("no more graph breaks", ""))
         for graph in self.graphs:
-            for module in graph.modules():  # the graphs of checkpointed regions are within it
+            for module in graph.modules():  # a checkpointed region is a graph within it
                 if hasattr(module, "graph"):
                     found += _calls(module.graph, sizes=sizes)
         return found
 
 
 class Capture:
-    """Captures graphs, one step at a time, until it is ended. Raises Skip where torch cannot be told to."""
+    """Captures graphs, one step at a time, until ``end``. Raises Skip if this torch does not support it."""
 
     def __init__(self) -> None:
         import torch
@@ -90,11 +90,11 @@ class Capture:
             run: Callable[..., Any] = graph.forward
             return run
 
-        self.backend = keep  # one function: torch compiles again where the backend is another one
+        self.backend = keep  # always the same function: torch recompiles for another backend
 
     @contextmanager
     def step(self) -> Iterator[Step]:
-        """What is captured in the block; breaks and compilations are there when it has ended."""
+        """Yield the captures of a block; breaks and compilations are added when it ends."""
         import torch
 
         self._step = Step()
@@ -104,7 +104,7 @@ class Capture:
             with torch.compiler.set_stance("default", force_backend=self.backend):
                 yield self._step
         finally:
-            with suppress(Exception):  # fields of another torch
+            with suppress(Exception):  # other torch releases have other fields
                 for reason in (self._breaks or ())[breaks_before:]:
                     where = _own_line(reason.user_stack)
                     self._step.breaks.append(GraphBreak(reason=_first(reason.reason), where=where))
@@ -125,21 +125,21 @@ class Capture:
             )
 
     def end(self) -> None:
-        """Forget what was compiled, for the checks that follow."""
+        """Discard the compiled code, so that later checks do not use it."""
         import torch._dynamo as dynamo
 
         dynamo.reset()
 
 
 def _own_line(stack: Iterable[Any]) -> str:
-    """The innermost frame of the user's code, or of any."""
+    """Return the innermost frame of the user's code, or of any code without one."""
     frames = list(stack)
     own = [frame for frame in frames if is_of_the_job(frame.filename)] or frames
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _first(text: str) -> str:
-    """Torch's explanation, or the first line, without what is added to it."""
+    """Return torch's explanation or the first line, without hints and comments."""
     lines = text.partition("Explanation: ")[2].splitlines() or text.strip().splitlines() or [""]
     line = lines[0].partition(" (HINT")[0].partition("  #")[0]
     return " ".join(line.split())[:_LONGEST_REASON]
@@ -158,7 +158,7 @@ def _calls(graph: Any, *, sizes: bool) -> Iterator[tuple[str, str]]:
 
 
 def _type(node: Any) -> str | None:
-    """`` -> float32`` of a tensor, nothing of what returns none, None of a size."""
+    """Return `` -> float32`` for a tensor, "" for a node without a value, None for other values such as sizes."""
     import torch
 
     value = node.meta.get("example_value")

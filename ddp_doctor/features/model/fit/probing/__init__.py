@@ -1,1 +1,1 @@
-"""How much memory a rank of the user's model needs: computed, and traced on tensors without memory."""
+"""The memory that a rank of the user's model needs: computed, and traced on fake tensors."""

@@ -1,4 +1,4 @@
-"""The memory of a rank under each strategy: what is computed and what is traced, put together."""
+"""The memory of a rank with each strategy, combined from computed and traced parts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ from ddp_doctor.knowledge.ddp.strategies import FSDP2_NEEDS, STRATEGIES, Strateg
 from ddp_doctor.model.fact import Misused
 from ddp_doctor.parse.options import is_configuration
 
-#: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
-#: by one sample more, the moment that counts later would not be seen.
+#: A batch this many times larger is traced to measure the memory per sample. The batch determines which moment has the
+#: peak, and one more sample would not show the moment that dominates with large batches.
 _LARGER = 16
-#: Said by operations that only a GPU's kernels have, or that leave torch.
+#: Words in the errors of operations that have only GPU kernels, or that leave torch.
 _LIMITS = ("cuda", "triton", "gpu", "nvcc", "flash", "tensor subclass", "faketensor")
 
 
@@ -33,10 +33,10 @@ def estimate(
     batch: int | None = None,
     sequence: int | None = None,
 ) -> FitFact:
-    """The estimates of ``module:factory`` or ``hf:NAME``, of which ``batch`` and ``sequence`` are the batch's shape.
+    """Return the estimates of ``module:factory`` or ``hf:NAME``, with ``batch`` and ``sequence`` as the batch's shape.
 
-    ``device`` is the kind on which the job runs: on "cuda" an optimizer handles all parameters at once, on "cpu" one by
-    one. It runs the user's code, so only a rank calls it. Raises Misused.
+    ``device`` is the kind of device that the job uses: on "cuda" an optimizer handles all parameters at once, on "cpu"
+    one by one. It runs the user's code, so only a rank calls it. Raises Misused.
     """
     fact = FitFact(model=name, precision=precision, ranks=ranks)
     try:
@@ -48,7 +48,7 @@ def estimate(
 
 
 class _Estimates:
-    """All that is worked out of one model."""
+    """The estimates of one model."""
 
     def __init__(self, loaded: Subject, fact: FitFact, ranks_per_node: int, device: str) -> None:
         self.subject, self.fact, self.ranks_per_node, self.device = loaded, fact, ranks_per_node, device
@@ -58,7 +58,7 @@ class _Estimates:
         self.steps: dict[object, Step] = {}  # by device and parameters
 
     def all(self) -> dict[str, Any]:
-        """The fields of the fact."""
+        """Return the fields of the fact."""
         if self.fact.precision == "bf16":
             self._to_bfloat16()
         kinds = Counter(type(unit).__name__ for unit in self.units)
@@ -88,14 +88,14 @@ class _Estimates:
         rows, job, amp = self._rows(), self._job(), self.fact.precision == "amp"
         steps = {row.name: self._step(row, job) for row in rows}
         for sharded in (False, True):
-            if sharded and amp:  # FSDP2 computes with parameters in bfloat16, without autocast
+            if sharded and amp:  # FSDP2 computes with bfloat16 parameters, without autocast
                 self._to_bfloat16()
             cast = self.fact.precision == "bf16" or (sharded and amp)
             for checkpointing in (False, True):
                 how = How(checkpointing, autocast=amp and not sharded)
                 events, larger = self._trace(how, cast, 0), []
                 more = (_LARGER - 1) * self.subject.samples
-                with suppress(Stopped, Misuse):  # of a model that takes no other batch
+                with suppress(Stopped, Misuse):  # the model does not accept another batch size
                     larger = self._trace(how, cast, more) if more else []
                 for row in (row for row in rows if row.shards_parameters is sharded):
                     found = peaks.estimate(row, checkpointing, job, events, steps[row.name])
@@ -104,7 +104,7 @@ class _Estimates:
                     yield found.model_copy(update={"sample_bytes": adds})
 
     def _rows(self) -> list[Strategy]:
-        """Those that can be had here."""
+        """Return the strategies that are possible here."""
         import torch.distributed.fsdp
 
         rows, ranks, of_node = list(STRATEGIES), self.fact.ranks, self.ranks_per_node
@@ -137,7 +137,7 @@ class _Estimates:
         )
 
     def _trace(self, how: How, cast: bool, more: int) -> list[Event]:
-        """The events of a step; only those of the parameters where the model does not run on fake tensors.
+        """Return the events of a step, or only its parameters' events if the model does not run on fake tensors.
 
         Raises Misuse and Stopped.
         """
@@ -161,7 +161,7 @@ class _Estimates:
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
-        """The optimizer's step, which strategies with the same parameters share."""
+        """Return the optimizer's step, which strategies with equal parameters share."""
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
@@ -184,14 +184,14 @@ class _Estimates:
             return self._stepped(self.subject.loaded.optimizer or torch.optim.AdamW, made)
         except Misuse:
             raise
-        except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
+        except Exception as error:  # noqa: BLE001 - the user's optimizer on fake tensors may raise anything
             self.left_out.append(
                 f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}"
             )
             return self._stepped(torch.optim.AdamW, made)
 
     def _stepped(self, make: Callable[[Any], Any], made: Sequence[Any]) -> Step:
-        """What is there after a step beside parameters and gradients, and what comes for a moment in the next one."""
+        """Return the optimizer's state after a step, and the temporary memory of the next step."""
         import torch
 
         lives = fake.Lives()

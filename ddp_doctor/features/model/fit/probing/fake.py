@@ -1,7 +1,7 @@
-"""Tensors without memory: what of torch makes them, and follows how long they live, is private and stands here.
+"""Tensors without memory. All private functions of torch that create them and track their lifetime are used only here.
 
-A fake tensor (torch/_subclasses/fake_tensor.py) has a shape, a type and a device, and each operation on it says what it
-would return. Nothing is allocated and nothing computed, so a model of any size runs in the memory of its names.
+A fake tensor (torch/_subclasses/fake_tensor.py) has a shape, a type and a device, and each operation on it returns the
+result's shape. Nothing is allocated or computed, so a model of any size needs only memory for its Python objects.
 """
 
 import logging
@@ -16,16 +16,16 @@ from typing import Any
 
 
 def mode() -> Any:
-    """A context in which all new tensors are fake; real ones that a model holds are taken as fake ones."""
+    """Return a context in which all new tensors are fake, and in which a model's real tensors count as fake ones."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # It prints a traceback for what it raises, and what it raises is reported.
+    # It prints a traceback for each exception, but exceptions are reported anyway.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def limits() -> tuple[type[BaseException], ...]:
-    """What a fake tensor raises where an operation needs values, or does not say what it returns."""
+    """Return the exceptions of a fake tensor if an operation needs values or has no known result."""
     from torch._subclasses import fake_tensor
 
     names = (
@@ -39,13 +39,13 @@ def limits() -> tuple[type[BaseException], ...]:
 
 @contextmanager
 def conversions() -> Iterator[None]:
-    """Let ``model.to(...)`` work on fake parameters, tied ones too; torch 2.13 raises "Couldn't swap Linear.weight"."""
+    """Let ``model.to(...)`` work on fake and tied parameters; torch 2.13 raises "Couldn't swap Linear.weight"."""
     import torch
 
-    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # what deepcopy does
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # emitted by deepcopy
     module_type: Any = torch.nn.Module
-    original = module_type._apply  # noqa: SLF001 - to(), cuda(), half() and all others end there
-    changed: dict[int, tuple[Any, Any]] = {}  # with the old one, whose id is then no other's
+    original = module_type._apply  # noqa: SLF001 - to(), cuda(), half() and all others call it
+    changed: dict[int, tuple[Any, Any]] = {}  # also holds the old one, so that no new object gets its id
 
     def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
@@ -68,21 +68,21 @@ def conversions() -> Iterator[None]:
 
 
 def faked(model: Any, fake_mode: Any) -> None:
-    """Give the model new fake parameters and buffers on the CPU; views of a copied fake one seem to be new memory."""
+    """Give the model new fake parameters and buffers on the CPU, because views of copied ones count as new memory."""
     import torch
 
     def fake(tensor: Any) -> Any:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     with conversions(), fake_mode:
-        model._apply(fake)  # noqa: SLF001 - what to() and the like call
+        model._apply(fake)  # noqa: SLF001 - to() and the like call it
 
 
 @contextmanager
 def foreach() -> Iterator[None]:
-    """Let optimizers handle fake parameters of a GPU all at once, as they do with real ones.
+    """Let optimizers handle fake GPU parameters all at once, as they do with real ones.
 
-    They look for the exact type; where torch has no such list any more, they are handled one by one.
+    They check for the exact type. If a torch release has no such list, they are handled one by one.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer
@@ -97,9 +97,10 @@ def foreach() -> Iterator[None]:
 
 @contextmanager
 def one_sequence() -> Iterator[None]:
-    """Let models of transformers take each sample for one sequence, as they do with real ones where it is.
+    """Let transformers models treat each sample as one sequence, as they do with real samples that are one.
 
-    On fake tensors they cannot look whether several are packed into one, and make masks of the square of its length.
+    With fake tensors, they cannot detect whether a sample packs several sequences, and make masks of its length
+    squared.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "find_packed_sequence_indices", None)
@@ -113,24 +114,24 @@ def one_sequence() -> Iterator[None]:
 
 
 class Lives:
-    """How much is allocated after each operation, in bytes: one entry for each storage made or freed."""
+    """The allocated bytes after each operation: one entry for each storage that is made or freed."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[int, int]] = []  # (the entry that made it, its bytes; negative where it is freed)
-        self._made: dict[int, tuple[int, Any]] = {}  # by the storage's address; the reference tells when it is freed
+        self.entries: list[tuple[int, int]] = []  # (the entry that made it, its bytes, negative if freed)
+        self._made: dict[int, tuple[int, Any]] = {}  # by the storage's address; the reference reports its release
         self.watching = True
 
     def known(self, tensor: Any) -> None:
-        """A tensor that is not counted."""
+        """Exclude a tensor from the count."""
         self._keep(tensor, -1)
 
     def made(self, tensor: Any) -> None:
-        """A tensor that an operation returned; a view of another one is nothing new."""
+        """Count a tensor that an operation returned; views of a known tensor add nothing."""
         if self._keep(tensor, len(self.entries)):
             self.entries.append((len(self.entries), tensor.untyped_storage().nbytes()))
 
     def handed_over(self, tensor: Any) -> int:
-        """Count it no more; its bytes."""
+        """Stop counting a tensor, and return its bytes."""
         storage = tensor.untyped_storage()
         entry, reference = self._made.get(storage._cdata, (-1, None))  # noqa: SLF001 - as below
         if entry >= 0:
@@ -139,15 +140,15 @@ class Lives:
         return int(storage.nbytes())
 
     def now(self) -> int:
-        """Bytes that are there."""
+        """Return the bytes that are allocated now."""
         return sum(size for _, size in self.entries)
 
     def highest(self, since: int) -> int:
-        """The most bytes that were there after an entry from ``since`` on, or before it."""
+        """Return the maximum bytes after any entry from ``since`` on, or immediately before it."""
         return max(list(accumulate(size for _, size in self.entries))[max(since - 1, 0) :], default=0)
 
     def alive(self) -> set[int]:
-        """The entries that made what is there now."""
+        """Return the entries whose storage still exists."""
         return {entry for entry, _ in self._made.values() if entry >= 0}
 
     def _keep(self, tensor: Any, entry: int) -> bool:
@@ -165,7 +166,7 @@ class Lives:
 
 
 def following(lives: Lives) -> Any:
-    """A context in which all tensors that operations return are noted."""
+    """Return a context that records all tensors that operations return."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

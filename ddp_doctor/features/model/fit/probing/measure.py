@@ -1,4 +1,4 @@
-"""Steps of a model under a strategy, and the most memory that tensors took meanwhile on a rank."""
+"""Steps of a model with a strategy, and a rank's peak memory for tensors in these steps."""
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ STEPS = 3
 
 
 def peak_bytes(device: str, run: Callable[[], None]) -> int:
-    """Bytes beyond what was there before. Raises what ``run`` raises.
+    """Return the peak bytes beyond those allocated before. Raises what ``run`` raises.
 
-    On a CPU it is what torch's profiler sees; resident memory would count libraries, too.
+    On a CPU, torch's profiler measures it, because resident memory would include libraries.
     """
     import torch
 
@@ -41,19 +41,19 @@ def peak_bytes(device: str, run: Callable[[], None]) -> int:
 
 
 def allocated(profiler: "torch.profiler.profile") -> int:
-    """The most bytes on a CPU at one time, of what was made since the profiler started.
+    """Return the peak bytes on a CPU of allocations since the profiler started.
 
-    It is the profiler's "Total Allocated" but for gloo's staging buffers: torch counts where the profiler runs on the
-    thread, so one that gloo's own thread frees is never subtracted there. Here it ends with its collective, for which a
-    rank waits.
+    It is the profiler's "Total Allocated" except for gloo's staging buffers. torch counts only on threads where the
+    profiler runs, so a buffer that gloo's own thread frees is never subtracted. Here it ends with its collective, for
+    which the rank waits.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))  # its events have addresses, those in memory have none
+        profiler.export_chrome_trace(str(path))  # exported events have addresses, in-memory ones do not
         events = from_json(path.read_bytes())["traceEvents"]
     memory = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
     calls = _spans(events, "c10d::")
-    flattened = _spans(events, "aten::flatten_dense_tensors")  # what DDP's constructor hands to the next collective
+    flattened = _spans(events, "aten::flatten_dense_tensors")  # DDP's constructor sends the result in the next call
     there: dict[int, int] = {}
     staged: dict[int, float] = {}  # address to the end of its call
     taken = most = 0
@@ -85,9 +85,9 @@ def _spans(events: Sequence[dict[str, Any]], name: str) -> list[tuple[float, flo
 def run_steps(
     ctx: RankContext, strategy: str, steps_s: list[float], *, checkpointing: bool, most_s: float = inf
 ) -> None:
-    """Make the model anew, wrap it and make steps; the seconds of each go to ``steps_s``. All ranks call it together.
+    """Make a new model, wrap it and run steps; append the seconds of each to ``steps_s``. All ranks must call it.
 
-    After ``most_s`` no further step begins. Raises what the user's code and torch raise.
+    No step starts after ``most_s``. Raises what the user's code and torch raise.
     """
     import torch
 

@@ -1,14 +1,14 @@
-"""The highest moment of a step under each strategy: the strategy's own memory, played on the events of a trace.
+"""The peak of a step with each strategy: the strategy's own allocations, replayed on the events of a trace.
 
-What is alive when, of torch 2.13:
+The lifetimes of allocations in torch 2.13:
 
-* DDP (torch/csrc/distributed/c10d/reducer.cpp): buckets from the start to the end, as large as all gradients; without
-  gradient_as_bucket_view the gradients as well, each from when it is made until zero_grad. Before that its constructor
+* DDP (torch/csrc/distributed/c10d/reducer.cpp): the buckets always exist and are as large as all gradients. Without
+  gradient_as_bucket_view, each gradient also exists from its computation until zero_grad. Before that, its constructor
   broadcasts copies of parameters and buffers, up to two of 250 MiB at a time.
 * FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py): a unit is gathered into one buffer and copied out.
-  In the forward the buffer stays until the next unit is gathered, in the backward it is freed at once, and the unit
-  before is gathered meanwhile. Whole gradients stay until the unit's backward ends, are copied to the input of the
-  reduce-scatter, which stays until the next unit's is made, and its output holds the gradients that are kept.
+  In the forward, the buffer exists until the next unit is gathered. In the backward, it is freed at once, and the
+  preceding unit is gathered at the same time. Full gradients exist until the unit's backward ends and are copied to the
+  input of the reduce-scatter. The input exists until the next unit's is made. The output holds the kept gradients.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from ddp_doctor.knowledge.ddp.strategies import BROADCAST_BYTES, Strategy
 
 @dataclass(frozen=True)
 class Parameter:
-    """What of a parameter counts; ``bytes`` of an element as the rank keeps it, ``computed`` as it computes with it."""
+    """A parameter: ``bytes`` per element as the rank stores it, ``computed`` as it computes with it."""
 
     shape: tuple[int, ...]
     bytes: int
@@ -31,35 +31,35 @@ class Parameter:
     trainable: bool = True
 
     def elements(self, ranks: int = 1) -> int:
-        """Of a rank's shard along the first dimension, with its padding: of ``ceil(rows / ranks)`` rows."""
+        """Return the elements of a rank's shard along the first dimension with padding: ``ceil(rows / ranks)`` rows."""
         rows = -(-self.shape[0] // ranks) if self.shape else 1
         return rows * prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model's parameters by units, the last of which is all that is in no other, and who computes with them."""
+    """The parameters of a model by unit (the last one holds those of no unit), and the ranks of the job."""
 
     units: Sequence[Sequence[Parameter]]
     buffer_bytes: int
     ranks: int
     ranks_per_node: int
-    device: str  # on "cpu" gloo stages what it gathers and reduces
+    device: str  # on "cpu", gloo stages what it gathers and reduces
 
     def shards(self, row: Strategy) -> int:
-        """Over how many ranks a parameter is spread."""
+        """Return the number of ranks that share a parameter."""
         if not row.shards_parameters:
             return 1
         return self.ranks_per_node if row.within_node else self.ranks
 
     def parameters(self) -> list[Parameter]:
-        """All of them."""
+        """Return the parameters of all units."""
         return [parameter for unit in self.units for parameter in unit]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the optimizer keeps and needs for a moment, in bytes."""
+    """The optimizer's state and temporary memory, in bytes."""
 
     state: int = 0
     temporaries: int = 0
@@ -67,7 +67,7 @@ class Step:
 
 @dataclass
 class _Ledger:
-    """What is held now, and what was held when it was most."""
+    """The memory held now, and at its peak."""
 
     held: Counter[str]
     moment: Moment = "wrap"
@@ -90,12 +90,12 @@ class _Ledger:
         self.add(part, -size)
 
     def play(self, event: Event) -> None:
-        """Bytes of the model's own."""
+        """Add bytes of the model's own tensors."""
         self.add("activations" if event.saved else "temporaries", event.bytes)
 
 
 def estimate(row: Strategy, checkpointing: bool, job: Job, events: Iterable[Event], step: Step) -> Estimate:
-    """The peak of one strategy."""
+    """Return the peak of one strategy."""
     play = _sharded if row.shards_parameters else _replicated
     ledger = play(row, job, events, step)
     shards = job.shards(row)
@@ -136,34 +136,34 @@ def _replicated(row: Strategy, job: Job, events: Iterable[Event], step: Step) ->
 
 
 class _Unit:
-    """A unit of FSDP2 and what it has in memory now."""
+    """A unit of FSDP2 and its memory at this time."""
 
     def __init__(self, parameters: Sequence[Parameter], shards: int) -> None:
         self.kept = sum(p.bytes * p.elements(shards) for p in parameters)
         self.whole = sum(p.computed * p.elements(shards) * shards for p in parameters)
-        # What is computed with in another type is copied to one buffer of that type first.
+        # Parameters that are computed in another type are first copied to one buffer of that type.
         self.cast = sum(p.computed * p.elements(shards) for p in parameters if p.computed != p.bytes)
         self.reduced = sum(p.computed * p.elements(shards) * shards for p in parameters if p.trainable)
         self.gradient = sum(p.bytes * p.elements(shards) for p in parameters if p.trainable)
         self.shards = shards
         self.unsharded = self.gathered = False
-        self.gradients = 0  # whole ones, in bytes
+        self.gradients = 0  # full ones, in bytes
 
 
 class _Fsdp:
-    """FSDP2's hooks, on a ledger."""
+    """The memory effects of FSDP2's hooks, on a ledger."""
 
     def __init__(self, row: Strategy, job: Job, ledger: _Ledger) -> None:
         self.row, self.ledger = row, ledger
         self.units = [_Unit(parameters, job.shards(row)) for parameters in job.units]
         self.root = self.units[-1]
         self.stages = job.device == "cpu"
-        self.order: list[_Unit] = []  # of the ends of forwards
+        self.order: list[_Unit] = []  # in the order in which forwards end
         self.buffer = 0  # of the last gather of the forward
         self.reducing = 0  # the input of the last reduce-scatter
 
     def wrap(self) -> None:
-        """On a CPU the model is whole before it is sharded; to a GPU each unit comes when it is."""
+        """Shard the model. On a CPU, all of it exists before; a GPU gets each unit only when it is sharded."""
         for unit in self.units:
             self.ledger.add("parameters", unit.kept * unit.shards)
         for unit in self.units:
@@ -171,7 +171,7 @@ class _Fsdp:
             self.ledger.add("parameters", -unit.kept * unit.shards)
 
     def gather(self, unit: _Unit) -> None:
-        """The buffer of the gather, and what is there while it is filled."""
+        """Add the gather's buffer, and the temporary memory while it is filled."""
         self.ledger.add("unsharded", unit.whole)
         self.ledger.for_a_moment("unsharded", unit.whole if self.stages else unit.cast)
         if self.row.offloads:
@@ -221,7 +221,7 @@ class _Fsdp:
         self.ledger.add("unsharded", unit.reduced)
         self.ledger.add("unsharded", -unit.gradients)
         unit.gradients = 0
-        # The output of the reduce-scatter is what is kept, unless it has another type or goes to the host.
+        # The output of the reduce-scatter is kept as the gradient, unless it has another type or is offloaded.
         output = unit.reduced // unit.shards
         stays = output == unit.gradient and not self.row.offloads
         self.ledger.add("gradients" if stays else "unsharded", output)
@@ -270,14 +270,14 @@ def _sharded(row: Strategy, job: Job, events: Iterable[Event], step: Step) -> _L
 
 
 def sent_bytes(row: Strategy, job: Job) -> int:
-    """What a rank sends in a step, in rings: (n - 1) / n of all to gather or to reduce-scatter, twice to all-reduce."""
+    """Return a rank's sent bytes per step, in rings: (n - 1) / n to gather or reduce-scatter, twice to all-reduce."""
     whole = sum(p.computed * p.elements() for p in job.parameters())
     gradients = sum(
         (p.computed if row.shards_parameters else p.bytes) * p.elements() for p in job.parameters() if p.trainable
     )
     shards = job.shards(row)
     if not row.shards_parameters:
-        gathered = gradients if row.shards_state else 0  # ZeRO-1 broadcasts what its rank has stepped
+        gathered = gradients if row.shards_state else 0  # ZeRO-1 broadcasts the parameters that its rank updated
         return int((2 * gradients + gathered) * (job.ranks - 1) / job.ranks)
     gathers = 2 if row.reshards else 1
     copies = job.ranks // shards
@@ -285,7 +285,7 @@ def sent_bytes(row: Strategy, job: Job) -> int:
 
 
 def zero1_shares(parameters: Sequence[Parameter], ranks: int) -> list[Parameter]:
-    """The parameters that the fullest rank steps: the largest first, each to the rank that has least (torch 2.13)."""
+    """Return the fullest rank's parameters: assigned largest first, each to the rank with the fewest (torch 2.13)."""
     taken: list[list[Parameter]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
     for parameter in sorted(parameters, key=lambda parameter: -parameter.elements()):

@@ -1,4 +1,4 @@
-"""A model spread over the ranks that are here, by each of the strategies that are estimated."""
+"""A model distributed over this run's ranks, with each of the estimated strategies."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,9 +20,9 @@ def wrap(
     ranks_per_node: int,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """The wrapped model and its optimizer; ``options`` are DDP's. All ranks of the default group call it together.
+    """Return the wrapped model and its optimizer; ``options`` are DDP's. All ranks of the default group must call it.
 
-    A model that is on the CPU is sharded there, so bring it to its device first. Raises what torch raises.
+    A model on the CPU is sharded there, so move it to its device first. Raises what torch raises.
     """
     row = BY_NAME[strategy]
     if precision == "bf16":
@@ -49,12 +49,12 @@ def wrap(
 
 
 def trainable(parameters: Iterable[Any]) -> list[Any]:
-    """Those that get a gradient."""
+    """Return the parameters that get a gradient."""
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def recompute(units: Iterable[Any], **options: Any) -> None:
-    """Keep nothing between forward and backward but what goes into each unit."""
+    """Keep only the inputs of each unit between forward and backward."""
     from torch.utils.checkpoint import checkpoint
 
     for unit in units:
@@ -62,7 +62,7 @@ def recompute(units: Iterable[Any], **options: Any) -> None:
 
 
 def autocast(model: Any) -> None:
-    """Compute the forward in bfloat16 where torch does so, as automatic mixed precision does."""
+    """Compute the forward in bfloat16 where torch's automatic mixed precision does."""
     import torch
 
     device = next(model.parameters()).device.type
@@ -87,12 +87,12 @@ def _shard(model: Any, row: Strategy, units: Sequence[Any], precision: Precision
     }
     for unit in innermost_first(model, units):
         fully_shard(unit, reshard_after_forward=row.reshards, **given)
-    # torch's own choice keeps what is not in any unit, which the backward needs at once.
+    # torch's default keeps the parameters of no unit, which the backward needs first.
     fully_shard(model, reshard_after_forward=None if row.reshards else False, **given)
 
 
 def innermost_first(model: Any, units: Sequence[Any]) -> list[Any]:
-    """The units without the model itself, so that none comes after one that it is in."""
+    """Return the units without the model itself, each before the units that contain it."""
     wanted = {id(unit) for unit in units}
     return [module for module in reversed(list(model.modules())) if id(module) in wanted and module is not model]
 

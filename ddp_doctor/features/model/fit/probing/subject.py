@@ -1,7 +1,7 @@
-"""What is estimated: the user's model or one of transformers' own, on fake tensors, with a batch and its units.
+"""The model to estimate: the user's or one of transformers, on fake tensors, with a batch and its units.
 
-The factory runs on fake tensors, so that weights take no memory. What needs values (``torch.linspace(...).item()``)
-runs again on real ones, within a bound. It reaches no other machine: a model of random weights is as large.
+The factory runs on fake tensors, so weights take no memory. Code that needs values (``torch.linspace(...).item()``)
+runs again on real tensors, within a limit. The factory cannot reach other machines: random weights have the same size.
 """
 
 import sys
@@ -23,14 +23,14 @@ from ddp_doctor.model.error_text import quoted, unknown
 from ddp_doctor.parse.json_value import NotJson, json_object, json_value
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 
-#: A factory that needs real tensors may take so much, the process included (judgment).
+#: Maximum memory of a process whose factory needs real tensors (judgment).
 MOST_BYTES = 16 << 30
-#: The defaults of --batch and --seq for a model of transformers that has as many positions.
+#: The defaults of --batch and --seq for a transformers model with enough positions.
 BATCH, SEQUENCE = 1, 2048
 
 
 class Stopped(Exception):
-    """The user's code failed, and how."""
+    """The user's code failed, with the details."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(trouble.phase)
@@ -39,7 +39,7 @@ class Stopped(Exception):
 
 @dataclass
 class Subject:
-    """A model on fake tensors, and what a step of it needs."""
+    """A model on fake tensors, and the inputs of a step."""
 
     loaded: Loaded
     mode: Any
@@ -48,11 +48,11 @@ class Subject:
 
     @property
     def model(self) -> Any:
-        """The model itself, not what torch.compile made of it."""
+        """The model, without the wrapper of torch.compile."""
         return uncompiled(self.loaded.model)
 
     def batch(self, more: int = 0, *, cast: bool = False) -> Batch:
-        """The batch with so many samples more, its numbers ``cast`` to bfloat16. Raises Misuse."""
+        """Return the batch with this many additional samples, with numbers ``cast`` to bfloat16. Raises Misuse."""
         import torch
 
         form = user_code.form_of(self.loaded)
@@ -70,7 +70,7 @@ class Subject:
 
 
 def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subject:
-    """The model of ``module:factory`` or ``hf:NAME``. Raises Misuse and Stopped."""
+    """Return the model of ``module:factory`` or ``hf:NAME``. Raises Misuse and Stopped."""
     factory = _attempt("import", lambda: factory_of(name, batch, sequence))
     mode = fake.mode()
     with _alone(name), _bounded(name):
@@ -84,7 +84,7 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
         given = None
         if (make_batch := loaded.make_batch) is not None:
             given, trouble = user_code.attempt("make_batch", lambda: make_batch(0))
-            if trouble is not None:  # one that makes it on a GPU that is not here
+            if trouble is not None:  # it may need a GPU that is not present
                 with mode:
                     given = _attempt("make_batch", lambda: make_batch(0))
     sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
@@ -108,7 +108,7 @@ def _require_whole(name: str, model: Any) -> None:
 
 
 def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
-    """What makes the model and its batch. Raises Misuse, and whatever the import raises."""
+    """Return a function that makes the model and its batch. Raises Misuse, and whatever the import raises."""
     if not is_configuration(name):
         return partial(made, name, find(name))
     try:
@@ -184,18 +184,18 @@ def _config(spec: str) -> Any:
         if key not in known:
             raise Misuse(unknown(f"{name} setting", key, known, "use a key of the model's config.json"))
         values[key] = value
-        with suppress(NotJson):  # a word is one without quotes
+        with suppress(NotJson):  # a plain word is a string without quotes
             values[key] = json_value(value)
     try:
         return AutoConfig.for_model(name, **values)
-    except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
+    except Exception as error:  # noqa: BLE001 - each configuration checks its values differently
         raise Misuse(f"transformers rejects the configuration {quoted(spec)}: {' '.join(f'{error}'.split())}") from None
 
 
 def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
-    """The modules to shard, in the model's order. Raises Misuse.
+    """Return the modules to shard, in the model's order. Raises Misuse.
 
-    Given ones are modules or classes; else the list of modules of one class that has most parameters.
+    ``given`` are modules or classes. By default, it is the list of modules of one class with the most parameters.
     """
     import torch
 
@@ -224,7 +224,7 @@ def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
 
 
 def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
-    """The parameters of each unit that are in no unit inside of it, and last those that are in none."""
+    """Return the parameters of each unit that are in no inner unit, and last the parameters of no unit."""
     seen: set[int] = set()
     own: dict[int, list[Any]] = {}
     for module in (*innermost_first(model, units), model):
@@ -234,7 +234,7 @@ def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
 
 
 def largest(model: Any) -> tuple[str, int]:
-    """The module with most bytes of parameters of its own, by its name, and these bytes."""
+    """Return the name of the module with the most bytes of direct parameters, and these bytes."""
     sizes = {
         name or "the model": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(False))
         for name, module in model.named_modules()
@@ -253,15 +253,15 @@ def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """No way to another machine. Raises Misuse where the user's code failed after it was refused one."""
+    """Block connections to other machines. Raises Misuse if the user's code failed after a blocked one."""
     tried: list[str] = []
-    is_over = False  # an audit hook cannot be taken away again
+    is_over = False  # audit hooks cannot be removed
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if is_over or event not in ("socket.connect", "socket.getaddrinfo"):
             return
         target = args[1] if event == "socket.connect" else args
-        host = target[0] if isinstance(target, tuple) else None  # a file has no host
+        host = target[0] if isinstance(target, tuple) else None  # a socket file has no host
         if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
             tried.append(f"{host}")
             raise ConnectionRefusedError(f"`ddp-doctor fit` does not allow the model factory to connect to {host}")
@@ -282,7 +282,7 @@ def _alone(name: str) -> Iterator[None]:
 
 @contextmanager
 def _bounded(name: str) -> Iterator[None]:
-    """No more real memory than MOST_BYTES. Raises Misuse where the user's code failed for want of it."""
+    """Limit real memory to MOST_BYTES. Raises Misuse if the user's code failed for lack of it."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)

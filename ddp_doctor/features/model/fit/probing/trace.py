@@ -1,13 +1,13 @@
-"""One step of a model on fake tensors: what is allocated and freed, and when each unit begins and ends.
+"""One step of a model on fake tensors: allocations and releases, and the start and end of each unit.
 
-Every unit has hooks where FSDP2 has its own (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py), so that
-the strategies can be played on the same line of events::
+Every unit has hooks where FSDP2 has its hooks (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py), so the
+strategies can be replayed on the same sequence of events::
 
     forward of unit 0, of unit 1, of unit 2 …     | backward of unit 2 …, of unit 1, of unit 0
     +4096 +4096 -4096 +512 …                      | +4096 -512 gradient of its second parameter …
 
-Of layers that repeat, three are run: the first, one from the middle, and the last. The one from the middle is counted
-for all of those between, whose events are the same.
+Of repeated layers, only three run: the first, one from the middle, and the last. The middle layer stands for all layers
+between, which have the same events.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,22 +21,22 @@ from ddp_doctor.features.model.fit.probing.strategies import autocast, recompute
 from ddp_doctor.features.model.user_model.probing.batches import Batch
 
 Kind = Literal["bytes", "gradient", "pre_forward", "post_forward", "pre_backward", "post_backward", "backward"]
-#: A first, a middle and a last layer, of at least this many.
+#: Minimum number of repeated layers to run only the first, a middle and the last one.
 _LEAST_REPEATED = 5
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened: so many bytes more or fewer, of what the forward leaves for the backward (``saved``) or not."""
+    """An event: a change in bytes, of tensors that the forward keeps for the backward (``saved``) or of others."""
 
     kind: Kind
     bytes: int = 0
     saved: bool = False
-    unit: int = -1  # index of the unit; that of the whole model is the number of units
+    unit: int = -1  # index of the unit; for the whole model, the number of units
 
 
 def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
-    """The events of a forward and a backward. ``own`` are the parameters of each unit, and of the rest of the model.
+    """Return the events of a forward and a backward. ``own`` are the parameters of each unit, then of the rest.
 
     Raises what the user's code raises on fake tensors.
     """
@@ -46,7 +46,7 @@ def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[A
     modules, first = repeated
     whole = list(modules)
     del modules[2:-1]
-    with suppress(Exception):  # code that counts its layers; as a whole it shows
+    with suppress(Exception):  # code that counts its layers fails; run all of them
         try:
             return _spread(_run(model, batch, units, own, how), first, first + len(whole) - 1)
         finally:
@@ -56,7 +56,7 @@ def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[A
 
 
 def of_parameters(own: Sequence[Sequence[Any]]) -> list[Event]:
-    """The events of a step of which nothing is known but the parameters: one unit after the other, all gradients."""
+    """Return the events of a step if only the parameters are known: one unit after the other, all gradients."""
     *units, root = range(len(own))
     events = [Event("pre_forward", unit=root)]
     for unit in units:
@@ -73,7 +73,7 @@ def of_parameters(own: Sequence[Sequence[Any]]) -> list[Event]:
 
 @dataclass(frozen=True)
 class How:
-    """What of a step is another one."""
+    """Variations of a step."""
 
     checkpointing: bool = False
     autocast: bool = False
@@ -82,7 +82,7 @@ class How:
 class _Recorder:
     def __init__(self) -> None:
         self.lives = fake.Lives()
-        self.events: list[Event | int] = []  # or an entry of the lives
+        self.events: list[Event | int] = []  # or the index of an entry in ``lives``
         self._seen = 0
 
     def note(self, kind: Kind, unit: int = -1, size: int = 0) -> None:
@@ -102,7 +102,7 @@ class _Recorder:
         for event in self.events:
             if isinstance(event, int):
                 made, size = self.lives.entries[event]
-                event = Event("bytes", size, made in saved)  # noqa: PLW2901 - what was not known of it before
+                event = Event("bytes", size, made in saved)  # noqa: PLW2901 - replaces the index
             found.append(event)
         return found
 
@@ -129,7 +129,7 @@ def _run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[
 def _prepared(
     model: Any, units: Sequence[Any], own: Sequence[Sequence[Any]], how: How, recorder: _Recorder
 ) -> Iterator[None]:
-    """The model with all hooks; nothing of them is left."""
+    """Add all hooks to the model for a block, and remove them afterwards."""
     modules = [*units, model]
     forwards = [vars(module).get("forward") for module in modules]
     with ExitStack() as undone:
@@ -194,7 +194,7 @@ def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
 
 
 def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
-    """The longest list of modules each of which is a unit, with parameters of the same shapes, and its first unit."""
+    """Return the longest list of equal layers, each a unit with parameters of the same shapes, and its first unit."""
     import torch
 
     places = {id(unit): index for index, unit in enumerate(units)}
@@ -211,7 +211,7 @@ def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
 
 
 def _spread(events: list[Event], first: int, last: int) -> list[Event]:
-    """The events with those of the middle layer again for each left out. Raises KeyError and ValueError."""
+    """Return the events with the middle layer's repeated for each skipped layer. Raises KeyError and ValueError."""
     middle = first + 1
     places = {(event.kind, event.unit): index for index, event in reversed(list(enumerate(events)))}
     forward = places["pre_forward", middle], places["pre_forward", last]
