@@ -1,1 +1,1 @@
-"""user_model: the user's own model on all ranks; what other parts of the feature share is here, too."""
+"""user_model: tests of the user's own model on all ranks, and the parts of it that compile and fit also use."""

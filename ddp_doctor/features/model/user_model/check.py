@@ -1,6 +1,6 @@
-"""user_model: does the user's own model, from ``--model package.module:factory``, go with DDP?
+"""user_model: whether the user's own model, from ``--model package.module:factory``, works with DDP.
 
-What the probe is given is the user's code::
+Raw input: the user's code::
 
     def make():                                   # in net.py: ddp-doctor run --model net:make
         return Net(), lambda step: torch.randn(8, 3, 32, 32)
@@ -8,14 +8,14 @@ What the probe is given is the user's code::
     def forward(self, x):                         # of Net
         x = self.body(x)
         if dist.get_rank() == 0:
-            dist.all_reduce(self.seen)            # net.py:31: the other ranks never come here
+            dist.all_reduce(self.seen)            # net.py:31: the other ranks never call it
         return self.head(x)
 
-Each rank first builds the model and makes a forward and a backward by itself. The ranks exchange the results over
-the control store: which parameters got a gradient, which submodules were called. The model is wrapped in DDP only
-after that, so the check names what would hang before it hangs. Three synchronized steps follow; their gradients are
-compared with the float64 mean of the ranks' own gradients. A model that the factory has given to fully_shard (FSDP2) is
-not wrapped: its steps are held against those of one rank alone.
+Each rank first builds the model and runs a forward and a backward alone. Over the control store, the ranks compare
+which parameters got a gradient and which submodules were called. Only then the model is wrapped in DDP, so the check
+reports a hang before it occurs. Three synchronized steps follow, whose gradients are compared with the float64 mean of
+the ranks' own gradients. A model that the factory passed to fully_shard (FSDP2) is not wrapped: its steps are compared
+with the steps of one rank alone.
 
 Why it matters: no other check sees the user's model. Only the ranks import the module, never the agent, and only
 because the user named it.
@@ -34,17 +34,17 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 
-#: Seconds for its import, its construction and nine forwards. A pass that would not end in time is not begun.
+#: Seconds for the import, the construction and nine forwards. A pass that would not end in time is not started.
 DEADLINE_S = 60.0
 
 
 def probe(ctx: RankContext) -> UserModel:
-    """Build the user's model on this rank and take it through DDP with the others."""
+    """Build the user's model on this rank and run it in DDP with the other ranks."""
     return ShardedProbe(ctx).run()
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """How DDP packs the gradients, and seconds of the slowest rank in a synchronized step."""
+    """Yield how DDP packs the gradients, and the seconds of the slowest rank in a synchronized step."""
     facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     packed = [(fact.buckets, fact.gradient_bytes) for fact in facts if fact.buckets is not None]

@@ -128,7 +128,7 @@ class UserModel(Fact):
     trainable: int = 0
     elements: int = 0
     gradient_bytes: int = 0
-    moved: bool = False  # from the CPU to the device, as a script does before wrapping
+    moved: bool = False  # from CPU to device, as a script does before wrapping
     misplaced: tuple[Misplaced, ...] = ()
     has_batch: bool = False
     options: tuple[str, ...] = ()  # DDP's, given by the factory: "find_unused_parameters=True"

@@ -32,8 +32,8 @@ def relative(dtype: str) -> float:
     return _RELATIVE.get(dtype, _OF_OTHERS)
 
 
-#: Allowed distance between the steps of a sharded model and of one rank, in multiples of how far rounding the
-#: parameters once more moves the latter. Optimizers such as Adam make a full step from a gradient that is only
-#: rounding. Of 17 healthy models on four gloo ranks, float32 and bfloat16, no parameter was off by more than a tenth of
-#: the total allowance (tests/models/sharded.py, torch 2.13).
+#: Allowed distance between the steps of a sharded model and of one rank, as a multiple of the change from rounding the
+#: parameters once more on one rank. Optimizers such as Adam make a full step from a gradient that is only rounding. In
+#: 17 healthy models on four gloo ranks, float32 and bfloat16, no parameter was off by more than a tenth of the total
+#: allowance (tests/models/sharded.py, torch 2.13).
 SPREADS = 4.0

@@ -1,4 +1,4 @@
-"""The user's own model as work for checks that time steps."""
+"""The user's own model as the work of checks that time steps."""
 
 import gc
 from typing import Any
@@ -11,14 +11,14 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.work import Work
 from ddp_doctor.probing.all_reduces import agreed
 
-#: Fragments and the workspaces of libraries, beyond what tensors take.
+#: For fragmentation and library workspaces, in addition to the tensors.
 _SLACK = 1.1
 _MOST_COPIES = 2
 
 
 def yours(ctx: RankContext) -> Work:
     """Return a fresh model of the user's and the first rank's batch. Raises Skip and Failed."""
-    gc.collect()  # to count memory from here on, without user_model's copy of the model
+    gc.collect()  # frees user_model's copy of the model before memory is measured
     if ctx.device.startswith("cuda"):
         import torch
 
@@ -51,9 +51,9 @@ def yours(ctx: RankContext) -> Work:
 
 
 def _copies(ctx: RankContext, model: Any) -> int:
-    """How many copies in DDP fit beside the model, from the peak memory of its own pass.
+    """Return how many DDP copies fit in addition to the model, estimated from the peak memory of its own pass.
 
-    Raises Skip where none does on some rank.
+    Raises Skip if none fits on some rank.
     """
     if not ctx.device.startswith("cuda"):
         return _MOST_COPIES

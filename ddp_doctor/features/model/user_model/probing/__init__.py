@@ -1,1 +1,1 @@
-"""What probes do with the user's own model: load it, make batches, run and compare its passes."""
+"""Functions that load the user's own model, make its batches, and run and compare its passes."""

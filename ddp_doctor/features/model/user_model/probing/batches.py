@@ -1,4 +1,4 @@
-"""The user's batches: as arguments of the model, where its tensors are, and the loss of what it returns."""
+"""The user's batches: as arguments of the model, the devices of tensors, and the loss of the model's output."""
 
 import copy
 import hashlib
@@ -15,7 +15,7 @@ from ddp_doctor.model.context import RankContext
 
 
 def move(model: Any, device: str) -> bool:
-    """Bring a model that is on the CPU as a whole to the device, as a script does before it wraps it."""
+    """Move a model that is entirely on the CPU to the device, as a script does before wrapping it."""
     import torch
 
     places = {tensor.device.type for _, (_, tensor) in _kinds(model)}
@@ -26,7 +26,7 @@ def move(model: Any, device: str) -> bool:
 
 
 def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
-    """What is elsewhere: parameters and buffers, and tensors that are attributes, which .to() does not move."""
+    """Return parameters, buffers and tensor attributes on other devices; .to() does not move attributes."""
     import torch
 
     found = [
@@ -34,7 +34,7 @@ def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
         for kind, (name, tensor) in _kinds(model)
         if not on(tensor, device) and not sharding.is_dtensor(tensor)  # fully_shard may offload its shards
     ]
-    # A CPU tensor of one number goes with any device; a larger one raises at its first use on a GPU.
+    # A CPU tensor with one number works with any device; a larger one raises at its first use on a GPU.
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor) and not on(value, device) and value.dim():
@@ -48,13 +48,13 @@ def _kinds(model: Any) -> Iterator[tuple[Any, tuple[str, Any]]]:
     yield from (("buffer", buffer) for buffer in model.named_buffers())
 
 
-#: Types that their text describes fully.
+#: Types whose repr describes them fully.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What make_batch returned, on the rank's device, and what of it are the arguments of a forward."""
+    """The result of make_batch on the rank's device, and the arguments of forward in it."""
 
     given: Any
     form: Form = field(default_factory=Form)
@@ -62,22 +62,22 @@ class Batch:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Every tensor with its place: ``[0]``, ``['ids']``. Those in objects with a ``.to()`` are the objects' own."""
+        """Return every tensor with its place: ``[0]``, ``['ids']``; not tensors inside objects with a ``.to()``."""
         import torch
 
         return ((place, leaf) for place, leaf in self.parts() if isinstance(leaf, torch.Tensor))
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """Every tensor and all else that is no tuple, list, mapping or data class, with its place."""
+        """Return every tensor and other object that is not a tuple, list, mapping or data class, with its place."""
         is_nest = isinstance(self.given, Mapping) or user_code.is_several(self.given)
         yield from _parts(self.given if is_nest else (self.given,), _moves_itself)
 
     def forward(self, module: Any) -> Any:
-        """What a model, or what wraps it, returns for the batch."""
+        """Return the output of a model, or of its wrapper, for the batch."""
         return module(*self.args, **self.kwargs)
 
     def loss(self, output: Any) -> Any:
-        """One number to go backward from: the user's loss, or that of ``loss_of``. Raises Misuse."""
+        """Return one number for the backward: the user's loss, or that of ``loss_of``. Raises Misuse."""
         import torch
 
         if self.form.loss is None:
@@ -94,22 +94,22 @@ class Batch:
         return _real(value).reshape(())
 
     def changed(self, change: Callable[[Any], Any]) -> "Batch":
-        """The same with other tensors. Raises Misuse where forward does not take it."""
+        """Return the batch with changed tensors. Raises Misuse if forward does not take it."""
         given = _mapped(self.given, change)
         return Batch(given, self.form, *user_code.arguments(given, self.form))
 
     def require_arguments(self, module: Any, raised: str) -> None:
-        """Raises Misuse where forward, which has just ``raised``, works without the last thing of the batch."""
+        """Raise Misuse if forward, which has just ``raised``, works without the batch's last item."""
         if user_code.may_hold_a_target(self.given, self.form):
             try:
                 module(*self.args[:-1])
-            except Exception:  # noqa: BLE001 - what it raised before is what there is to say
+            except Exception:  # noqa: BLE001 - the first exception is reported
                 return
             raise user_code.no_argument(self.given, self.form, f"raises {raised} with the target, but not without it")
 
 
 def _moves_itself(value: Any) -> bool:
-    """Whether it is an object with a ``.to()``: a graph's data, a tokenizer's encoding, a packed sequence."""
+    """Return True for an object with a ``.to()``: graph data, a tokenizer's encoding, a packed sequence."""
     import torch
 
     known = isinstance(value, torch.Tensor | torch.nn.Module | type)
@@ -117,14 +117,14 @@ def _moves_itself(value: Any) -> bool:
 
 
 def leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors in nested tuples, lists, mappings and data classes."""
+    """Return the tensors in nested tuples, lists, mappings and data classes, with their places."""
     import torch
 
     return ((place, leaf) for place, leaf in _parts(value) if isinstance(leaf, torch.Tensor))
 
 
 def _parts(value: Any, is_one: Callable[[Any], bool] = lambda _: False, place: str = "") -> Iterator[tuple[str, Any]]:
-    """What the nest is made of; what ``is_one`` is not gone into."""
+    """Yield the items of a nest with their places, without entering items for which ``is_one`` is true."""
     items: list[tuple[str, Any]] | None = None
     if not is_one(value):
         if isinstance(value, Mapping):
@@ -141,9 +141,9 @@ def _parts(value: Any, is_one: Callable[[Any], bool] = lambda _: False, place: s
 
 
 def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misplaced, ...]]:
-    """The batch of a step: tensors on the CPU and objects with a ``.to()`` are moved, as a training loop does.
+    """Make the batch of a step; move CPU tensors and objects with a ``.to()`` as a training loop does.
 
-    Each rank has a seed of its own here, so that random batches differ as a job's do. Raises Misuse.
+    Each rank has its own seed here, so random batches differ as in a job. Raises Misuse.
     """
     import torch
 
@@ -166,7 +166,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
 
 
 def on(tensor: Any, device: str) -> bool:
-    """Whether a tensor is on the rank's device."""
+    """Return True if a tensor is on the rank's device."""
     import torch
 
     return bool(tensor.device == torch.device(device))
@@ -174,7 +174,7 @@ def on(tensor: Any, device: str) -> bool:
 
 def _moved(leaf: Any, device: str) -> Any:
     if _moves_itself(leaf):
-        try:  # a .to() of another meaning leaves it as it is
+        try:  # a .to() with another meaning may raise
             moved = leaf.to(device)
         except (AttributeError, TypeError, ValueError):
             return leaf
@@ -183,7 +183,7 @@ def _moved(leaf: Any, device: str) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest with other tensors and objects that move themselves; all else stays as it is."""
+    """Return the nest with changed tensors and objects with a ``.to()``; everything else stays the same."""
     import torch
 
     if isinstance(value, torch.Tensor) or _moves_itself(value):
@@ -203,9 +203,9 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def common(ctx: RankContext, batch: Batch) -> Batch | None:
-    """The batch with the values of the first rank's; None where the ranks' differ in more than their tensors' values.
+    """Return the batch with the first rank's values, or None if the ranks' batches differ in more than tensor values.
 
-    A difference in plain numbers or words counts, as does anything that only its owner can compare.
+    This includes differences in plain numbers or strings, and any object that cannot be compared.
     """
     import torch.distributed as dist
 
@@ -225,7 +225,7 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
 
 
 def _digest_of_form(batch: Batch) -> str:
-    """All but the values of its tensors, as a digest; nothing where it holds objects that cannot be compared."""
+    """Return a digest of everything but the tensor values, or "" with objects that cannot be compared."""
     import torch
 
     form: list[list[str]] = []
@@ -240,7 +240,7 @@ def _digest_of_form(batch: Batch) -> str:
 
 
 def loss_of(output: Any) -> Any:
-    """A number to go backward from: a scalar, ``.loss``, or the means of all floating-point outputs.
+    """Return a number for the backward: a scalar, ``.loss``, or the sum of the means of all floating-point outputs.
 
     Raises Misuse.
     """
@@ -250,7 +250,7 @@ def loss_of(output: Any) -> Any:
     value = named if isinstance(named, torch.Tensor) else output
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return _real(value).reshape(())
-    # Of a plain object, such as an instance of a data class, the fields are looked at.
+    # For a plain object, such as an instance of a data class, its fields are used.
     is_nest = isinstance(value, torch.Tensor | Mapping | tuple | list)
     means = [
         _real(tensor).mean()

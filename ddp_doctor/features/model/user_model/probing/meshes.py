@@ -1,4 +1,4 @@
-"""The mesh that the user's factory makes: compared on all ranks before it is made."""
+"""The mesh that the user's factory makes, compared on all ranks before it is made."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,7 +10,7 @@ from ddp_doctor.model.context import ModelMesh, RankContext
 from ddp_doctor.model.recording import Axis, mesh_typed
 
 T = TypeVar("T")
-#: In place of a mesh, by a rank whose factory has failed.
+#: The text of a rank whose factory failed, instead of a mesh.
 _FAILED = "failed"
 
 
@@ -19,7 +19,7 @@ class _PeerFailed(Exception):
 
 
 def of_model(mesh: Any) -> ModelMesh:
-    """The axes of a DeviceMesh that the user's factory returned, and that mesh itself."""
+    """Return the axes of a DeviceMesh that the user's factory returned, and the mesh."""
     return (_axes(tuple(mesh.shape), mesh.mesh_dim_names), mesh) if mesh is not None else ((), None)
 
 
@@ -30,11 +30,11 @@ def _axes(shape: Sequence[int], names: Sequence[str] | None) -> tuple[Axis, ...]
 
 @contextmanager
 def compared(ctx: RankContext) -> Iterator[Callable[[Callable[[], T]], T | None]]:
-    """While the user's factory runs: ranks that call init_device_mesh compare first what they ask for.
+    """Compare the meshes that ranks pass to init_device_mesh while the user's factory runs.
 
-    Where they differ they would hang: all of them then raise Misuse, and the check of the mesh names who differs. What
-    is given calls the factory: a rank that is through with it asks for no mesh where others do, and where one has
-    failed, which tells so by itself, the others come out with nothing.
+    Different meshes would hang, so all ranks raise Misuse instead, and the mesh check reports the difference. The
+    yielded function calls the factory. When a rank's factory returns, it counts as asking for no mesh. If a rank fails,
+    which it reports itself, the function returns None on the other ranks.
     """
     import torch.distributed as dist
     from torch.distributed import device_mesh

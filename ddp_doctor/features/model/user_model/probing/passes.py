@@ -1,6 +1,6 @@
-"""One forward and backward of a rank by itself: its loss, the parameters with a gradient, the calls of submodules.
+"""One forward and backward of a rank alone: its loss, the parameters with a gradient, the calls of submodules.
 
-Gradients of equal work are then compared rank against rank: a hook that one rank alone has leaves its loss as it is.
+For equal work, gradients are then also compared between ranks: a hook on a single rank does not change its loss.
 """
 
 import json
@@ -16,18 +16,18 @@ from ddp_doctor.features.model.user_model.probing.batches import Batch
 from ddp_doctor.features.model.user_model.probing.user_code import SEED, attempt, calling_line, seed
 from ddp_doctor.model.context import RankContext
 
-#: Elements of all gradients that are kept and compared, and of one parameter at least.
+#: Total number of gradient elements to keep and compare, and the minimum for one parameter.
 _ELEMENTS_KEPT = 1 << 20
 _LEAST_KEPT = 16
-#: The model itself among the modules that are called.
+#: The model itself, in the list of calls.
 WHOLE = "(the model)"
-#: Calls of submodules that are noted.
+#: Maximum number of recorded calls of submodules.
 _MOST_CALLS = 20_000
 
 
 @dataclass
 class Noted:
-    """What was noted during a forward."""
+    """The records of a forward."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)  # module, the user's line that called it
     norms: dict[str, int] = field(default_factory=dict)  # samples that a BatchNorm saw, by its name
@@ -49,12 +49,12 @@ class Pass:
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
-    """The parameters that DDP synchronizes, in its order."""
+    """Return the parameters that DDP synchronizes, in its order."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
-    """Run forward and backward in training mode, without gradients before, and remove the gradients afterwards."""
+    """Run forward and backward in training mode, starting without gradients; remove the gradients afterwards."""
     done = Pass()
     model.train()
     clear(model)
@@ -87,9 +87,9 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
 
 @contextmanager
 def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
-    """Keep ``requires_grad`` of all parameters as it is when DDP wraps the model, whatever a forward in the block does.
+    """Keep ``requires_grad`` of all parameters as it is when DDP wraps the model, even if a forward sets it.
 
-    DDP reads ``requires_grad`` once. It is restored, so that every forward finds the same as the first one.
+    DDP reads ``requires_grad`` once. It is restored, so every forward starts like the first one.
     """
     found = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -101,7 +101,7 @@ def as_wrapped(model: Any) -> Iterator[list[tuple[str, Any]]]:
 
 
 def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
-    """Note which parameters got a gradient, and samples of it."""
+    """Record which parameters got a gradient, and samples of the gradients."""
     kept = max(_ELEMENTS_KEPT // max(len(named), 1), _LEAST_KEPT)
     done.names = [name for name, _ in named]
     done.used = [parameter.grad is not None for _, parameter in named]
@@ -110,19 +110,19 @@ def take_gradients(named: Sequence[tuple[str, Any]], done: Pass) -> None:
 
 
 def clear(model: Any) -> None:
-    """No gradients, as after ``zero_grad()``."""
+    """Remove all gradients, as ``zero_grad()`` does."""
     for parameter in model.parameters():
         parameter.grad = None
 
 
 def finite(value: Any) -> float | None:
-    """The loss as a number; None where it is infinite or no number."""
+    """Return the loss as a number, or None if it is infinite or NaN."""
     number = float(value.detach())
     return number if number - number == 0.0 else None
 
 
 def sample(tensor: Any, like: Any, kept: int) -> Any:
-    """Up to ``kept`` elements, evenly spread, as float64 on the CPU; zeros where there is no tensor."""
+    """Return up to ``kept`` evenly spaced elements as float64 on the CPU; zeros without a tensor."""
     import torch
 
     if tensor is None:
@@ -145,13 +145,13 @@ def _is_finite(gradient: Any) -> bool:
 
 @contextmanager
 def noting(model: Any, noted: Noted) -> Iterator[None]:
-    """Note the calls of the model and its submodules in the block, and how many samples each BatchNorm is given."""
+    """Record the calls of the model and its submodules in the block, and the samples of each BatchNorm."""
     import sys
 
     import torch
 
     names = {id(module): name or WHOLE for name, module in model.named_modules()}
-    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
+    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their common base class
 
     def before(module: Any, given: Sequence[Any]) -> None:
         name = names.get(id(module))
@@ -171,7 +171,7 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
 
 
 def batch_norms(noted: Noted) -> BatchNorms | None:
-    """The layers with the smallest batch."""
+    """Return the count of BatchNorm layers, and the one with the smallest batch."""
     if not noted.norms:
         return None
     first = min(noted.norms, key=lambda name: noted.norms[name])
@@ -179,7 +179,7 @@ def batch_norms(noted: Noted) -> BatchNorms | None:
 
 
 def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | None:
-    """The first call of this rank that differs from most ranks' or, without a majority, from the first rank's."""
+    """Return the first call that differs from most ranks' or, without a majority, from the first rank's."""
     own_text = texts[own]
     majority = next((text for text in texts if 2 * texts.count(text) > len(texts)), texts[0])
     if own_text == majority:
@@ -198,10 +198,11 @@ def _call(calls: Sequence[tuple[str, ...]], index: int) -> Call | None:
 
 
 def compare(ctx: RankContext, model: Any, done: Pass) -> tuple[int, list[str], tuple[Hook, ...]]:
-    """The rank that was compared with, the parameters that are apart from its, and hooks on all that are apart.
+    """Return the reference rank, the parameters whose gradient differs from its, and hooks on all such parameters.
 
-    That is the first rank, or, where most ranks are apart from it, the first of those. Called with equal
-    parameters, buffers, batch and seeds on all ranks, of which none failed.
+    The reference is the first rank, or, if most ranks differ from it, the first of these. Hooks are listed for
+    parameters that differ on any rank. All ranks must call it, after successful passes with equal parameters, buffers,
+    batch and seeds.
     """
     peer, names = 0, _parameters_apart(ctx, model, done, 0)
     off = _exchanged(ctx, "apart from the first rank", names)
@@ -226,7 +227,7 @@ def _exchanged(ctx: RankContext, name: str, names: list[str]) -> list[list[str]]
 
 
 def _parameters_apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> list[str]:
-    """Parameters whose gradient differs from the peer's, by the peer's place in the group."""
+    """Return the parameters whose gradient differs from the peer's; ``peer`` is a group rank."""
     import torch
     import torch.distributed as dist
 
@@ -236,7 +237,7 @@ def _parameters_apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> li
         dist.broadcast(shared, dist.get_global_rank(ctx.group, peer), group=ctx.group)
     theirs = torch.split(shared.cpu(), [len(gradient) for gradient in done.gradients])
     pairs = list(zip(done.gradients, theirs, strict=True))
-    least = 0.0  # the difference that other hardware explains, unless half of the gradients are equal bit for bit
+    least = 0.0  # the difference that other hardware explains, unless half of the gradients are bitwise equal
     if 2 * sum(1 for own, peers in pairs if bool((own == peers).all())) < len(pairs):
         least = gradient_tolerance.ROUNDING_ALONE * max(_largest(*pair) for pair in pairs)
     apart = []
@@ -252,7 +253,7 @@ def _largest(own: Any, peer: Any) -> float:
 
 
 def _first_line(hook: Any) -> str:
-    """Where a hook's function begins: of a partial the inner one's, of an object its ``__call__``'s."""
+    """Return the line where a hook's function begins: the inner one of a partial, ``__call__`` of an object."""
     hook = getattr(hook, "func", hook)
     code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

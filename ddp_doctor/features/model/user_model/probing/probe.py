@@ -1,7 +1,7 @@
-"""The user's own model, phase by phase on all ranks; after each phase the ranks compare their outcomes.
+"""The user's own model, run phase by phase on all ranks; after each phase the ranks compare their outcomes.
 
-A rank that fails reports it over the control store, and all ranks stop together. The ranks wait for a rank that does
-not return in a step that names it, with the line of the user's code at which it stands.
+A rank that fails reports it over the control store, and all ranks stop together. If a rank does not return, the others
+wait for it in a step that names it, with the line of the user's code where it is stuck.
 """
 
 import gc
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _RAISED, _MISUSED, _NO_MEMORY = "raised", "misused", "no memory"
 #: The batches of the probe: one may take a branch that the other does not.
 _BATCHES = (0, 1)
-#: Passes that are still to come when each rank has made the first two.
+#: Remaining passes after each rank's first two.
 _PASSES_LEFT = 9
 
 
@@ -36,18 +36,18 @@ class Stopped(Exception):
 
 
 class ModelProbe:
-    """What the ranks learn about the model, phase by phase."""
+    """The results for the model, collected by all ranks phase by phase."""
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
         self._took_s: list[float] = []
         self._unused_somewhere = False  # on any rank: all ranks must wrap in the same way
-        self._names: dict[str, str] = {}  # of parameters in the user's model, where what runs is a copy with others
+        self._names: dict[str, str] = {}  # of the user's parameters, if a copy with other names runs
         self.sharded = False  # by fully_shard, on any rank
         self.seen: dict[str, Any] = {"model": ctx.model, "device": ctx.device, "world_size": ctx.world_size}
 
     def in_ddp(self, loaded: Loaded) -> None:
-        """Run all phases, or those that the ranks can do together. Raises Stopped, Failed and Skip."""
+        """Run all phases, or the phases that all ranks can run. Raises Stopped, Failed and Skip."""
         given, unused = self.ready(loaded)
         options = {**loaded.options, **({"find_unused_parameters": True} if unused else {})}
         if given:
@@ -56,8 +56,8 @@ class ModelProbe:
             self._wrap(loaded.model, options)
 
     def load(self) -> Loaded:
-        """What the factory returns, and whether any rank's is sharded. Raises Stopped, Failed and Skip."""
-        # Each node names its own model; a head cannot name it for the others.
+        """Return the factory's result, and note whether it is sharded on any rank. Raises Stopped, Failed and Skip."""
+        # Each node has its own --model; the head node cannot set it for the others.
         with self.ctx.step("compare_names"):
             names = self.ctx.exchange("name", self.ctx.model)
         if len(set(names)) > 1:
@@ -69,10 +69,10 @@ class ModelProbe:
         return loaded
 
     def ready(self, loaded: Loaded) -> tuple[Mapping[int, Batch], bool]:
-        """All that comes before DDP: the same model on all ranks, which each took through forward and backward alone.
+        """Run everything before DDP: compare the models, and run each rank's forward and backward alone.
 
-        The batches, none where the factory makes none, and whether some parameter got no gradient on some rank. Raises
-        Stopped, Failed and Skip.
+        Returns the batches, empty if the factory makes none, and True if some parameter got no gradient on some rank.
+        Raises Stopped, Failed and Skip.
         """
         self.require_alike(loaded)
         if loaded.make_batch is None:
@@ -83,18 +83,18 @@ class ModelProbe:
         return given, unused
 
     def require_alike(self, loaded: Loaded) -> None:
-        """Go on where all ranks have the same model, which can run on their devices. Raises Stopped and Failed."""
+        """Continue if all ranks have the same model and it runs on their devices. Raises Stopped and Failed."""
         from torch.nn.parameter import is_lazy
 
         self._same_everywhere(loaded)
         if any(map(is_lazy, loaded.model.parameters())):  # on all ranks: their manifests agree
-            # DDP refuses parameters without a size yet, and the local pass of a rank would give them one.
+            # DDP rejects parameters without a size, but a rank's local pass would set their size.
             self._attempt("wrap", lambda: steps.wrap(self.ctx, loaded.model, loaded.options), "wrap of lazy modules")
         if loaded.make_batch is not None:
             self._require_gpu(loaded.model)
 
     def _same_everywhere(self, loaded: Loaded) -> None:
-        """Count and place the model; go on where all ranks have the same one, with something to train."""
+        """Count and place the model; continue if all ranks have the same one, with something to train."""
         model = loaded.model
         self._count(model, loaded)
         if not self.sharded:
@@ -114,17 +114,17 @@ class ModelProbe:
         raise Stopped
 
     def _attempt(self, phase: Phase, call: Callable[[], T | None], name: str = "") -> T:
-        """Run the user's code; all ranks stop where one of them failed in it."""
+        """Run the user's code; all ranks stop if it fails on one of them."""
         value, trouble = attempt(phase, call)
         self._settle(phase, trouble, name or phase)
         assert value is not None
         return value
 
     def _settle(self, phase: str, trouble: Trouble | None, name: str) -> None:
-        """Go on if no rank has trouble.
+        """Continue if no rank has trouble.
 
-        Raises Stopped; Misused where no rank can use what --model names; where the part of a GPU is too small
-        Failed, and Skip on the other ranks.
+        Raises Stopped; Misused if --model is unusable on all ranks; if a GPU's memory share is too small, Failed there
+        and Skip on the other ranks.
         """
         mine = ""
         if trouble is not None:
@@ -144,8 +144,8 @@ class ModelProbe:
         self._stop(phase)
 
     def _require_time(self) -> None:
-        """Stop where the remaining passes would not end in time: large models on slow devices."""
-        # The first pass may compile, and the model may compile once more in DDP.
+        """Stop if the remaining passes would not end in time, as with large models on slow devices."""
+        # The first pass may compile, and the model may compile again in DDP.
         needs = max(self._took_s) + (_PASSES_LEFT - 1) * min(self._took_s)
         with self.ctx.step("compare_times"):
             answers = self.ctx.exchange("times", json.dumps([needs, self.ctx.remaining()]))
@@ -195,7 +195,7 @@ class ModelProbe:
             self._stop(phase)
 
     def _require_gpu(self, model: Any) -> None:
-        """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU this is no fault of the model."""
+        """Raise Failed for SyncBatchNorm on a CPU (ValueError in torch 2.13), where it is not a fault of the model."""
         from torch.nn import SyncBatchNorm
 
         first = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
@@ -216,12 +216,12 @@ class ModelProbe:
         return found
 
     def _local_passes(self, model: Any, given: Mapping[int, Batch]) -> bool:
-        """Run each rank alone, before DDP could hang on a difference. Whether any parameter is unused."""
+        """Run each rank alone, before a difference can hang DDP. Return True if any parameter is unused."""
         self.seen["local"] = ()
         for step, batch in given.items():
             started = self.ctx.clock()
             done = passes.run(model, batch)
-            finish(self.ctx.device)  # a collective of the user's that hangs, hangs here
+            finish(self.ctx.device)  # if a collective of the user's code hangs, it hangs here
             self._took_s.append(self.ctx.clock() - started)
             self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
             self.seen["local"] += (self._local_pass(step, done),)
@@ -264,19 +264,19 @@ class ModelProbe:
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
-        with ctx.step("compare_spreads"):  # what one rank cannot repeat is in the mean of all
+        with ctx.step("compare_spreads"):  # one rank's differences affect the mean of all
             spread = max(map(float, ctx.exchange("spread", repr(spread))))
         self._compare_on_same_batch(model, saved, given[_BATCHES[0]], spread)
         del ddp  # its hooks counted the passes above as its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
         off: list[OffGradient] = []
-        # DDP packs its buckets again after the first step, and its logging data show so in the third.
+        # DDP rebuilds its buckets after the first step, and its logging data show them in the third.
         for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
             got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronized(ctx, ddp, given[step], step)
             if spread > gradient_tolerance.REPEATED:
-                continue  # the model uses a generator without a seed: each pass has other gradients
+                continue  # the model has an unseeded generator, so each pass has other gradients
             off += steps.compare(ctx, step, model, own[step], got, spread)
             self.seen["compared_elements"] = sum(map(len, own[step].gradients))
         self.seen.update(off=tuple(off[:MOST_NAMES]), off_count=len({gradient.parameter for gradient in off}))
@@ -292,7 +292,7 @@ class ModelProbe:
         return done
 
     def _compare_on_same_batch(self, model: Any, saved: Sequence[Any], batch: Batch, spread: float) -> None:
-        """Whether equal parameters, seeds and inputs give the same loss and gradients on every rank."""
+        """Check whether equal parameters, seeds and inputs give the same loss and gradients on every rank."""
         ctx = self.ctx
         common = batches.common(ctx, batch)
         if common is None:

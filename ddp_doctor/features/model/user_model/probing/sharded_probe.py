@@ -1,8 +1,8 @@
-"""The user's own model where the factory has sharded it with fully_shard (FSDP2): it is never wrapped in DDP.
+"""The user's own model if the factory sharded it with fully_shard (FSDP2). It is never wrapped in DDP.
 
-The ranks compare how each has sharded it before anything of the model can hang on a difference. Each then runs a copy
-without fully_shard by itself, as a model for DDP is run. The steps that follow are those of the job, and what comes
-of them is held against the same steps of the copies, whose gradients are averaged.
+The ranks compare how each has sharded it before a difference can hang the model. Then each rank runs a copy without
+fully_shard alone, like a model for DDP. Finally the steps of the job run, and their results are compared with the same
+steps of the copies, whose gradients are averaged.
 """
 
 import json
@@ -23,17 +23,17 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing import checkpoints
 from ddp_doctor.probing.rank_identity import finish
 
-#: Parameters of a model of which each rank makes a whole copy on the CPU …
+#: Maximum bytes of parameters of a model that each rank copies in full on a CPU …
 _MOST_BYTES = 1 << 30
-#: … and on a GPU this share of the part that the doctor takes: gradients, optimizer and activations come on top.
+#: … and on a GPU ddp-doctor's share of its memory, divided by this: gradients, optimizer and activations need more.
 _GPU_SHARE = 8
 
 
 class ShardedProbe(ModelProbe):
-    """A model in DDP as ``ModelProbe`` looks at it, or in fully_shard."""
+    """A model in DDP as in ``ModelProbe``, or in fully_shard."""
 
     def run(self) -> UserModel:
-        """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
+        """Run all phases, or the phases that all ranks can run. Raises Failed and Skip."""
         self.of_sharded: dict[str, Any] = {}
         with suppress(Stopped), generators_kept(self.ctx.device):
             loaded = self.load()
@@ -81,7 +81,7 @@ class ShardedProbe(ModelProbe):
         self._steps(loaded, optimizer, copy, given)
         if found.get("off_step") is None:
             for unit in filter(sharding.is_unit, model.modules()):
-                unit.reshard()  # a step that ends with a forward leaves it whole, and get_state_dict frees that
+                unit.reshard()  # a step that ends with a forward leaves it unsharded, and get_state_dict frees that
             named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
             found.update(sharded_steps.save_and_load(self.ctx, model, optimizer, named))
 
@@ -102,7 +102,7 @@ class ShardedProbe(ModelProbe):
         )
 
     def _copy(self, model: Any) -> Copy | None:
-        """The copy, where all ranks can make one; else the reason is noted."""
+        """Return the copy if all ranks can make one; otherwise, note the reason."""
         ctx, copy = self.ctx, None
         most = ctx.gpu_memory_bytes // _GPU_SHARE if ctx.device.startswith("cuda") else _MOST_BYTES
         reason = checkpoints.first_reason(ctx, "can be copied", sharded_steps.why_not(model, most))
@@ -118,7 +118,7 @@ class ShardedProbe(ModelProbe):
         return None if reason else copy
 
     def _run_alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> Copy | None:
-        """Each rank runs the copy. Where none can and all can run the user's own model, the copy is at fault."""
+        """Run the copy on each rank. If it fails on all but the user's model runs on all, the copy is at fault."""
         buffers = [buffer.detach().clone() for buffer in copy.model.buffers()]
         trouble = passes.run(copy.model, given[0]).trouble
         with self.ctx.step("compare_outcomes", "copy"):
@@ -138,7 +138,7 @@ class ShardedProbe(ModelProbe):
         return copy
 
     def _same_calls(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> None:
-        """Go on where no rank calls units otherwise than the others in the factory's step, or none can say."""
+        """Continue if all ranks call units alike in the factory's step, or if a rank cannot run it."""
         import torch
 
         ctx, noted = self.ctx, passes.Noted()
@@ -151,7 +151,7 @@ class ShardedProbe(ModelProbe):
         calls = [call for call in noted.calls if call[0] in copy.units]
         with ctx.step("compare_graphs", "of the step"):
             texts = ctx.exchange("calls of the step", "" if trouble else json.dumps(calls))
-        modules = {tuple(name for name, _ in json.loads(text)) for text in texts if text}  # from any line
+        modules = {tuple(name for name, _ in json.loads(text)) for text in texts if text}  # lines may differ
         if all(texts) and len(modules) > 1:
             self.seen["step_parting"] = passes.parting(ctx.group_rank, texts, ctx.ranks)
         self._stop_if("step", self.seen.get("step_parting") is not None)
@@ -178,7 +178,7 @@ class ShardedProbe(ModelProbe):
                 return
 
     def _alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> tuple[Trained, Trained] | None:
-        """The steps of the copy, twice: the second time from parameters that are rounded once more."""
+        """Run the steps of the copy twice, the second time from parameters that are rounded once more."""
         import torch
 
         copy.average_gradients(self.ctx)

@@ -1,6 +1,6 @@
-"""Steps of a sharded model as the job makes them, against those of one rank alone with the batches of all ranks.
+"""Steps of a sharded model as the job makes them, compared with one rank alone with the batches of all ranks.
 
-Then it is saved and loaded as a job does: get_state_dict, torch.distributed.checkpoint, set_state_dict.
+Then the model is saved and loaded as in a job: get_state_dict, torch.distributed.checkpoint, set_state_dict.
 """
 
 import shutil
@@ -24,17 +24,17 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing import checkpoints
 from ddp_doctor.probing.rank_identity import finish
 
-#: Parameters of a model that is saved: with the state of an optimizer it is three times as much on the disk.
+#: Maximum bytes of a model's parameters to save; with optimizer state, the files are three times larger.
 _MOST_BYTES = 64 << 20
-#: In each parameter when it is loaded, so that one that no file holds shows.
+#: Written to each parameter before loading, to detect a parameter that no file holds.
 _NO_WEIGHT = -1234.0
-#: Elements of a parameter that are held against the first rank's.
+#: Elements of a parameter that are compared with the first rank's.
 _ELEMENTS_COMPARED = 4096
 
 
 @dataclass
 class Trained:
-    """What comes of the steps on one rank: this rank's shard of every parameter, before and after each; its losses."""
+    """The results of the steps on one rank: its shard of every parameter before and after each step, and its losses."""
 
     before: list[Any] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
@@ -42,25 +42,25 @@ class Trained:
 
 
 def optimizer_of(loaded: Loaded, model: Any) -> Any:
-    """The factory's optimizer of a model's parameters, else AdamW."""
+    """Return the factory's optimizer for a model's parameters, or AdamW."""
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loaded.optimizer is not None:
         return loaded.optimizer(parameters)
-    # One parameter at a time: lists of them may not hold tensors of both kinds, sharded and whole.
+    # One parameter at a time: lists cannot mix sharded and full tensors.
     return torch.optim.AdamW(parameters, foreach=False)
 
 
 def held_elsewhere(optimizer: Any, model: Any) -> tuple[int, int]:
-    """How many tensors the optimizer holds that are no parameters of the model, and how many it holds."""
+    """Return how many of the optimizer's tensors are not the model's parameters, and how many it holds."""
     known = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return sum(1 for parameter in held if id(parameter) not in known), len(held)
 
 
 def step(loaded: Loaded, model: Any, optimizer: Any, batch: Batch, number: int) -> float | None:
-    """One whole step, as the factory's ``step`` makes it or as a plain loop does; its loss, where it tells one."""
+    """Run one full step, the factory's ``step`` or a plain loop's; return its loss, or None if unknown."""
     import torch
 
     model.train()
@@ -80,7 +80,7 @@ def step(loaded: Loaded, model: Any, optimizer: Any, batch: Batch, number: int) 
 def sharded(
     ctx: RankContext, loaded: Loaded, optimizer: Any, given: Mapping[int, Batch], parameters: Sequence[Any]
 ) -> Trained:
-    """The steps of the user's model. Raises StepFailed; the peers of a rank that fails wait inside their steps."""
+    """Run the steps of the user's model. Raises StepFailed; the peers of a failed rank wait inside their steps."""
     done = Trained(read(parameters))
     clear(loaded.model)
     for number, batch in given.items():
@@ -88,14 +88,14 @@ def sharded(
             with ctx.step("sharded_step", f"batch {number}"):
                 done.losses.append(step(loaded, loaded.model, optimizer, batch, number))
                 finish(ctx.device)
-        except Exception as error:  # noqa: BLE001 - what the user's code and fully_shard make of one another
+        except Exception as error:  # noqa: BLE001 - the user's code with fully_shard may raise anything
             raise steps.StepFailed.of(error) from None
         done.shards.append(read(parameters))
     return done
 
 
 def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batch], name: str) -> Trained:
-    """The same steps of the copy. Raises Misuse where the optimizer is not the copy's."""
+    """Run the same steps of the copy. Raises Misuse if the optimizer is not the copy's."""
 
     def shards() -> list[Any]:
         return [shard_of(pair, pair.whole).cpu().clone() for pair in copy.pairs]
@@ -113,14 +113,15 @@ def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batc
 
 
 def read(parameters: Sequence[Any]) -> list[Any]:
-    """What of these parameters is on this rank, copied to the CPU."""
+    """Return this rank's part of these parameters, copied to the CPU."""
     return [local(parameter).cpu().clone() for parameter in parameters]
 
 
 def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
-    """The parameters that the steps moved otherwise than on the first rank, from equal gradients.
+    """Return the parameters that the steps changed differently than on the first rank, from equal gradients.
 
-    Ranks may add in another order: a norm to clip by differs in its last bit where tensors are aligned otherwise.
+    Ranks may add in a different order: for example, the norm for clipping differs in its last bit if tensors are
+    aligned differently.
     """
     import torch
     import torch.distributed as dist
@@ -141,14 +142,14 @@ def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
 
 
 def _eps(dtype: Any) -> float:
-    """The distance of 1 to the next number of a type."""
+    """Return the distance from 1 to the next number of a type."""
     import torch
 
     return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
 
 
 def round_once(copy: Copy, initial: Sequence[Any]) -> None:
-    """Give the copy the parameters that it had at first, each rounded up or down once in the type it computes in."""
+    """Set the copy to its initial parameters, each rounded up or down once in the type that it computes in."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -161,9 +162,9 @@ def round_once(copy: Copy, initial: Sequence[Any]) -> None:
 
 
 def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, rounded: Trained) -> list[Off]:
-    """The parameters whose shard is, after this step, not what the copy has.
+    """Return the parameters whose shard differs from the copy's after this step.
 
-    ``rounded`` are the steps of the copy from parameters that were rounded once more: what differs is rounding alone.
+    ``rounded`` are the copy's steps from parameters that were rounded once more, so their difference is only rounding.
     """
     import torch
 
@@ -173,7 +174,7 @@ def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, round
     found = []
     for place, pair in enumerate(pairs):
         got, wanted = done.shards[number][place], alone.shards[number][place]
-        if not got.numel() or not bool(wanted.isfinite().all()):  # a rank may have no row; NaN is DD779's
+        if not got.numel() or not bool(wanted.isfinite().all()):  # a rank may have no row; DD779 reports NaN
             continue
         move = moved_by(alone, place)
         moved, spread = (float(tensor.abs().mean()) for tensor in (move, move - moved_by(rounded, place)))
@@ -188,14 +189,14 @@ def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, round
 
 
 def _relative(pair: Pair) -> float:
-    """What of a step may be lost by the types that the unit computes and reduces in."""
+    """Return the part of a step that may be lost by the types that the unit computes and reduces in."""
     policy = pair.sharded.policy
     types = [pair.whole.dtype, *((policy.param_dtype, policy.reduce_dtype) if policy else ())]
     return max(gradient_tolerance.relative(str(dtype).removeprefix("torch.")) for dtype in types if dtype is not None)
 
 
 def why_not(model: Any, most_bytes: int) -> str:
-    """Why one rank alone cannot make the same steps; "" where it can."""
+    """Return why one rank alone cannot run the same steps, or ""."""
     found = list(sharding.parameters(model))
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if size > most_bytes:
@@ -216,7 +217,7 @@ def why_not(model: Any, most_bytes: int) -> str:
 
 
 def save_and_load(ctx: RankContext, model: Any, optimizer: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``ShardedModel``: what came of it. Afterwards the model is not to be used any more."""
+    """Save and load; return the fields of ``ShardedModel`` for it. The model is unusable afterwards."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
     reason = checkpoints.reason_against(ctx)
     if size > _MOST_BYTES:
@@ -242,7 +243,7 @@ def _in(ctx: RankContext, folder: Path, model: Any, optimizer: Any, parameters: 
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    known: Any = checkpoint  # it exports its functions without a word to type checkers
+    known: Any = checkpoint  # its functions are not visible to type checkers
     wanted = read(list(parameters.values()))
     state: dict[str, Any] = {}
 

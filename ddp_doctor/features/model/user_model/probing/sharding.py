@@ -1,7 +1,7 @@
-"""How fully_shard (FSDP2) has sharded a module: its units, and for each parameter unit, mesh, placement and policies.
+"""The sharding of a module by fully_shard (FSDP2): its units, and each parameter's unit, mesh, placement and policies.
 
-fully_shard makes each module that it is given an instance of a class of its own, ``FSDPLinear(FSDPModule, Linear)``,
-and each parameter a DTensor. What it was called with stands in private attributes; ``policy`` alone reads them.
+fully_shard gives each module a new class, ``FSDPLinear(FSDPModule, Linear)``, and makes each parameter a DTensor. Its
+arguments are only in private attributes, which only ``policy`` reads.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ _CLASS = "FSDPModule"
 
 
 def is_unit(module: Any) -> bool:
-    """Whether fully_shard was given this module; by the name of the class, which torch 2.4 has elsewhere."""
+    """Return True if fully_shard was called on this module, by class name, because torch 2.4 has it elsewhere."""
     return any(base.__name__ == _CLASS for base in type(module).__mro__)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether fully_shard was given the model or a module in it."""
+    """Return True if fully_shard was called on the model or a module in it."""
     return any(is_unit(module) for module in model.modules())
 
 
 def require_torch(device: str) -> None:
-    """Raises Failed where this torch has fully_shard as a prototype only, or not for this device."""
+    """Raise Failed if this torch has only a prototype of fully_shard, or does not support it on this device."""
     import torch
     from torch.distributed import fsdp
 
@@ -39,18 +39,18 @@ def require_torch(device: str) -> None:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is spread over a mesh."""
+    """Return True if a tensor is distributed over a mesh."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
 def mesh_of(mesh: Any) -> Mesh:
-    """What a DeviceMesh looks like on this rank."""
+    """Return a DeviceMesh as this rank sees it."""
     ranks = tuple(mesh.mesh.flatten().tolist())
     return Mesh(names=tuple(mesh.mesh_dim_names or ()), shape=tuple(mesh.shape), ranks=ranks)
 
 
 def in_words(mesh: Mesh) -> str:
-    """``shard=2, ranks 0 1``; without its ranks where it is a part of another mesh, of which each rank has its own."""
+    """Return ``shard=2, ranks 0 1``; without ranks for a submesh, because each rank has a different one."""
     import torch.distributed as dist
 
     names = mesh.names or tuple(f"dimension {place}" for place in range(len(mesh.shape)))
@@ -62,29 +62,29 @@ def in_words(mesh: Mesh) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a unit was given to fully_shard with."""
+    """The arguments of a unit's fully_shard call."""
 
     param_dtype: Any
     reduce_dtype: Any
     output_dtype: Any
     casts_inputs: bool
     resharding: str
-    divide_factor: float | None  # of the summed gradients, where it is not the number of ranks
-    reduces_unused: bool  # a gradient that a rank does not have counts as zero: set_reduce_scatter_unused_params
-    mesh_dimensions: int  # of fully_shard's own mesh, 0 of a unit without parameters of its own
+    divide_factor: float | None  # of the summed gradients; None for the number of ranks
+    reduces_unused: bool  # a gradient missing on a rank counts as zero: set_reduce_scatter_unused_params
+    mesh_dimensions: int  # of fully_shard's mesh; 0 for a unit without own parameters
 
     @property
     def precision(self) -> str:
-        """In words, for people and to compare it."""
+        """The types as text, to show and to compare."""
         types = (("parameters", self.param_dtype), ("reduce", self.reduce_dtype), ("output", self.output_dtype))
         given = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in types if dtype is not None]
         return ", ".join([*given, *([] if self.casts_inputs else ["inputs as they are"])]) or "as the parameters"
 
 
 def policy(unit: Any) -> Policy | None:
-    """The policies of a unit; None where this torch does not tell."""
+    """Return the policies of a unit, or None if this torch does not show them."""
     try:
-        state = unit._get_fsdp_state()  # noqa: SLF001 - torch has no public reader of what fully_shard was given
+        state = unit._get_fsdp_state()  # noqa: SLF001 - torch has no public access to fully_shard's arguments
         groups = getattr(state, "_fsdp_param_groups", None)
         group = groups[0] if groups else state._fsdp_param_group  # noqa: SLF001 - torch 2.6 to 2.11 has one
         types = state._mp_policy  # noqa: SLF001 - as above
@@ -108,12 +108,12 @@ def policy(unit: Any) -> Policy | None:
 
 
 def _resharding(state: Any, group: Any) -> str:
-    """``as usual``, ``True``, ``to 2 ranks``, and whether the shards are on the CPU."""
+    """Return ``as usual``, ``True`` or ``to 2 ranks``, and the offload policy if there is one."""
     after = group.post_forward_mesh_info
     told = str(after is not None)
     if after is not None and after != group.mesh_info:
         told = f"to {after.mesh.shape[-1]} ranks"
-    if getattr(state, "_auto_reshard_after_forward", False):  # fully_shard decides when it knows the root
+    if getattr(state, "_auto_reshard_after_forward", False):  # fully_shard decides when the root is known
         told = "as usual"
     kind = type(group.offload_policy).__name__
     return told + ("" if kind == "OffloadPolicy" else f", {kind}")
@@ -121,7 +121,7 @@ def _resharding(state: Any, group: Any) -> str:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A parameter and the unit that has it; None where no unit shards it."""
+    """A parameter and its unit; None if no unit shards it."""
 
     name: str
     parameter: Any
@@ -130,7 +130,7 @@ class Sharded:
 
 
 def parameters(model: Any) -> Iterator[Sharded]:
-    """Every name of every parameter, in the order of ``named_parameters``."""
+    """Yield every parameter under each of its names, in the order of ``named_parameters``."""
     units = {name: module for name, module in model.named_modules() if is_unit(module)}
     policies = {name: policy(module) for name, module in units.items()}
     owner: dict[int, str] = {}
@@ -146,7 +146,7 @@ def parameters(model: Any) -> Iterator[Sharded]:
 
 
 def manifest(module: Any) -> Manifest:
-    """Return what a module is made of, and what fully_shard has made of its parameters."""
+    """Return the manifest of a module, including how fully_shard sharded its parameters."""
     found = module_manifest.read(module)
     if not is_sharded(module):
         return found

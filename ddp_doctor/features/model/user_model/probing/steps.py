@@ -1,4 +1,4 @@
-"""The model in DDP: synchronized steps, and their gradients against the mean of the ranks' own."""
+"""Synchronized steps of the model in DDP; their gradients are compared with the mean of the ranks' own."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,24 +20,24 @@ from ddp_doctor.features.model.user_model.probing.passes import (
 from ddp_doctor.features.model.user_model.probing.user_code import SEED, seed, trouble
 from ddp_doctor.model.context import RankContext
 
-#: Share of the step that a plain optimizer would make.
+#: Learning rate of the gradient descent step.
 _LEARNING_RATE = 1e-3
 _MOST_BUCKETS = 32
 
 
 class StepFailed(RuntimeError):
-    """A synchronized step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
+    """A synchronized step raised on this rank. Its peers wait inside their steps, so this rank must not continue."""
 
     @classmethod
     def of(cls, error: Exception) -> "StepFailed":
-        """By what the user's code and torch make of one another."""
+        """Describe an exception that the user's code or torch raised."""
         what = trouble("backward", error)
         at = f" at {Path(what.where).name}" if what.where else ""
         return cls(f"{what.type}{at}: {what.message}")
 
 
 def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
-    """The model in DDP as a training script wraps it."""
+    """Wrap the model in DDP as a training script does."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -51,13 +51,13 @@ def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
     """Restore the buffers, including those that the model has replaced since."""
     import torch
 
-    with torch.no_grad(), suppress(RuntimeError):  # of another shape by now: the model's own business
+    with torch.no_grad(), suppress(RuntimeError):  # a buffer may have another shape by now
         for buffer, value in zip(model.buffers(), saved, strict=False):
             buffer.copy_(value)
 
 
 def synchronized(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[Pass, float, float]:
-    """Run one step as a job does; returns the gradients and the seconds of forward and backward. Raises StepFailed."""
+    """Run one step as a job does; return its gradients and the seconds of forward and backward. Raises StepFailed."""
     done, started = Pass(), ctx.clock()
     ddp.train()
     clear(ddp)
@@ -69,7 +69,7 @@ def synchronized(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
             middle = ctx.clock()
             with ctx.step("backward", f"synchronized, batch {step}"):
                 loss.backward()
-    except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
+    except Exception as error:  # noqa: BLE001 - the user's code with DDP may raise anything
         raise StepFailed.of(error) from None
     ended = ctx.clock()
     take_gradients(named, done)
@@ -77,9 +77,9 @@ def synchronized(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
 
 
 def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> list[OffGradient]:
-    """The synchronized gradients that are not the float64 mean of what each rank has by itself.
+    """Return the synchronized gradients that differ from the float64 mean of the ranks' own gradients.
 
-    ``spread`` is how far the gradients of a rank differ from one pass to the next, at most over all ranks.
+    ``spread`` is the largest relative difference between two passes of one rank, over all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -108,7 +108,7 @@ def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, sprea
 
 
 def spread_of(former: Pass, latter: Pass) -> tuple[bool, float]:
-    """Whether two passes gave the same gradients bit for bit, and how far they differ at most."""
+    """Return whether two passes gave bitwise equal gradients, and their largest relative difference."""
     worst, same = 0.0, True
     for first, second in zip(former.gradients, latter.gradients, strict=True):
         if bool(((first == second) | (first.isnan() & second.isnan())).all()):
@@ -121,7 +121,7 @@ def spread_of(former: Pass, latter: Pass) -> tuple[bool, float]:
 
 
 def descend(model: Any) -> None:
-    """The step of plain gradient descent."""
+    """Run one step of plain gradient descent."""
     import torch
 
     with torch.no_grad():
@@ -131,7 +131,7 @@ def descend(model: Any) -> None:
 
 
 def drifted(ctx: RankContext, model: Any) -> Names:
-    """The parameters that differ from the first rank's, bit for bit in the sampled elements."""
+    """Return the parameters whose sampled elements are not bitwise equal to the first rank's."""
     import hashlib
 
     import torch
@@ -146,15 +146,15 @@ def drifted(ctx: RankContext, model: Any) -> Names:
 
 
 def counted(names: Sequence[str]) -> Names:
-    """The first of these names, and how many there are."""
+    """Return the first of these names, and their number."""
     return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
 
 
 def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
-    """How DDP packed the gradients, by its own logging data; None and the reason where this torch does not say."""
+    """Return DDP's gradient buckets from its logging data, or None and the reason if torch does not report them."""
     names = [name for name, _ in trainable(ddp.module)]
     try:
-        logged = ddp._get_ddp_logging_data()  # noqa: SLF001 - DDP logs its layout and has no public reader
+        logged = ddp._get_ddp_logging_data()  # noqa: SLF001 - DDP's layout has no public access
         rebuilt = _numbers(logged.get("rebuilt_bucket_sizes", ""))
         sizes = rebuilt or _numbers(logged.get("bucket_sizes", ""))
         indices = str(logged.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""

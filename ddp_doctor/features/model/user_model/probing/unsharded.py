@@ -1,9 +1,9 @@
-"""The model as one rank alone would have it: a copy without fully_shard, whose gradients are the mean over the ranks.
+"""The model as a single rank would have it: a copy without fully_shard, whose gradients are averaged over the ranks.
 
-fully_shard refuses ``deepcopy``. The copy has the same modules in the classes that they had before, whole parameters
-instead of shards, and all hooks but fully_shard's own. What a MixedPrecisionPolicy makes of parameters, inputs and
-outputs of a unit, casts do here. A whole step of the job (clipping, accumulation, several backwards) gives the copy
-what it would give one rank with the batches of all, because each gradient is averaged as soon as it is made.
+fully_shard does not support ``deepcopy``. The copy has the same modules in their original classes, full parameters
+instead of shards, and all hooks except fully_shard's. Casts replace a unit's MixedPrecisionPolicy. A full step of the
+job (clipping, accumulation, several backwards) gives the copy the result of one rank with the batches of all ranks,
+because each gradient is averaged as soon as it is computed.
 """
 
 import copy
@@ -23,7 +23,7 @@ _STATE = "__composable_api_state_key"
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of the user's model and the whole one of the copy."""
+    """A parameter of the user's model, and the full parameter of the copy."""
 
     sharded: Sharded
     whole: Any
@@ -31,19 +31,19 @@ class Pair:
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy, its parameters beside the model's, each once, and the names of what was a unit."""
+    """The copy, its parameters paired with the model's (each once), and the names of the original units."""
 
     model: Any
     pairs: tuple[Pair, ...]
     units: frozenset[str]
 
     def names(self) -> dict[str, str]:
-        """The names of the copy's parameters, which casts change, and those in the user's model."""
+        """Return the user's parameter names by the copy's names, which casts change."""
         known = {id(pair.whole): pair.sharded.name for pair in self.pairs}
         return {name: known[id(whole)] for name, whole in self.model.named_parameters() if id(whole) in known}
 
     def average_gradients(self, ctx: RankContext) -> None:
-        """From now on each gradient is summed over the ranks, and divided as fully_shard divides it."""
+        """Sum each later gradient over the ranks, and divide it as fully_shard does."""
         for pair in self.pairs:
             if pair.whole.requires_grad:
                 factor = pair.sharded.policy.divide_factor if pair.sharded.policy else None
@@ -62,10 +62,10 @@ def _averaging(ctx: RankContext, divisor: float) -> Callable[[Any], Any]:
 
 
 def copy_of(model: Any) -> Copy:
-    """The copy, on all ranks: they gather each parameter together. Raises Skip, on all ranks alike or on some."""
+    """Return the copy; all ranks gather each parameter together. Raises Skip, possibly only on some ranks."""
     import torch
 
-    known: dict[int, Any] = {}  # by the identity of what is copied
+    known: dict[int, Any] = {}  # by the id of the original
     pairs = []
     for sharded in sharding.parameters(model):
         if id(sharded.parameter) not in known:
@@ -78,13 +78,13 @@ def copy_of(model: Any) -> Copy:
     for unit in units:  # before anything is copied: modules may refer to one another
         known[id(unit)] = _empty(unit)
     try:
-        for module in model.modules():  # torch.compile's is bound to what it compiled, so that one is copied
+        for module in model.modules():  # torch.compile's wrapper is bound to its module, so copy that
             if (inner := user_code.uncompiled(module)) is not module:
                 known[id(module)] = copy.deepcopy(inner, known)
         for unit in units:
             known[id(unit)].__dict__.update(copy.deepcopy(_own(unit), known))
         whole_model = copy.deepcopy(model, known)
-    except Exception as error:  # noqa: BLE001 - the user's code may rule it out: a lock, a file, a tensor's history
+    except Exception as error:  # noqa: BLE001 - the user's code may prevent it: a lock, a file, a tensor's history
         raise Skip(f"the model cannot be copied ({type(error).__name__})") from None
     for name, unit in ((name, module) for name, module in model.named_modules() if sharding.is_unit(module)):
         if (policy := sharding.policy(unit)) is not None:
@@ -100,12 +100,12 @@ def _whole(parameter: Any) -> Any:
     with torch.no_grad():
         if not sharding.is_dtensor(parameter):
             return parameter.detach().clone()
-        device = parameter.device_mesh.device_type  # an offloaded shard is elsewhere
+        device = parameter.device_mesh.device_type  # an offloaded shard is on another device
         return parameter.detach().to(device).full_tensor().clone()
 
 
 def _empty(unit: Any) -> Any:
-    """An instance of the class that the unit had before; what fully_shard's class offers does nothing in it."""
+    """Return an instance of the unit's original class; the methods of fully_shard's class do nothing in it."""
     from torch.distributed.fsdp import FSDPModule
 
     kinds = type(unit).__mro__
@@ -116,11 +116,11 @@ def _empty(unit: Any) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of ``set_requires_gradient_sync()`` and the like."""
+    """Replaces ``set_requires_gradient_sync()`` and the like."""
 
 
 def _own(unit: Any) -> dict[str, Any]:
-    """The attributes of a unit without what fully_shard has added."""
+    """Return the attributes of a unit without those that fully_shard added."""
     kept: dict[str, Any] = {}
     for name, value in vars(unit).items():
         if name.startswith(_STATE) or name == "_compiled_call_impl":
@@ -134,7 +134,7 @@ def _own(unit: Any) -> dict[str, Any]:
 
 
 def _cast(unit: Any, policy: Policy, own: set[int]) -> None:
-    """Let a unit of the copy compute in the types that the policy says, with the parameters as they are."""
+    """Let a unit of the copy compute in the policy's types; its parameters keep their type."""
     import torch
     from torch.nn.utils import parametrize
 
@@ -144,7 +144,7 @@ def _cast(unit: Any, policy: Policy, own: set[int]) -> None:
 
     if policy.param_dtype is not None:
         for module in list(unit.modules()):
-            for name, parameter in list(module._parameters.items()):  # noqa: SLF001 - also those that are tied
+            for name, parameter in list(module._parameters.items()):  # noqa: SLF001 - includes tied parameters
                 if id(parameter) in own and parameter.is_floating_point() and parameter.dtype != policy.param_dtype:
                     parametrize.register_parametrization(module, name, Cast(), unsafe=True)
         if policy.casts_inputs:
@@ -166,7 +166,7 @@ def _mapped(value: Any, dtype: Any) -> Any:
 
 
 def shard_of(pair: Pair, whole: Any) -> Any:
-    """The part of a whole tensor that is this rank's shard of the parameter."""
+    """Return the part of a full tensor that is this rank's shard of the parameter."""
     parameter = pair.sharded.parameter
     part = whole.detach()
     if not sharding.is_dtensor(parameter):
@@ -174,12 +174,12 @@ def shard_of(pair: Pair, whole: Any) -> Any:
     mesh = parameter.device_mesh
     for placement, size, place in zip(parameter.placements, mesh.shape, mesh.get_coordinate(), strict=True):
         if placement.is_shard():
-            # As fully_shard cuts: like torch.chunk, and nothing for the last ranks where there are too few rows.
+            # fully_shard splits like torch.chunk; if there are too few rows, the last ranks get none.
             chunks = part.chunk(size, placement.dim)
             part = chunks[place] if place < len(chunks) else part.narrow(placement.dim, 0, 0)
     return part
 
 
 def local(parameter: Any) -> Any:
-    """What of a parameter is on this rank."""
+    """Return this rank's part of a parameter."""
     return (parameter.to_local() if sharding.is_dtensor(parameter) else parameter).detach()

@@ -1,11 +1,11 @@
-"""The user's own code: from ``--model package.module:factory`` to a model and its batches, on a rank.
+"""The user's own code on a rank: from ``--model package.module:factory`` to a model and its batches.
 
-What that code raises is a value, with the innermost line of that code. What of a batch are the arguments of a forward
-its signature tells: in a data set's ``(inputs, target)`` the target is none.
+Exceptions of that code become values, with the innermost line of the code. The signature of forward decides which parts
+of a batch are its arguments: in a data set's ``(inputs, target)``, the target is not.
 
 forward(self, x)               (inputs, target)   the target is for the loss
 forward(self, ids, labels)     (ids, labels)      both are arguments
-forward(self, x, mask=None)    (inputs, target)   a number for each sample is no mask
+forward(self, x, mask=None)    (inputs, target)   one number per sample is not a mask
 """
 
 import importlib
@@ -29,21 +29,21 @@ _LONGEST_MESSAGE = 300
 
 
 class Misuse(Exception):
-    """What --model names is not what it has to be; the message says so in a sentence."""
+    """The object that --model names is unusable; the message explains it in a sentence."""
 
 
 def attempt(phase: Phase, call: Callable[[], T]) -> tuple[T | None, Trouble | None]:
-    """What the call returned, or how it failed. Even an exit of the program is a value."""
+    """Return the call's result, or how it failed, even for an exit of the program."""
     try:
         return call(), None
     except Misuse as problem:
         return None, Trouble(phase=phase, message=str(problem), misuse=True)
-    except BaseException as error:  # noqa: BLE001 - whatever the user's code does must end here
+    except BaseException as error:  # noqa: BLE001 - any failure of the user's code ends here
         return None, trouble(phase, error)
 
 
 def trouble(phase: Phase, error: BaseException) -> Trouble:
-    """An exception of the user's code, short and without credentials."""
+    """Return an exception of the user's code, shortened and without credentials."""
     frames = traceback.extract_tb(error.__traceback__)
     shown = of_the_job([f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames])[-1:]
     where = shown[0].partition(" in ")[0] if shown else ""
@@ -61,13 +61,13 @@ def trouble(phase: Phase, error: BaseException) -> Trouble:
 def _message(error: BaseException) -> str:
     try:
         message = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - an exception of the user's may fail to say what it is
+    except Exception:  # noqa: BLE001 - str() of a user's exception may fail
         return "(it cannot be put into words)"
     return KEPT_BACK if is_withheld("", message) else message[:_LONGEST_MESSAGE]
 
 
 def calling_line(frame: Any) -> str:
-    """The user's line that led to this frame."""
+    """Return the user's line that led to this frame."""
     while frame is not None:
         if is_of_the_job(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -81,10 +81,10 @@ SEED = 20240229
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the factory returned: the model, what makes its batches, its loss, and DDP's options.
+    """The factory's result: the model, a function that makes its batches, its loss, and DDP's options.
 
-    ``optimizer`` makes one from parameters; ``step`` is a whole step of the job, as it clips and accumulates, and
-    returns its loss; ``units`` are the modules to shard, or their classes; ``mesh`` is a DeviceMesh.
+    ``optimizer`` makes an optimizer from parameters; ``step`` runs a full step of the job, including clipping and
+    accumulation, and returns its loss; ``units`` are the modules to shard, or their classes; ``mesh`` is a DeviceMesh.
     """
 
     model: Any
@@ -98,9 +98,9 @@ class Loaded:
 
 
 def seed(value: int = SEED) -> None:
-    """All generators that a model draws from: numpy's too, where numpy is imported already.
+    """Seed all generators that a model may use; numpy's only if numpy is already imported.
 
-    ``torch.manual_seed`` formats a stack for each kind of device that is not in use, a quarter of a small model's pass.
+    ``torch.manual_seed`` formats a stack for each unused kind of device, which takes a quarter of a small model's pass.
     """
     import torch
 
@@ -115,7 +115,7 @@ def seed(value: int = SEED) -> None:
 
 @contextmanager
 def generators_kept(device: str) -> Iterator[None]:
-    """Restore the generators for the checks that follow on this rank."""
+    """Restore the generators after the block, for later checks on this rank."""
     import torch
 
     numpy = sys.modules.get("numpy")
@@ -136,7 +136,7 @@ def find(name: str) -> Callable[[], Any]:
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)  # as `python -m` does
-    sys.argv = [module_name]  # a module that parses arguments finds none of the doctor's
+    sys.argv = [module_name]  # hides ddp-doctor's arguments from modules that parse them
     importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module_name)
@@ -163,22 +163,22 @@ def find(name: str) -> Callable[[], Any]:
 
 
 def not_taken(function: Callable[..., Any], *args: Any) -> str:
-    """Why a function does not take these arguments; empty where it does, or has no signature to tell."""
+    """Return why a function does not take these arguments; empty if it does, or if its signature is unknown."""
     try:
         return _problem(inspect.signature(function), (args, {}))
-    except (TypeError, ValueError):  # the call itself shows it
+    except (TypeError, ValueError):  # no signature: the call itself will show it
         return ""
 
 
-#: What a factory may return by name, in a dict or in an object …
+#: What a factory may return by name, in a dict or as attributes of an object …
 _NAMES = ("model", "make_batch", "loss", "ddp")
-#: … and in a dict alone: an object of the user's may have an attribute of that name that is something else.
+#: … and only in a dict, because a user's object may use the same attribute name for something else.
 _MORE = ("optimizer", "step", "units", "mesh")
 _TO_RETURN = "a torch.nn.Module, (model, make_batch), or a dict or an object with model, make_batch, loss and ddp"
 
 
 def made(name: str, factory: Callable[[], Any]) -> Loaded:
-    """Call the factory and read what it returned. Raises Misuse, and whatever the factory raises."""
+    """Call the factory and read its result. Raises Misuse, and whatever the factory raises."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -240,12 +240,12 @@ def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
 
 
 def uncompiled(model: Any) -> Any:
-    """The module in what torch.compile made of it."""
+    """Return the module inside torch.compile's wrapper, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
 def _require_function(name: str, given: Any, form: str, arguments: int, example: str) -> None:
-    """Raises Misuse where it is given, and no function of so many arguments."""
+    """Raise Misuse if it is given but is not a function of this many arguments."""
     import torch
 
     what = form.partition("(")[0]
@@ -273,29 +273,29 @@ _WITH_A_LOSS = (
 
 @dataclass(frozen=True)
 class Form:
-    """What the model takes, None where its signature does not tell, and the loss that the user gave."""
+    """The signature of the model's forward, None if unknown, and the user's loss."""
 
     forward: inspect.Signature | None = None
     loss: Callable[[Any, Any], Any] | None = None
 
 
 def form_of(loaded: Loaded) -> Form:
-    """How the model takes a batch."""
+    """Return the form in which the model takes a batch."""
     bare = uncompiled(loaded.model)
     signature = None
-    if not bare._forward_pre_hooks:  # noqa: SLF001 - a hook may make other arguments of them
-        with suppress(TypeError, ValueError):  # of code that is no Python's
+    if not bare._forward_pre_hooks:  # noqa: SLF001 - a hook may change the arguments
+        with suppress(TypeError, ValueError):  # not Python code
             signature = inspect.signature(bare.forward)
     return Form(signature, loaded.loss)
 
 
 def is_several(given: Any) -> bool:
-    """Whether a batch is a tuple or list of things, and no packed sequence or the like."""
+    """Return True if a batch is a tuple or list of values, not a packed sequence or the like."""
     return isinstance(given, tuple | list) and not callable(getattr(given, "to", None))
 
 
 def arguments(given: Any, form: Form) -> Arguments:
-    """The arguments of forward. Raises Misuse where it does not take them, or takes the target for something else."""
+    """Return the arguments of forward. Raises Misuse if it does not take them, or mistakes the target for another."""
     choices = list(_choices(given, form))
     if form.forward is None:
         return choices[0]
@@ -312,7 +312,7 @@ def arguments(given: Any, form: Form) -> Arguments:
 
 
 def may_hold_a_target(given: Any, form: Form) -> bool:
-    """Whether forward takes all but the last thing of a batch, too, and does not call that one a target itself."""
+    """Return True if forward also works without a batch's last item and does not call that a target or label."""
     last = _last_parameter(given, form) if _binds_without_last(given, form) else None
     return last is not None and not any(word in last.name for word in ("label", "target"))
 
@@ -330,7 +330,7 @@ def _last_parameter(given: Any, form: Form) -> inspect.Parameter:
 
 
 def no_argument(given: Any, form: Form, raised: str = "takes no target") -> Misuse:
-    """What to return instead of a batch whose last thing is a target."""
+    """Return a Misuse that explains what to return instead of a batch that ends with a target."""
     what = "(inputs, target)" if len(given) == 2 else f"{len(given)} values with a target at the end"
     names = "" if form.forward is None else ", ".join(form.forward.parameters)
     return Misuse(
@@ -339,7 +339,7 @@ def no_argument(given: Any, form: Form, raised: str = "takes no target") -> Misu
 
 
 def _choices(given: Any, form: Form) -> Iterator[Arguments]:
-    """What the arguments may be, first what is most likely. The user's loss gets the whole batch in any case."""
+    """Yield the possible arguments, the most likely first. The user's loss always gets the entire batch."""
     if isinstance(given, Mapping):
         yield (), given if form.loss is None else _named(given, form)
     elif not is_several(given):
@@ -371,7 +371,7 @@ def _problem(signature: inspect.Signature, choice: Arguments) -> str:
 
 
 def _cannot_be(parameter: inspect.Parameter, value: Any) -> bool:
-    """Whether a value is surely not meant for an optional mask or switch, but is a target."""
+    """Return True if a value cannot be meant for an optional mask or switch, so it is a target."""
     import torch
 
     if isinstance(parameter.default, bool | int | float | str):
@@ -381,6 +381,6 @@ def _cannot_be(parameter: inspect.Parameter, value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         if value.dtype is torch.bool or value.dim() < 2:
             return value.dtype is not torch.bool
-        # It holds whole numbers that no mask does: other ones than 0 and 1.
+        # Integers other than 0 and 1, which no mask has.
         return not value.is_floating_point() and not value.is_meta and bool(((value < 0) | (value > 1)).any())
     return isinstance(value, int | str) or (isinstance(value, list) and any(isinstance(word, str) for word in value))

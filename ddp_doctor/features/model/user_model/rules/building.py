@@ -105,7 +105,7 @@ _DOING = {
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
         return in_model_code("Move init_process_group from the factory to the script")
-    if "value was None when it should not be" in trouble.message:  # fully_shard meets what it has sharded already
+    if "value was None when it should not be" in trouble.message:  # fully_shard was called on an already sharded module
         return in_model_code("Call fully_shard once on each module, units first and the containing model last")
     if trouble.type == "SystemExit":
         return in_model_code(
@@ -298,7 +298,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         left = [rank for rank in trial.evidence if not rank.done]
         inside = [step for rank in left for step in rank.steps[-1:] if step.left_at is None]
         if len(left) < len(trial.ranks) or any(step.check == _CHECK for step in inside):
-            continue  # in a step of the check a rank waits for its peers
+            continue  # in a step of the check, a rank waits for its peers
         first = left[0]
         everyone = "Both ranks" if len(left) == 2 else f"All {len(left)} ranks"
         who = f"{everyone} have" if len(left) > 1 else f"Rank {first.rank} has"

@@ -137,7 +137,7 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
 
 
 def _where(recording: Recording, lacking: _Passes) -> str:
-    """The ranks that lack the same parameters as the first one, then the ranks that lack others."""
+    """Return the ranks that lack the same parameters as the first rank, then the ranks that lack others."""
     first = lacking[0][1].unused
     same = [rank for rank, here in lacking if here.unused == first]
     others = [rank for rank, here in lacking if here.unused != first]
@@ -181,7 +181,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
 
 
 def _unknown(recording: Recording) -> Iterator[Draft]:
-    """Parameters that exist, or are trainable, only after DDP has wrapped the model."""
+    """Yield parameters that exist, or are trainable, only after DDP has wrapped the model."""
     found = [(rank, local.unknown) for rank in facts(recording) for local in rank.fact.local if local.unknown.count]
     if not found:
         return
@@ -262,7 +262,7 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
     )
 
 
-# Parameters that change in the forward (DD778) give other gradients.
+# Parameters that change in the forward (DD778) give different gradients.
 @rule("DD780", "user-model-is-not-repeatable", Consequence.RISK, UserModel, explained_by=("DD778",))
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed give a different gradient the second time.
@@ -295,7 +295,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     )
 
 
-#: A larger relative difference between losses is more than the order of additions explains.
+#: A larger relative difference between losses cannot come from the order of additions.
 _LOSS_APART = 1e-3
 
 
@@ -313,7 +313,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     repeatable = [rank for rank in facts(recording) if rank.fact.repeats]
-    # A rank whose loss most ranks share, apart from rounding; else the first rank. All are compared with it.
+    # The reference is a rank whose loss most ranks share, apart from rounding, or the first rank.
     peer = next(
         (
             rank
@@ -334,7 +334,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
 
 
 def _apart(fact: UserModel, peer: UserModel) -> float:
-    """The difference between the losses, relative to the peer's; 0 where neither rank has one."""
+    """Return the difference between the losses, relative to the peer's; 0 if neither rank has one."""
     mine, theirs = fact.same_batch_loss, peer.same_batch_loss
     if mine == theirs:
         return 0.0

@@ -1,4 +1,4 @@
-"""DD790 to DD799: a model in fully_shard that ranks shard otherwise, wraps, optimizers, steps and checkpoints of it."""
+"""DD790 to DD799: models in fully_shard: how ranks shard them, their optimizers, steps and checkpoints."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ _FULLY_SHARD = "distributed.fsdp.fully_shard.html"
 
 
 def _sharded(recording: Recording) -> list[tuple[FactAt[UserModel], ShardedModel]]:
-    """What all ranks shard alike: the rest is DD790's."""
+    """Return the sharding of all ranks; empty if they shard differently, which DD790 reports."""
     alike = (rank for rank in facts(recording) if rank.fact.stopped != "manifest")
     return [(rank, rank.fact.sharded) for rank in alike if rank.fact.sharded is not None]
 
@@ -66,7 +66,7 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
         )
     if different:
         return
-    # Of a part of a mesh each rank has its own.
+    # If the mesh is a submesh, each rank has a different one.
     meshes = grouped(
         (rank.fact.mesh, rank)
         for rank in facts(recording)
@@ -194,7 +194,7 @@ def off(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_in(sharded: ShardedModel, off: Off) -> bool:
-    """Whether fully_shard has the parameter: of the others DD793 speaks."""
+    """Return True if fully_shard has the parameter; DD793 reports the others."""
     return off.parameter not in sharded.outside.names
 
 
