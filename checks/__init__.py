@@ -1,13 +1,12 @@
-"""CHECKS: what ``ddp-doctor run`` looks at, in order: what is cheap and explains the rest comes first.
+"""CHECKS: the checks of ``ddp-doctor run``, in order: cheap checks that explain the findings of others come first.
 
-To add a check: write its module in one of the four groups (docstring with a sample of the raw input,
-probe, rules, ``CHECK``), or a package: ``__init__.py`` with docstring, probe and ``CHECK``, and a module
-for each group of rules, whose docstring begins with their codes. Its facts stand in ddp_doctor/facts.
-Add it to the lists below, and give each of its rules a recording in tests/recordings in which it fires and one in
-which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` generates its
-reference page.
+To add a check: write its module in one of the four groups (docstring with a sample of the raw input, probe, rules,
+``CHECK``), or a package: ``__init__.py`` with docstring, probe and ``CHECK``, and a module for each group of rules,
+whose docstring begins with their codes. Put its facts in ddp_doctor/facts. Add it to the lists below, and give each of
+its rules a recording in tests/recordings in which it fires and one in which it does not. tests/test_architecture.py
+reports missing parts; ``make docs`` generates its reference page.
 
-This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.
+Processes, engine, renderers and use cases import only this module of the package.
 """
 
 from functools import cache
@@ -92,19 +91,19 @@ def _all_checks(*, has_model: bool) -> tuple[Check, ...]:
     )
 
 
-if not TYPE_CHECKING:  # else any name could be imported from here
+if not TYPE_CHECKING:  # otherwise, type checkers would accept any name
 
     def __getattr__(name: str) -> tuple[Check, ...]:
-        """Make CHECKS when it is asked for: neither a prolog, which would need a tenth more time, nor ``logs`` does."""
+        """Make CHECKS on first use, because a prolog (a tenth slower with it) and ``logs`` do not need it."""
         if name == "CHECKS":
             return _all_checks(has_model=is_loadable("model"))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def checks_of(command: Command, *, has_model: bool = True) -> tuple[Check, ...]:
-    """The checks that have something to judge in a recording of this command.
+    """Return the checks that have something to evaluate in a recording of this command.
 
-    Without a model of the user's, those that need it are only listed.
+    Without a user's model, the checks that need one are only listed.
     """
     if (feature := recorded_by(command)) is None:
         return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks(has_model=has_model)
@@ -125,7 +124,7 @@ def every_check(recording: Recording | None = None) -> tuple[Check, ...]:
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
-    """The readings of a topology that was pasted."""
+    """Return the readings of a pasted topology."""
     from ddp_doctor.checks.node.topology import pasted
 
     return pasted.read_pasted(text)

@@ -1,1 +1,1 @@
-"""Whether training with DDP is right and fast."""
+"""Checks of the correctness and speed of training with DDP."""

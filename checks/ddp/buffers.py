@@ -1,19 +1,19 @@
-"""buffers: does DistributedDataParallel give every rank rank 0's parameters and buffers?
+"""buffers: whether DistributedDataParallel gives every rank the parameters and buffers of rank 0.
 
-What the probe reads on each rank is the state of a small model that every rank filled with its own stamp
-(rank 0 with 1, rank 1 with 2, …)::
+Raw input: on each rank, the state of a small model that every rank filled with its own stamp (rank 0 with 1, rank 1
+with 2, …)::
 
-                                     before wrapping   after wrapping   stamped anew   after a forward
-    weight, rank 1                   2. 2. 2. …        1. 1. 1. …       -              -
-    float_stamp, rank 1              2. 2. 2. …        1. 1. 1. …       2. 2. 2. …     1. 1. 1. …
-    norm.running_mean, rank 1        0. 0. 0.          0. 0. 0.         -              1. 2. 3.
+                                     before wrapping   after wrapping   stamped again   after a forward
+    weight, rank 1                   2. 2. 2. …        1. 1. 1. …       -               -
+    float_stamp, rank 1              2. 2. 2. …        1. 1. 1. …       2. 2. 2. …      1. 1. 1. …
+    norm.running_mean, rank 1        0. 0. 0.          0. 0. 0.         -               1. 2. 3.
 
-The batches are known too: after one forward the running mean of BatchNorm must be half of the rank's own
-(momentum 0.5), the next starts from rank 0's, and SyncBatchNorm's is that of all ranks. From level standard on
-it also wraps with broadcasting off, and gives a buffer a new tensor after wrapping.
+The batches are also known: after one forward, the running mean of BatchNorm must be half of the rank's batch mean
+(momentum 0.5). The next forward starts from rank 0's, and SyncBatchNorm's mean is that of all ranks' batches. At level
+standard or higher, the probe also wraps the model with broadcasting off, and replaces a buffer's tensor after wrapping.
 
-Why it matters: ranks that start from different weights train different models. When running statistics drift
-apart, the saved model (rank 0's) evaluates worse than its training losses suggest.
+Why it matters: ranks that start from different weights train different models. If running statistics drift apart, the
+saved model (rank 0's) evaluates worse than its training losses suggest.
 """
 
 import inspect
@@ -35,16 +35,17 @@ from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 #: State that comes from rank 0 or, with broadcasting off, could only come from rank 0.
 _BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
 _FROM_RANK_0 = "rank {source}'s, broadcast by DDP"
-_RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
+_RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, wrong tensors
 
 
 def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
-    """One draft for each way in which the state in ``field`` is off: own, another rank's, nobody's."""
+    """Yield one draft for each kind of wrong values in ``field``: the rank's own, another rank's, no rank's."""
     states: list[_RankState] = [
         (rank.rank or 0, rank.fact, getattr(rank.fact, field) or ()) for rank in recording.facts(Buffers)
     ]
     wrong = [state for state in states if state[2]]
-    # An off rank is to blame where another got it right. The source of a broadcast receives nothing: it shows nothing.
+    # A rank with wrong values is to blame if another rank is right. The source of a broadcast receives nothing, so its
+    # values are no evidence.
     sources = {fact.source_rank for _, fact, _ in wrong if field in _BROADCAST}
     receivers = {rank for rank, _, _ in wrong} - sources
     for holds, group in grouped((_holds(state), state) for state in wrong).items():
@@ -93,7 +94,7 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(
         recording, "buffers_off", "After a forward, buffers on {ranks} differ from rank {source}'s", _FROM_RANK_0
     )
-    if not any(rank.fact.buffers_off for rank in recording.facts(Buffers)):  # without any broadcast it is missing, too
+    if not any(rank.fact.buffers_off for rank in recording.facts(Buffers)):  # otherwise, the first finding explains it
         what = "Replaced buffers on {ranks} differ from rank {source}'s"
         yield from _drafts(recording, "reassigned_off", what, _FROM_RANK_0)
     what = "Without buffer broadcast, buffers on {ranks} are overwritten"
@@ -140,14 +141,14 @@ def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
 CHANNELS = 3
 #: Deviations of a batch from its mean: sum 0, sum of squares 10, so variance 2 (biased) or 2.5.
 _DEVIATIONS = (-2, -1, 0, 1, 2)
-#: Relative error allowed in statistics. float32 rounds by 6e-8 an operation, and SyncBatchNorm's kernels
-#: carry the variance as 1/sqrt; a rank's share in the statistics of n ranks is about 1/n.
+#: Relative error allowed in statistics. float32 rounds by 6e-8 per operation, and SyncBatchNorm's kernels store the
+#: variance as 1/sqrt. A rank's share in the statistics of n ranks is about 1/n.
 _TOLERANCE = 1e-4
 _STAMPS = ("float_stamp", "int_stamp")
 
 
 def batch(*places: int) -> Any:
-    """The batches of these group ranks, of 5 rows each: mean (rank+1)(channel+1), variance 2(rank+1)²."""
+    """Return the batches of these group ranks, 5 rows each: mean (rank+1)(channel+1), variance 2(rank+1)²."""
     import torch
 
     rows = [[channel + 1 + deviation for channel in range(CHANNELS)] for deviation in _DEVIATIONS]
@@ -155,7 +156,7 @@ def batch(*places: int) -> Any:
 
 
 def running(*batches: Any) -> dict[str, Any]:
-    """Running statistics after these batches, one after the other; a new BatchNorm has mean 0 and variance 1."""
+    """Return the running statistics after these batches in order; a new BatchNorm has mean 0 and variance 1."""
     mean, variance = 0.0, 1.0
     for latest in batches:
         mean, variance = (mean + latest.mean(0)) / 2, (variance + latest.var(0)) / 2
@@ -163,11 +164,11 @@ def running(*batches: Any) -> dict[str, Any]:
 
 
 def stamped_model(ctx: RankContext) -> Any:
-    """A torch module whose parameters and buffers hold this rank's stamp, with a BatchNorm."""
+    """Return a torch module whose parameters and buffers hold this rank's stamp, with a BatchNorm."""
     import torch
 
     class Stamped(torch.nn.Module):
-        """Parameters weight and bias, buffers float_stamp and int_stamp, a BatchNorm."""
+        """A model with parameters weight and bias, buffers float_stamp and int_stamp, and a BatchNorm."""
 
         norm: torch.nn.Module
         weight: torch.nn.Parameter
@@ -188,10 +189,10 @@ def stamped_model(ctx: RankContext) -> Any:
 
 
 def wrap(ctx: RankContext, module: Any, *, broadcast: bool = True) -> Any:
-    """The module in DistributedDataParallel, which broadcasts rank 0's state, with or without that before forwards."""
+    """Wrap the module in DistributedDataParallel; ``broadcast``: also broadcast rank 0's buffers before forwards."""
     from torch.nn.parallel import DistributedDataParallel
 
-    # torch 2.13 has renamed the option, and warns of the old name.
+    # torch 2.13 renamed the option, and warns about the old name.
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {} if broadcast else {name: False}
@@ -200,14 +201,14 @@ def wrap(ctx: RankContext, module: Any, *, broadcast: bool = True) -> Any:
 
 
 def measure(ctx: RankContext, model: Any) -> Buffers:
-    """The state of a DDP-wrapped ``stamped_model`` after each step, in training mode."""
+    """Return the state of a DDP-wrapped ``stamped_model`` after each step, in training mode."""
     module, own = model.module, batch(ctx.group_rank)
     parameters_off = _stamps_off(ctx, module, ("weight", "bias"))
     _stamp(ctx, module)
     _forward(ctx, model, "first")
     batch_norm_off, normalised_off = _norm_off(module, running(own)), _normalised_off(module, own, own)
     _forward(ctx, model, "second")
-    # A norm that was wrong before shows nothing about the broadcast.
+    # A norm that was already wrong shows nothing about the broadcast.
     statistics_off = () if batch_norm_off else _norm_off(module, running(batch(0), own))
     return Buffers(
         world_size=ctx.world_size,
@@ -220,7 +221,7 @@ def measure(ctx: RankContext, model: Any) -> Buffers:
 
 
 def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[OffState, ...]]:
-    """What is off in a DDP-wrapped model whose ``norm`` synchronizes: fields of its fact."""
+    """Return the wrong state of a DDP-wrapped model whose ``norm`` synchronizes, as fields of the fact."""
     _forward(ctx, model, "SyncBatchNorm")
     module, own, every = model.module, batch(ctx.group_rank), batch(*range(ctx.world_size))
     alone = not _norm_off(module, running(own)), not _normalised_off(module, own, own)
@@ -233,7 +234,7 @@ def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[Off
 
 
 def measure_options(ctx: RankContext) -> dict[str, tuple[OffState, ...]]:
-    """What DDP makes of buffers with broadcasting off, and of one with a new tensor: fields of its fact."""
+    """Return the wrong buffers with broadcasting off, and after a buffer got a new tensor, as fields of the fact."""
     import torch
 
     silent = wrap(ctx, stamped_model(ctx), broadcast=False)
@@ -267,8 +268,9 @@ def _norm_off(module: Any, expected: dict[str, Any]) -> tuple[OffState, ...]:
 
 
 def _normalised_off(module: Any, own: Any, of: Any) -> tuple[OffState, ...]:
-    """What the norm gave for this rank's batch in the last forward, where it normalizes with the mean and deviation of
-    ``of`` (torch's epsilon: 1e-5); its values are about 1.
+    """Return the wrong output of the norm for this rank's batch, if it should normalize with the statistics of ``of``.
+
+    torch's epsilon is 1e-5, and the output values are about 1.
     """
     expected = (own - of.mean(0)) / (of.var(0, unbiased=False) + 1e-5).sqrt()
     off = _off("norm's output", module.normalized, expected, _TOLERANCE, _TOLERANCE)
@@ -276,7 +278,7 @@ def _normalised_off(module: Any, own: Any, of: Any) -> tuple[OffState, ...]:
 
 
 def _stamps_off(ctx: RankContext, module: Any, names: Sequence[str] = _STAMPS, place: int = 0) -> tuple[OffState, ...]:
-    """These tensors against the stamp of the group rank ``place``."""
+    """Compare these tensors with the stamp of the group rank ``place``."""
     import torch
 
     found = []
@@ -290,7 +292,7 @@ def _stamps_off(ctx: RankContext, module: Any, names: Sequence[str] = _STAMPS, p
 
 
 def _off(name: str, tensor: Any, expected: Any, relative: float, absolute: float = 0.0) -> OffState | None:
-    """The worst element beyond the tolerance, None where all are right."""
+    """Return the worst element beyond the tolerance, or None if all are right."""
     import torch
 
     values, wanted = tensor.detach().double().cpu().reshape(-1), expected.reshape(-1)

@@ -1,16 +1,16 @@
-"""gradient_sync: does DistributedDataParallel give every rank the mean of all ranks' gradients?
+"""gradient_sync: whether DistributedDataParallel gives every rank the mean of all ranks' gradients.
 
-What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model after ``backward()``::
+Raw input: on each rank, the ``.grad`` of a small DDP-wrapped model after ``backward()``::
 
     parameter weight3, 8195 elements, bucket cap 32 KiB, 2 ranks
       local gradient, rank 0    12. 4. 12. 4. …    (known in closed form: knowledge/ddp/gradient_code.py)
       local gradient, rank 1    4. 12. 4. 12. …
       .grad after backward()     8. 8. 8. 8. …      = the mean, on both ranks, bit for bit
 
-The probe reads gradients after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the
-gradient must stay the rank's own) and after the next step (several buckets; the mean of both steps' gradients).
+The probe reads gradients after the first step (one large bucket), after a step inside ``no_sync()`` (each gradient must
+be the rank's own), and after the next step (several buckets; the mean of both steps' gradients).
 
-Why it matters: no training job notices a wrong mean, and the loss still falls.
+Why it matters: a wrong mean raises no error in training, and the loss still falls.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,27 +33,27 @@ from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
 
 #: Small enough that the model's parameters fill several buckets.
 BUCKET_CAP_BYTES = 32 * 1024
-_ONCE, _TWICE = 1, 2  # gradients after no_sync() are doubled, so that a lost step shows in the sum
+_ONCE, _TWICE = 1, 2  # gradients after no_sync() are doubled, so a lost step changes the sum
 
 
-#: A rank and a gradient that is off on it.
+#: A rank and a wrong gradient on it.
 Off = tuple[int, gradient_code.OffGradient]
 
 
 def off_in(recording: Recording, *phases: str) -> list[Off]:
-    """What is off in these phases of all ranks."""
+    """Return the wrong gradients of all ranks in these phases."""
     ranks = recording.facts(GradientSync)
     return [(rank_of(rank), off) for rank in ranks for phase in phases for off in getattr(rank.fact, phase).off]
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:
-    """Whether the accumulated gradient looks as if one of the two steps was not synchronized."""
-    parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the steps' gradients are once and twice the code
+    """Return True if the accumulated gradient looks as if one of the two steps was not synchronized."""
+    parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the two steps' gradients are one and two times the code
     return held.holds == "own" or bool(parts & {held.scale, *held.shares.values()})
 
 
 def by_cause(off: Iterable[Off]) -> list[list[Off]]:
-    """Group by what the gradients hold: one cause, one finding."""
+    """Group wrong gradients by their contents, so that each cause gives one finding."""
     return list(grouped((gradient.held.model_dump_json(), (rank, gradient)) for rank, gradient in off).values())
 
 
@@ -62,7 +62,7 @@ def _ranks(off: Iterable[Off]) -> list[int]:
 
 
 def drafts(recording: Recording, what: str, wrong: Sequence[Off]) -> Iterator[Draft]:
-    """A finding for each cause. Its ranks are to blame unless no rank is right: then no single rank is at fault."""
+    """Yield a finding per cause. Its ranks are to blame, unless all ranks are wrong."""
     is_on_all = len(_ranks(wrong)) == recording.facts(GradientSync)[0].fact.world_size
     for off in by_cause(wrong):
         ranks = _ranks(off)
@@ -70,7 +70,7 @@ def drafts(recording: Recording, what: str, wrong: Sequence[Off]) -> Iterator[Dr
 
 
 def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[int]) -> Draft:
-    """A finding about gradients with one cause; ``what`` begins the title."""
+    """Return a finding about gradients with one cause; ``what`` starts the title."""
     names = sorted({gradient.parameter for _, gradient in off})
     rank, worst = max(off, key=lambda found: found[1].max_abs_error or 0.0)
     world_size = recording.facts(GradientSync)[0].fact.world_size
@@ -97,7 +97,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
     agreed = [(rank, gradient) for rank, gradient in _ordinary(recording) if gradient.identical]
-    # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
+    # If all ranks hold rank 2's gradient, only rank 2 reads "own", but the cause is the same.
     for off in by_cause((rank, gradient) for rank, gradient in agreed if gradient.held.holds != "own"):
         held = off[0][1].held
         unsure = " (the faulty rank is unknown)" if held.holds == "other" else ""
@@ -124,7 +124,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _ordinary(recording: Recording) -> list[Off]:
-    """What is off after the first step, and what is off after the last step that ``no_sync()`` does not explain."""
+    """Return the wrong gradients of the first step, and those of the last step that ``no_sync()`` does not explain."""
     first = off_in(recording, "step")
     known = {gradient.parameter for _, gradient in first}
     last = ((rank, gradient) for rank, gradient in off_in(recording, "resync") if gradient.parameter not in known)
@@ -139,7 +139,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     Remedy: This check does not run your code: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
+    # DD701 reports a gradient that is already missing in ordinary steps.
     before = {(gradient.parameter, gradient.held.holds) for _, gradient in off_in(recording, "step")}
     inside = off_in(recording, "no_sync")
     wrong = [(rank, gradient) for rank, gradient in inside if (gradient.parameter, gradient.held.holds) not in before]
@@ -161,18 +161,18 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
 
 
 def coded_model(ctx: RankContext) -> Any:
-    """A torch module of five flat parameters, whose loss is linear in each of them."""
+    """Return a torch module with five flat parameters, whose loss is linear in each of them."""
     import torch
 
     class Linear(torch.nn.Module):
-        """loss = sum of parameter x input: the gradient of a parameter is its input, exactly."""
+        """A model whose loss is the sum of parameter x input, so a parameter's gradient is exactly its input."""
 
         def forward(self, *inputs: Any) -> Any:
             pairs = zip(self.parameters(), inputs, strict=True)
             return torch.stack([(parameter * given).sum() for parameter, given in pairs]).sum()
 
     model = Linear()
-    least = max(256, ctx.world_size)  # each rank needs an element of its own
+    least = max(256, ctx.world_size)  # at least one element per rank
     for number, elements in enumerate((least, 3 * least + 1, 16 * least + 7, 32 * least + 3, least + 5)):
         zeros = torch.zeros(elements, dtype=torch.float32, device=ctx.device)
         model.register_parameter(f"weight{number}", torch.nn.Parameter(zeros))
@@ -180,7 +180,7 @@ def coded_model(ctx: RankContext) -> Any:
 
 
 def wrap(ctx: RankContext, module: Any) -> Any:
-    """The module in DistributedDataParallel, with buckets of BUCKET_CAP_BYTES."""
+    """Wrap the module in DistributedDataParallel with buckets of BUCKET_CAP_BYTES."""
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct", f"{len(list(module.parameters()))} parameters"):
@@ -188,7 +188,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
-    """The gradients of a DDP-wrapped ``coded_model`` after three steps."""
+    """Return the gradients of a DDP-wrapped ``coded_model`` after three steps."""
     _one_step(ctx, model, _ONCE, sync=True)
     step = _grads(model)
     model.zero_grad()
@@ -216,7 +216,7 @@ def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> Gradi
 
 
 def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[float, float]:
-    """Forward and backward with this rank's inputs; seconds of each."""
+    """Run forward and backward with this rank's inputs; return the seconds of each."""
     import torch
 
     inputs = []
@@ -241,7 +241,7 @@ def _grads(model: Any) -> list[Any]:
 
 
 def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
-    """For each gradient, whether all ranks hold the same bits (by a 64-bit checksum)."""
+    """Return, for each gradient, whether all ranks hold the same bits (by a 64-bit checksum)."""
     import torch
     import torch.distributed as dist
 
@@ -255,7 +255,7 @@ def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
 
 
 def _phase(ctx: RankContext, model: Any, grads: Sequence[Any], scale: int, identical: Iterator[bool] | None) -> Phase:
-    """Compare all gradients; without ``identical`` each must be the rank's own, else the mean."""
+    """Compare all gradients with the mean, or without ``identical`` with the rank's own."""
     off, worst = [], 0.0
     for number, (name, parameter) in enumerate(model.module.named_parameters()):
         same = None if identical is None else next(identical)
@@ -275,7 +275,7 @@ def probe(ctx: RankContext) -> GradientSync:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Seconds of the slowest rank for wrapping, forward and backward."""
+    """Yield the slowest rank's seconds for wrapping, forward and backward."""
     facts = [rank.fact for rank in recording.facts(GradientSync)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for name in ("ddp_construct", "forward", "backward") if facts else ():

@@ -1,18 +1,18 @@
-"""initial_state: do all ranks have the same model, and does wrapping give them rank 0's values?
+"""initial_state: whether all ranks have the same model, and wrapping gives them rank 0's values.
 
-What the probe reads on each rank is a small model whose values come from the rank's own seed::
+Raw input: on each rank, a small model whose values come from the rank's own seed::
 
                                       before wrapping     after wrapping
     weight      float32, rank 1       5d41402abc4b2a76    7d793037a0760186   = rank 0's before
     low         bfloat16, rank 1      b7a875fc1ea228b9    9f14025af0065b30   = rank 0's before
     step        int64, no dimension   e4da3b7fbbce2345    c4ca4238a0b92382   = rank 0's before
 
-and, before that, the list of its parameters and buffers (knowledge/ddp/manifests.py), which the ranks compare
-over the control store: DDP hangs on some differences, aborts on others and ignores the rest.
+Before that, the probe reads the list of its parameters and buffers (knowledge/ddp/manifests.py), which the ranks
+compare over the control store: with some differences, DDP hangs, with others it aborts, and the rest it ignores.
 
-Why it matters: the ranks train one model only if they start with the same one. DDP broadcasts rank 0's values
-when it wraps, so seeds may differ; without DDP they must be equal. A second model, made from one seed on all
-ranks, shows whether a seed would be enough.
+Why it matters: the ranks train one model only if they start with the same one. DDP broadcasts rank 0's values when it
+wraps, so seeds may differ; without DDP they must be equal. A second model, made from one seed on all ranks, shows
+whether equal seeds would be enough.
 """
 
 import hashlib
@@ -37,8 +37,9 @@ from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
-#: What follows from each difference, with torch 2.13 over gloo, seen on three ranks of which rank 1 was the odd one:
-#: see docs/explanation/ddp-semantics.md. First, of a difference that DDP does not see: it pairs the lists by place.
+#: The consequence of each difference, seen with torch 2.13 over gloo on three ranks of which rank 1 differed: see
+#: docs/explanation/ddp-semantics.md. The first applies to differences that DDP does not detect, because it matches the
+#: lists by position.
 _MIXED = "DDP uses the position in the list and raises no error, so it averages unrelated parameters."
 _REFUSED = "DDP rejects such a model, but its message only counts parameters and names none."
 _UNSEEN = "DDP does not compare it. Bytes arrive in the wrong place or form, a rank aborts, or all ranks hang."
@@ -56,7 +57,7 @@ _CONSEQUENCES: dict[Kind, str] = {
     ),
     "persistent": "Only the state_dict of some ranks has it.",
 }
-#: What DDP does not see of parameters.
+#: Differences of parameters that DDP does not detect.
 _SILENT = ("order", "name")
 
 
@@ -101,7 +102,7 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> Iterator[Draft]:
     models = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
     found = [difference for difference in compare(restored(models)) if difference.what == what]
-    offered = of_stock_ddp(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
+    offered = of_stock_ddp(recording, "initial_state")[-1:]  # without NCCL: no data has been sent yet
     for difference in found:
         if silent is not None and silent is not (difference.kind in _SILENT):
             continue
@@ -137,7 +138,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     facts = {rank.rank or 0: rank.fact for rank in recording.facts(InitialState)}
-    # DD712 reports these already, with parameters of their own: one fault, one finding.
+    # DD712 already reports these ranks, with other parameters: one fault, one finding.
     reported = {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
     off = [
         (rank, name)
@@ -146,7 +147,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         for name, got in fact.after.items()
         if got != facts[fact.source_rank].before.get(name)
     ]
-    # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
+    # Rank 0 receives nothing, so only another rank with right values shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
     blameless = receivers <= {rank for rank, _ in off} | reported
     for holds, group in grouped((_holds(rank, name, facts), (rank, name)) for rank, name in off).items():
@@ -187,7 +188,7 @@ def probe(ctx: RankContext) -> InitialState:
 
 
 def wrap_and_compare(ctx: RankContext, module: Any) -> InitialState:
-    """A model before and after wrapping; it is wrapped only where all ranks have the same."""
+    """Return a model's state before and after wrapping; it is wrapped only if all ranks have the same model."""
     own = module_manifest.read(module)
     by_rank = module_manifest.of_all_ranks(ctx, own)
     fact = InitialState(world_size=ctx.world_size, source_rank=ctx.ranks[0], model=kept(ctx.rank, by_rank))
@@ -196,7 +197,7 @@ def wrap_and_compare(ctx: RankContext, module: Any) -> InitialState:
     before = fingerprints(module)
     wrapped(ctx, module, sync=True)
     after = fingerprints(module)
-    # Time it after a first wrapping, which is slower: NCCL connects for its first broadcast.
+    # Measured after the first wrapping, which is slower because NCCL connects for its first broadcast.
     bare_s, wrap_s = (wrapped(ctx, module, sync=sync) for sync in (False, True))
     tensors = (*module.parameters(), *module.buffers())
     return fact.model_copy(
@@ -211,7 +212,7 @@ def wrap_and_compare(ctx: RankContext, module: Any) -> InitialState:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Seconds that the slowest rank needs for the broadcast, and on how many ranks a seed is enough."""
+    """Yield the slowest rank's seconds for the broadcast, and the number of ranks that an equal seed makes equal."""
     facts = [rank.fact for rank in recording.facts(InitialState)]
     synced = [fact for fact in facts if fact.wrap_s is not None]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
@@ -224,12 +225,12 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(name="initial_state_equal_by_seed", value=equal, unit="ranks", labels=labels)
 
 
-#: 64 random bits: two ranks never start with the same ones by chance.
+#: 62 random bits per integer, so two ranks never start with equal ones by chance.
 _MOST = 2**62
 
 
 def seeded_model(ctx: RankContext, seed: int) -> Any:
-    """A torch module on the rank's device; torch's own random numbers are left as they are."""
+    """Return a torch module on the rank's device, without changing torch's default generator."""
     import torch
 
     made = torch.Generator().manual_seed(seed)
@@ -237,7 +238,7 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
     model.weight = torch.nn.Parameter(torch.randn(48, 32, generator=made))
     model.low = torch.nn.Parameter(torch.randn(256, generator=made).bfloat16())
     model.frozen = torch.nn.Parameter(torch.randn(64, generator=made), requires_grad=False)
-    # As of a convolution in channels_last: not contiguous.
+    # Not contiguous, like a convolution in channels_last.
     model.strided = torch.nn.Parameter(torch.randn(16, 8, generator=made).t())
     model.head = torch.nn.Linear(32, 48, bias=False)
     model.head.weight = model.weight
@@ -250,7 +251,7 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
 
 
 def fingerprints(module: Any) -> dict[str, str]:
-    """Name -> a fingerprint of the parameter's or buffer's bits; a tied name has its own entry."""
+    """Return a fingerprint of the bits of each parameter and buffer, by name; tied names have their own entries."""
     import torch
 
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -259,7 +260,7 @@ def fingerprints(module: Any) -> dict[str, str]:
 
 
 def whole(prints: Mapping[str, str]) -> str:
-    """One fingerprint of a whole model."""
+    """Return one fingerprint of the entire model."""
     return _shortened(repr(sorted(prints.items())).encode())
 
 
@@ -268,7 +269,7 @@ def _shortened(data: bytes) -> str:
 
 
 def wrapped(ctx: RankContext, module: Any, *, sync: bool) -> float | None:
-    """Seconds to wrap the module in DDP; None where this torch cannot leave the broadcast out."""
+    """Return the seconds to wrap the module in DDP, or None if this torch cannot skip the broadcast."""
     from torch.nn.parallel import DistributedDataParallel
 
     options: dict[str, Any] = {} if sync else {"init_sync": False}

@@ -1,4 +1,4 @@
-"""checkpoint: does every rank load what the first one saved?
+"""checkpoint: whether every rank loads what the first rank saved.
 
 The probe works in a new directory below the working directory and removes it at the end::
 
@@ -8,8 +8,9 @@ The probe works in a new directory below the working directory and removes it at
 
 The stamp shows the version of the state. The probe loads only its own files, with ``weights_only``.
 
-Why it matters: a job that saves on rank 0 and resumes on all relies on every node seeing the same file, whole and
-new. A file that a node does not see ends the job when it resumes; an old one lets its ranks train on other weights.
+Why it matters: a job that saves on rank 0 and resumes on all ranks relies on every node reading the same file, complete
+and current. If a node does not see the file, the job fails when it resumes. If it reads an old file, its ranks train
+with different weights.
 """
 
 import hashlib
@@ -29,16 +30,16 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.checkpoints import folder_of_all
 
-#: A job writes the same name again and again.
+#: Like a job, the test saves several times under the same name.
 _VERSIONS = (1, 2)
 _ELEMENTS = 1000
-#: A network file system may show a new file a moment later; by default NFS believes itself for 3 s and more, but
-#: asks its server for a name that it never looked up (nfs(5), acregmin and lookupcache).
+#: A network file system may show a new file with a delay. By default, NFS trusts its cache for 3 s or more, but asks
+#: its server for a name that it never looked up (nfs(5), acregmin and lookupcache).
 _PATIENCE_S = 1.0
 
 
 def probe(ctx: RankContext) -> Checkpoint:
-    """Save, wait, load; twice under one name."""
+    """Save, wait and load, twice under one name."""
     folder = folder_of_all(ctx)
     try:
         loads = tuple(_save_and_load(ctx, folder, version) for version in _VERSIONS)
@@ -57,9 +58,9 @@ def probe(ctx: RankContext) -> Checkpoint:
 
 
 def _save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
-    """The first rank saves; all wait for it and load; then all wait until every rank has finished reading."""
+    """Save on the first rank, load on all ranks, and wait until every rank has finished reading."""
     saved = ""
-    with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
+    with ctx.step("save", f"version {version}"):  # on all ranks, because steps with equal numbers are compared
         if ctx.group_rank == 0:
             saved = _save(folder / rules.FILE, version)
     with ctx.step("exchange", f"saved {version}"):
@@ -86,13 +87,13 @@ def _save(file: Path, version: int) -> str:
     try:
         torch.save(_state(version), file)
         data = file.read_bytes()
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:200]})
     return json.dumps({"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
 
 
 def load(ctx: RankContext, file: Path, version: int, size: int, sha256: str) -> Loaded:
-    """What this rank finds in the file."""
+    """Return what this rank reads from the file."""
     loaded, started = Loaded(version=version, told_bytes=size, told=sha256), ctx.clock()
     data = None
     while data is None:
@@ -119,7 +120,7 @@ def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:
         (version,) = held["stamp"].tolist()
         if not torch.equal(held["weight"].cpu(), _state(version)["weight"]):
             return {"error": "its weights do not match its stamp"}
-    except Exception as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
+    except Exception as error:  # noqa: BLE001 - incomplete bytes may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:200]}
     return {"holds_version": version}
 

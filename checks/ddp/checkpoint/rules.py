@@ -1,4 +1,4 @@
-"""DD761, DD762, DD764: a rank reads a checkpoint that is incomplete, changed or old, or none."""
+"""DD761, DD762, DD764: a rank reads a checkpoint that is incomplete, changed or old, or does not see it."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
 
-#: What the first rank saves, twice under this name.
+#: The name under which the first rank saves twice.
 FILE = "checkpoint.pt"
 
 ONE_WRITER = in_code(
@@ -122,7 +122,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
 
 
 def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> list[tuple[FactAt[Checkpoint], Loaded]]:
-    """The first bad load of each rank, by rank."""
+    """Return the first bad load of each rank, by rank."""
     ranks = sorted(recording.facts(Checkpoint), key=lambda rank: rank.rank or 0)
     firsts = ((rank, next((load for load in rank.fact.loads if is_bad(load)), None)) for rank in ranks)
     return [(rank, load) for rank, load in firsts if load is not None]
@@ -139,6 +139,6 @@ def _is_torn(load: Loaded) -> bool:
 
 
 def _saver(recording: Recording) -> int:
-    """The original rank of the group's first rank, which saves."""
+    """Return the original rank of the group's first rank, which saves."""
     first = min(recording.facts(Checkpoint), key=lambda rank: rank.fact.group_rank)
     return first.rank or 0

@@ -1,14 +1,14 @@
-"""step_time: how much of a training step is communication, and how much of that hides behind computing?
+"""step_time: how much of a training step is communication, and how much of it overlaps with computation.
 
-Raw input: none; measured on every rank, with a small model or that of --model, all ranks beginning together::
+Raw input: none; it is measured on every rank with a small model or that of --model, and all ranks start together::
 
     forward and backward alone      10.1 ms  (9.9 to 10.4)
     the same in DDP                 14.3 ms  (14.0 to 15.1)    exposed communication 4.2 ms
     its all-reduces alone            7.9 ms  (7.6 to 8.4)      overlap 47 %
     on the first rank alone          9.8 ms                    weak scaling 69 %
 
-DDP averages gradients while backward still runs. Every rank pays in every step for the communication that is not
-hidden, and every rank waits for the slowest one. Both look the same from outside: a slow step.
+Why it matters: DDP averages gradients while backward still runs. In every step, each rank pays for the communication
+that does not overlap, and waits for the slowest rank. Both look the same from outside: a slow step.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(ctx: RankContext) -> StepTimeFact:
-    """Measure the steps of the user's model or of a small one. Raises Skip where they would take too long."""
+    """Measure the steps of the user's model or of a small one. Raises Skip if they would take too long."""
     with ctx.step("compare_names"):
         models = set(ctx.exchange("whose model", ctx.model))
     if len(models) > 1:
@@ -40,7 +40,7 @@ def probe(ctx: RankContext) -> StepTimeFact:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Medians over the rounds, of the slowest rank in each; each rank's own computing; bucket sizes."""
+    """Yield medians over the rounds of the slowest rank in each, the compute time of each rank, and bucket sizes."""
     totals = summary(recording)
     if totals is None:
         return

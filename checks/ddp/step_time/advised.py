@@ -1,4 +1,4 @@
-"""DD821: what a trace advised, tried with the user's model."""
+"""DD821: changes that a trace advised, tested with the user's model."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -14,20 +14,20 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording import proofs
 from ddp_doctor.wording.findings import NOBODY, finding
 
-#: A change that brings less is no gain, even where every round is won (judgment).
+#: A change that gains less does not count, even if every round is faster (judgment).
 LEAST_GAIN = 0.02
-#: All rounds are won but one in so many: by chance eight of nine are in 1 of 50, and five of five in 1 of 32.
+#: One round in this many may be lost: by chance, eight of nine are won in 1 of 50 cases, and five of five in 1 of 32.
 _ONE_LOST_IN = 9
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
 def _gain(tried: ArgumentTrial) -> float:
-    """The part of a step that a change saves; below zero it costs."""
+    """Return the share of a step that a change saves; negative if it costs time."""
     return 1 - median(tried.with_s) / median(tried.without_s)
 
 
 def _proof(tried: ArgumentTrial) -> Proof:
-    """Proved: faster in nearly every round. Disproved: no faster, or slower. Else the rounds do not tell."""
+    """Return the proof: proved if faster in nearly every round, disproved if not faster, otherwise inconclusive."""
     before, after = rounds.spread(tried.without_s), rounds.spread(tried.with_s)
     pairs = list(zip(tried.without_s, tried.with_s, strict=True))
     gain, most_lost = _gain(tried), len(pairs) // _ONE_LOST_IN
@@ -41,7 +41,7 @@ def _proof(tried: ArgumentTrial) -> Proof:
 
 
 def all_tried(recording: Recording) -> list[ArgumentTrial]:
-    """The changes that were tried on all ranks, with the slowest rank's step in each round."""
+    """Return the changes that were tested on all ranks, with the slowest rank's step in each round."""
     ranks = [rank.fact for rank in recording.facts(StepTimeFact)]
     if not ranks or len(ranks) != ranks[0].ranks:
         return []
@@ -57,7 +57,7 @@ def all_tried(recording: Recording) -> list[ArgumentTrial]:
 
 
 def words(advice: TraceAdvice) -> str:
-    """``with bucket_cap_mb=12``, ``without bucket_cap_mb``."""
+    """Return ``with bucket_cap_mb=12``, ``without bucket_cap_mb``."""
     return f"without {advice.setting}" if advice.value is None else f"with {_argument(advice.setting, advice.value)}"
 
 

@@ -1,9 +1,9 @@
-"""The rounds of one rank, one step under torch.profiler, bucket sizes (the best one predicted, then measured) and what
-a trace advises, tried: steps with DDP's arguments as the job has them, and with one of them changed.
+"""The measurements of one rank: rounds, a step under torch.profiler, bucket sizes (predicted, then measured), and tests
+of a trace's advice: steps with the job's arguments of DDP, and with one of them changed.
 
-All ranks take the same steps, whatever one of them finds.
+All ranks take the same steps, regardless of their own results.
 
-An event of a gloo collective in the profile, in its own thread (microseconds)::
+A gloo collective in the profile, in a separate thread (microseconds)::
 
     gloo:all_reduce   start 1021   end 4310   thread 3
     aten::mm          start 1100   end 1420   thread 1
@@ -50,7 +50,7 @@ _WHAT = "torch.profiler"
 
 
 def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) -> Profile | None:
-    """A profile of one step of the model in DDP; None, with the reason in ``missing``, where there is none."""
+    """Return a profile of one step of the model in DDP, or None with the reason in ``missing``."""
     if ctx.level is not Level.THOROUGH:
         missing[_WHAT] = "it takes a second to load; see --level thorough"
         return None
@@ -58,7 +58,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
     meet(ctx)
     with ctx.step("step", "under torch.profiler"):
         started = ctx.clock()
-        one_pass(work, ddp)  # even without a profiler: the ranks step together
+        one_pass(work, ddp)  # even without a profiler, because all ranks step together
         finish(ctx.device)
         took = ctx.clock() - started
     if profiler is None:
@@ -68,7 +68,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         profiler.__exit__(None, None, None)
         events = profiler.events()
         trace = on_gpu(events) if ctx.device.startswith("cuda") else on_cpu(events)
-    except Exception as error:  # noqa: BLE001 - any error of another build of torch is the reason
+    except Exception as error:  # noqa: BLE001 - other builds of torch may raise anything
         missing[_WHAT] = _error_text(error)
         return None
     busy = Times.union(trace.collectives)
@@ -102,7 +102,7 @@ def _error_text(error: Exception) -> str:
 
 @dataclass
 class _Trace:
-    """When collectives ran, when the model did, and how long each of its operations took by itself."""
+    """The times of collectives and of the model's operations, and each operation's time without its children."""
 
     collectives: list[Interval] = field(default_factory=list)
     work: list[Interval] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Trace:
 
 
 def on_cpu(events: Iterable[Any]) -> _Trace:
-    """gloo's collectives run in threads of its own, beside the operations of torch."""
+    """Return the trace on a CPU, where gloo's collectives run in separate threads, parallel to torch's operations."""
     trace = _Trace()
     for event in events:
         name = str(event.name)
@@ -123,9 +123,9 @@ def on_cpu(events: Iterable[Any]) -> _Trace:
 
 
 def on_gpu(events: Iterable[Any]) -> _Trace:
-    """Kernels; NCCL's have names of their own. What the host only queues is left out.
+    """Return the trace on a GPU: NCCL's kernels, recognized by name, and other kernels, but no work of the host.
 
-    The spans of ``record_function``, which torch also shows in the GPU's time, are left out too (DDP's forward is one).
+    It skips the spans of ``record_function``, which torch also lists in GPU time; DDP's forward is one.
     """
     trace = _Trace()
     for event in events:
@@ -146,20 +146,20 @@ def _span(event: Any) -> Interval:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-#: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.
+#: Sizes of the all-reduces for the curve of latency and bandwidth, and the repetitions of each.
 _SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (buckets.MIB, 3))
-#: Larger sizes grow by factors of 4 up to all gradients at once, so that predictions stay on the curve. They stop
-#: where the next one would take longer than this.
+#: Larger sizes grow by factors of 4 up to all gradients at once, so predictions stay on the curve. They stop before a
+#: size that would take longer than this.
 _LARGEST_S = 2.0
 
 
 _USUAL = Plan()
-#: The user's batch is as large as it is.
+#: For the user's model, whose batch size is fixed.
 YOURS = Plan(budget_s=4.0, longest_s=15.0)
 
 
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
-    """Steps with and without synchronization, the all-reduces, and bucket sizes. Raises Skip."""
+    """Measure steps with and without synchronization, the all-reduces, and bucket sizes. Raises Skip."""
     import torch
 
     compute_s = agreed(ctx, quickest(ctx, work, 3))
@@ -198,9 +198,9 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
 
 
 def curve(ctx: RankContext, gradient_bytes: int) -> buckets.Curve:
-    """Times of all-reduces over sizes, the slowest rank's."""
+    """Return the times of all-reduces over sizes, on the slowest rank."""
     points, sizes = [_point(ctx, *_SIZES[0])], list(_SIZES[1:])
-    while 1.5 * sizes[-1][0] < gradient_bytes:  # up to that of all gradients, without a small last step
+    while 1.5 * sizes[-1][0] < gradient_bytes:  # up to the size of all gradients, without a small last step
         sizes.append((min(4 * sizes[-1][0], gradient_bytes), 3))
     for size, times in sizes:
         before, took = points[-1]
@@ -217,7 +217,7 @@ def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
 
 
 def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
-    """Rounds, and iterations in each, that fit the time. Raises Skip where the fewest do not."""
+    """Return the rounds, and the iterations in each, that fit in the time. Raises Skip if the minimum does not fit."""
     left = min(plan.longest_s, ctx.remaining() / 4)
     if agreed(ctx, plan.fewest * round_s - left) > 0:
         raise Skip(
@@ -231,7 +231,7 @@ def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
 def _rounds(
     ctx: RankContext, work: Work, larger: Work, ddp: Any, processor: ProcessorTime, rounds: int, iterations: int
 ) -> Iterator[Round]:
-    """Interleaved rounds: a disturbance of the machine then affects all kinds of work equally."""
+    """Yield interleaved rounds, so that a disturbance affects all kinds of work equally."""
     all_reduce = _communication(ctx, built(ddp) or (work.gradient_bytes(),))
 
     def compute() -> None:
@@ -240,7 +240,7 @@ def _rounds(
     def step() -> None:
         one_pass(work, ddp)
 
-    for _ in range(2):  # DDP builds its buckets anew after the first step
+    for _ in range(2):  # DDP rebuilds its buckets after the first step
         timed(ctx, "step", "warm-up", step, 1)
     for number in range(rounds):
         of = f"round {number + 1} of {rounds}"
@@ -255,14 +255,14 @@ def _rounds(
 
 
 def _alone(ctx: RankContext, work: Work, of: str, times: int) -> float | None:
-    """The first rank computes; the others wait at the next meeting."""
+    """Compute on the first rank; the other ranks wait in their next meeting."""
     first = ctx.group_rank == 0
     took = timed(ctx, "compute_alone", of, lambda: one_pass(work, work.module) if first else None, times)
     return took if first else None
 
 
 def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
-    """All buckets at once, as DDP hands them over."""
+    """Return a function that all-reduces all buckets at once, as DDP does."""
     import torch
     import torch.distributed as dist
 
@@ -273,18 +273,18 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
             work.wait()
 
     with ctx.step("all_reduce", f"{len(sizes)} buckets"):
-        once()  # the first one allocates
+        once()  # the first call allocates memory
     return once
 
 
-#: For a proof, see advised.py.
+#: The rounds of a proof (see advised.py).
 _FEWEST, _ROUNDS = 5, 9
-#: Short steps are timed several at a time, as a training makes them.
+#: Several short steps are timed together, as in a training loop.
 _AT_ONCE_S, _AT_ONCE = 0.05, 10
 
 
 def _tried(ctx: RankContext, work: Work, ddp: Any, plan: Plan, advice: TraceAdvice) -> ArgumentTrial:
-    """A change of ``--from-trace`` against ``ddp``, which has the job's arguments."""
+    """Compare a change of ``--from-trace`` with ``ddp``, which has the job's arguments."""
     options = changed(work.options, advice)
     step_s = agreed(ctx, timed(ctx, "step", "before a change", partial(one_pass, work, ddp), 1))
     longest_s = -agreed(ctx, -min(plan.longest_s, ctx.remaining() / 4))
@@ -306,22 +306,22 @@ def _tried(ctx: RankContext, work: Work, ddp: Any, plan: Plan, advice: TraceAdvi
     rounds = max(_FEWEST, min(_ROUNDS, int(plan.budget_s / (2 * times * step_s))))
     took = in_turns(ctx, work, models, rounds, times)
     del models
-    gc.collect()  # the next one needs its memory
+    gc.collect()  # the next test needs its memory
     return ArgumentTrial(advice=advice, without_s=took["as the job"], with_s=took["changed"])
 
 
 _PASSES = 3
-#: Forward and backward together take this many times as long as the communication that is to hide in backward.
+#: Forward and backward take this many times as long as the communication that backward should hide.
 _BALANCED = 1.5
 
 
 def bucket_sizes(
     ctx: RankContext, work: Work, ddp: Any, curve: buckets.Curve, plan: Plan, missing: dict[str, str]
 ) -> Buckets | None:
-    """Predict all sizes; measure the best one and the default where the predicted gain is large enough.
+    """Predict all sizes; measure the best one and the default if the predicted gain is large enough.
 
-    Where the batch can be chosen, computing takes ``_BALANCED`` times as long as communication, at most
-    ``plan.bucket_aim_s``: far from that, no bucket size matters.
+    If the batch can be chosen, computation takes ``_BALANCED`` times as long as communication, at most
+    ``plan.bucket_aim_s``. With a very different ratio, the bucket size does not matter.
     """
     if ctx.world_size == 1:
         missing["bucket sizes"] = "one rank has no peer to communicate with"
@@ -340,8 +340,8 @@ def bucket_sizes(
         work = work.sized(int(agreed(ctx, samples_for(work, quickest(ctx, work, 2), aim_s))))
     backward = _passes(ctx, work)
     predicted = buckets.predictions(backward, curve)
-    best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ a little
-    if best not in predicted:  # gradients that arrive in another order on that rank make other buckets
+    best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ slightly
+    if best not in predicted:  # another order of the gradients gives other buckets
         predicted[best] = buckets.step_seconds(backward, curve, best)
     gain = 1 - predicted[best] / predicted[buckets.DEFAULT_CAP_MIB]
     trials: tuple[BucketTrial, ...] = ()
@@ -363,7 +363,7 @@ def bucket_sizes(
 
 
 def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
-    """The median of a few passes: forward, backward, and when each gradient was ready."""
+    """Return the medians of a few passes: forward, backward, and the time when each gradient was ready."""
     passes = []
     for number in range(_PASSES + 1):
         meet(ctx)
@@ -371,7 +371,7 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
             passes.append(_one_pass(ctx, work))
     del passes[0]
     order = passes[0].gradients
-    # Layers may be left out at random.
+    # A model may skip layers at random.
     passes = [backward for backward in passes if len(backward.gradients) == len(order)]
     ready = [median(backward.gradients[place].ready_s for backward in passes) for place in range(len(order))]
     return buckets.Backward(
@@ -382,7 +382,7 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
 
 
 def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
-    marks: list[tuple[int, Any]] = []  # the bytes of each gradient, and the moment or the GPU's mark of it
+    marks: list[tuple[int, Any]] = []  # the bytes of each gradient, and its moment, which is an event on a GPU
 
     def mark(parameter: Any) -> None:
         marks.append((parameter.numel() * parameter.element_size(), moment(ctx)))

@@ -12,32 +12,32 @@ from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import in_code, remedy
 
-#: The largest batch measured on one rank, as a multiple of the usual batch; the time grows with it.
+#: Maximum batch on one rank, as a multiple of the usual batch, because the time grows with it.
 LARGEST_ALONE = 4
 
-#: Communication that takes longer than computing cannot hide behind it, even with perfect overlap.
+#: Communication that takes longer than computation cannot be hidden, even with perfect overlap.
 RATIO_BOUND = 1.0
-#: The same where other work disturbs the ranks: gloo's communication needs processors too. With two ranks on
-#: two busy processors, and no limit on their link, it took 1.5 times as long as computing
+#: The same bound if other work disturbs the ranks, because gloo's communication also needs processors. With two ranks
+#: on two busy processors and an unlimited link, communication took 1.5 times as long as computation
 #: (docs/explanation/step-time.md).
 RATIO_BOUND_DISTURBED = 5.0
-#: A step that spends a third of its time waiting would be half as fast again without it (judgment).
+#: A step that waits for a third of its time would be 1.5 times as fast without the wait (judgment).
 EXPOSED_SHARE = 0.33
-#: A model of the user's that computes for less than this in a step has the batch of a test, not of a job: waiting is
-#: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgment).
+#: A user's model that computes for less than this per step has a test batch, not a job's: waiting is then only info.
+#: Two gloo ranks on one machine need 0.3 ms for any average (judgment).
 SMALLEST_STEP_S = 0.001
-#: The share of a step that communication may take once gradients are accumulated.
+#: The share of a step that communication may take with gradient accumulation.
 AIM_SHARE = 0.20
 
-#: A rank is slow when its fastest timing is this many times its peers' slowest median. In 24 runs of
-#: 2 to 4 healthy ranks on two busy processors it was 0.96 times as long at the most (docs/explanation/step-time.md).
+#: A rank is slow if its fastest timing is this many times its peers' slowest median. In 24 runs of 2 to 4 healthy ranks
+#: on two busy processors, the ratio was at most 0.96 (docs/explanation/step-time.md).
 SLOW_RANK = 1.25
 #: A rank that had a processor for a smaller share of the time was delayed by another program.
 ON_CPU_SHARE = 0.9
 
 #: A smaller gain is not worth a setting, even without noise (judgment).
 BUCKET_GAIN = 0.05
-#: A prediction counts where it is within this factor of the measurement, for the default and for the advised size.
+#: A prediction counts if it is within this factor of the measurement, for the default and for the advised size.
 PREDICTED_WITHIN = 1.35
 
 
@@ -46,35 +46,35 @@ _DDP_NOTES = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.Distri
 
 
 def of(model: str) -> str:
-    """`` of train.models:make``, or nothing for the doctor's own model."""
+    """Return `` of train.models:make``, or "" for ddp-doctor's own model."""
     return f" of {model}" if model else ""
 
 
 def ms(seconds: float) -> str:
-    """``43 ms``, ``4.3 ms``, ``0.43 ms``."""
+    """Return ``43 ms``, ``4.3 ms``, ``0.43 ms``."""
     return f"{seconds * 1e3:.{_places(seconds)}f} ms"
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """The median and the range: ``43 ms (40 to 47)``."""
+    """Return the median and the range: ``43 ms (40 to 47)``."""
     places = _places(median(seconds))
     least, most = (f"{bound * 1e3:.{places}f}" for bound in (min(seconds), max(seconds)))
     return f"{median(seconds) * 1e3:.{places}f} ms ({least} to {most})"
 
 
 def limits(seconds: Sequence[float]) -> str:
-    """``40 to 47 ms``."""
+    """Return ``40 to 47 ms``."""
     places = _places(median(seconds))
     return f"{min(seconds) * 1e3:.{places}f} to {max(seconds) * 1e3:.{places}f} ms"
 
 
 def _places(seconds: float) -> int:
-    """Decimal places of a time in ms: two or three digits in all."""
+    """Return the decimal places of a time in ms, for two or three digits in total."""
     return 0 if seconds >= 0.01 else 1 if seconds >= 0.001 else 2
 
 
 def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
-    """How much more must be computed between two synchronizations; of the doctor's model, for each MiB of gradients."""
+    """Return fixes: how much to compute between two synchronizations, for ddp-doctor's model per MiB of gradients."""
     wanted_s = (1 / AIM_SHARE - 1) * exposed_s
     if not totals.fact.model:  # the run does not show how much the user's own model computes
         more = in_code(
@@ -124,9 +124,9 @@ Seconds = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Summary:
-    """Seconds per round, of the slowest rank in that round."""
+    """The seconds of each round, on the slowest rank of that round."""
 
-    fact: StepTimeFact  # the first rank's, which alone knows the time of one rank
+    fact: StepTimeFact  # the first rank's, because only it timed a single rank
     compute: Seconds
     again: Seconds
     step: Seconds
@@ -136,27 +136,27 @@ class Summary:
 
     @property
     def computing(self) -> Seconds:
-        """Forward and backward, the mean of both timings of a round."""
+        """Forward and backward: the mean of both timings of a round."""
         return tuple((first + second) / 2 for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def noise_s(self) -> float:
-        """The most by which the same computation differed from itself within a round."""
+        """The maximum difference between two timings of the same computation within a round."""
         return max(abs(first - second) for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def exposed(self) -> Seconds:
-        """What synchronization adds to a step, round by round; below zero it is noise."""
+        """The time that synchronization adds to a step, per round; negative values are noise."""
         return tuple(step - alone for step, alone in zip(self.step, self.computing, strict=True))
 
     @property
     def ratio(self) -> float:
-        """Communication over computation."""
+        """Communication time divided by computation time."""
         return median(self.communicate) / median(self.computing)
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication that hides behind computing; None where there is too little to measure."""
+        """The share of communication that overlaps with computation, or None if there is too little to measure."""
         communicate = median(self.communicate)
         if communicate <= self.noise_s:
             return None
@@ -164,25 +164,25 @@ class Summary:
 
     @property
     def weak_scaling(self) -> float | None:
-        """One rank's step alone over that of all ranks, each with the same batch."""
+        """The time of one rank's step alone divided by that of all ranks, each with the same batch."""
         return median(self.alone) / median(self.step) if self.alone else None
 
     @property
     def one_rank_for_all(self) -> Seconds:
-        """How long one rank alone needs for the batches of all, at most: larger batches one after another."""
+        """The maximum time of one rank for the batches of all ranks, as larger batches one after another."""
         times = self.fact.ranks / self.fact.larger
         return tuple(times * seconds for seconds in self.alone_larger)
 
     @property
     def strong_scaling(self) -> float | None:
-        """How many times faster all ranks are than one with the same work, for each rank."""
+        """The speedup of all ranks over one rank for the same work, divided by the number of ranks."""
         if not self.alone_larger:
             return None
         return median(self.one_rank_for_all) / median(self.step) / self.fact.ranks
 
 
 def summary(recording: Recording) -> Summary | None:
-    """The rounds of all ranks together; None where they were not measured on all ranks."""
+    """Return the rounds of all ranks together, or None if not all ranks measured them."""
     ranks = recording.facts(StepTimeFact)
     if not ranks or len(ranks) != ranks[0].fact.ranks:
         return None
@@ -203,17 +203,17 @@ def summary(recording: Recording) -> Summary | None:
 
 
 def slowest(ranks: Iterable[Sequence[float]]) -> Seconds:
-    """Of each round the slowest rank's time."""
+    """Return the slowest rank's time in each round."""
     return tuple(map(max, zip(*ranks, strict=False)))
 
 
 def crowded(recording: Recording) -> bool:
-    """Whether ranks have too few processors or share them with other programs: their times then mean little."""
+    """Return True if ranks lack processors or share them with other programs, so their times mean little."""
     return too_few_processors(recording) or mostly_disturbed(recording.facts(StepTimeFact))
 
 
 def too_few_processors(recording: Recording) -> bool:
-    """Whether the ranks of some node have more threads than processors."""
+    """Return True if the ranks of any node have more threads than processors."""
     nodes = grouped((rank.node, rank.fact) for rank in recording.facts(StepTimeFact) if rank.fact.device == "cpu")
     for facts in nodes.values():
         cpus = {cpu for fact in facts for cpu in fact.cpus}
@@ -223,6 +223,6 @@ def too_few_processors(recording: Recording) -> bool:
 
 
 def mostly_disturbed(ranks: Sequence[FactAt[StepTimeFact]]) -> bool:
-    """Whether most ranks shared their processor with another program."""
+    """Return True if most ranks shared their processor with another program."""
     shares = [rank.fact.on_cpu_share for rank in ranks if rank.fact.on_cpu_share is not None]
     return bool(shares) and median(shares) < ON_CPU_SHARE

@@ -54,7 +54,7 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
 
 
 def _severity_of_waiting(totals: Summary, times: float) -> Severity:
-    """That of a step that takes so many times as long, for a model that a job would train."""
+    """Return the severity of a step that takes this many times as long, or info if a job would not train this model."""
     is_a_jobs = totals.fact.model and median(totals.computing) >= rounds.SMALLEST_STEP_S
     return of_slowdown(times) if is_a_jobs else Severity.INFO
 
@@ -134,12 +134,12 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         for rank in ranks
     }
     others = {rank: _others(rank, timings) for rank in timings}
-    # The rank's fastest timing over the others' slowest median; with too few timings nobody is slow.
+    # The rank's fastest timing divided by the others' slowest median; 0 with too few timings.
     factors = {
         rank: min(took) / max(others[rank]) if len(took) >= _FEWEST_TIMINGS else 0.0 for rank, took in timings.items()
     }
     slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
-    if 2 * len(slow) >= len(ranks):  # with two halves it is unsure which one is right
+    if 2 * len(slow) >= len(ranks):  # with two halves, it is unknown which is right
         return
     slow = [rank for rank in slow if rank not in _with_slow_gpu(recording)]
     if not slow:
@@ -172,12 +172,12 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
 
 
 def _others(rank: int, timings: dict[int, list[float]]) -> list[float]:
-    """The median of the other ranks, for each timing."""
+    """Return the median of the other ranks, for each timing."""
     return [median(at) for at in zip(*(took for peer, took in timings.items() if peer != rank), strict=False)]
 
 
 def _with_slow_gpu(recording: Recording) -> set[int]:
-    """The ranks whose GPU multiplies more slowly than the others: that is a finding of its own."""
+    """Return the ranks whose GPU multiplies more slowly than the others, which another rule reports."""
     rates = {
         rank.rank or 0: rank.fact.matmul_tflop_per_s.median
         for rank in recording.facts(GpuSpeedFact)
@@ -198,14 +198,14 @@ def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) ->
 
 
 def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
-    """That of a slow processor is at most a warning: a virtual machine does not see the time that its host takes."""
+    """Return the severity; at most warning on a CPU, because a virtual machine does not see its host's steal time."""
     return Severity.INFO if disturbed else Severity.WARNING if fact.device == "cpu" else of_slowdown(factor)
 
 
 def measured(recording: Recording) -> tuple[BucketTrial, BucketTrial] | None:
-    """The default and the size with the best prediction, with the slowest rank's step in each round.
+    """Return the default and the best predicted size, with the slowest rank's step in each round.
 
-    None where no size was worth measuring.
+    None if no size was worth measuring.
     """
     tried = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
     if not tried or any(buckets is None or len(buckets.trials) != 2 for buckets in tried):
@@ -266,7 +266,7 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
 
 
 def _words(size: BucketTrial) -> str:
-    """``predicted 41 ms, measured 43 ms (40 to 47)``."""
+    """Return ``predicted 41 ms, measured 43 ms (40 to 47)``."""
     return f"predicted {rounds.ms(size.predicted_s)}, measured {rounds.spread(size.step_s)}"
 
 
