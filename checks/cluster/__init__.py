@@ -1,1 +1,1 @@
-"""Checks that the nodes find, match and reach one another."""
+"""Checks that the nodes find one another, match, and can connect."""

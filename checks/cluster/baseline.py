@@ -1,11 +1,11 @@
-"""baseline: is the run as fast as the healthy runs of the same hardware before it?
+"""baseline: whether the run is as fast as earlier healthy runs on the same hardware.
 
-Raw input: what this run measured, each value beside those of the healthy runs in the file of ``--baseline``::
+Raw input: this run's measurements, each compared with the healthy runs in the file of ``--baseline``::
 
     allreduce_busbw of 4 MiB   0.58 GB/s here   median 0.89, deviation 0.04, slowest 0.81 of ten healthy runs
 
-Why it matters to DDP: a node that lost a third of its speed is compared with its peers elsewhere, and where all have
-become slower, or where a node runs alone, nobody is left to compare it with. Its own past is.
+Why it matters to DDP: other checks compare a node that lost a third of its speed with its peers. If all nodes became
+slower, or a node runs alone, only its own past shows it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
         return
     rest = [each for each in compared if is_outlier(each.name, each.value, each.median, each.mad, each.worst)]
     of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
-    is_everywhere = of_paths == tested  # the network is slow, not a node
+    is_everywhere = of_paths == tested  # then the network is slow, not a node
     nodes = {each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))}
     for node in sorted(nodes):
         own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]

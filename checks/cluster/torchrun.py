@@ -1,12 +1,12 @@
-"""torchrun: does every rank arrive when the real launcher starts them, and what does it export?
+"""torchrun: whether every rank starts under the real launcher, and which variables it exports.
 
-Raw input: the environment of each rank that torchrun started, e.g.
+Raw input: the environment of each rank that torchrun started, for example::
 
     RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=41733
     OMP_NUM_THREADS=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1 TORCHELASTIC_RUN_ID=none
 
-The job starts this way. A rank that never arrives keeps the rendezvous waiting for ten minutes;
-MASTER_PORT is a port of the launcher's choice, which a firewall may not know.
+Why it matters: jobs start this way. A rank that never arrives keeps the rendezvous waiting for ten minutes. The
+launcher chooses MASTER_PORT, which a firewall may block.
 """
 
 import math
@@ -27,7 +27,7 @@ from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import rank_at, rank_culprit
 
-#: How long the rendezvous waits for a node by default.
+#: How long the rendezvous waits for a node by default, in seconds.
 JOIN_TIMEOUT_S = 600
 #: The recommended timeout, as a multiple of a slow start.
 _ROOM = 3
@@ -47,7 +47,7 @@ EXPORTED = (
 )
 #: torchrun took 2.4 s for two ranks on the test machine, and tens of seconds on a cold file system.
 SLOW_START_S = 60.0
-#: torchrun's messages on a rank that a signal ended, "exitcode: -9" and "Signal 15 (SIGTERM) received".
+#: torchrun's messages about a rank that a signal ended: "exitcode: -9", "Signal 15 (SIGTERM) received".
 _OUR_SIGNALS = re.compile(r"SIGTERM|SIGKILL|exitcode\s*: -(9|15)\b")
 #: The first failure in the summary of torch.distributed.elastic.multiprocessing.errors, if a signal ended that rank.
 _FIRST_KILLED = re.compile(
@@ -135,7 +135,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     """
     slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
-    # A longer limit for nodes that start slowly, so that the rendezvous waits for them.
+    # A longer limit, so the rendezvous also waits for nodes that start slowly.
     room_s = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * seconds / 60) * 60)
     join_later = remedy(
         f"Raise the rendezvous timeout from {JOIN_TIMEOUT_S} s to {room_s} s (workaround)",

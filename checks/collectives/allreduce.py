@@ -1,14 +1,14 @@
-"""All-reduce: is the sum right in every type, is it repeatable, and how fast is it?
+"""All-reduce: whether the sum is right in every type and repeatable, and how fast it is.
 
-Raw input: none; measured on every rank and shown as nccl-tests does:
+Raw input: none; it is measured on every rank and shown as nccl-tests does:
 
     #       size         time   algbw   busbw  #wrong
     #        (B)         (us)  (GB/s)  (GB/s)
          1048576       1423.1    0.74    0.74       0
 
-Every backward pass of DistributedDataParallel is a series of all-reduces. The payload of each rank is
-coded by its number (knowledge/ddp/payload.py), so that equal wrong sums identify the rank whose share is
-wrong. A few wrong elements, or different ones, identify no rank: a bit flipped on the way.
+Why it matters: every backward pass of DistributedDataParallel is a series of all-reduces. Each rank's payload encodes
+its number (knowledge/ddp/payload.py), so equal wrong sums identify the rank whose share is wrong. A few wrong elements,
+or different ones, identify no rank: a bit was flipped on the way.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def probe(ctx: RankContext) -> AllReduceFact:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Yield time, bandwidths and jitter of the slowest rank per size, and the size where the sweep stopped."""
+    """Yield time, bandwidths and jitter of the slowest rank per size, and the size at which the sweep stopped."""
     fact = recording.first(AllReduceFact)
     by_size = grouped(
         (result.size_bytes, result) for rank in recording.facts(AllReduceFact) for result in rank.fact.sizes
@@ -61,7 +61,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     for _, results in sorted(by_size.items()):
         result = max(results, key=lambda result: result.time_us)  # a collective is as fast as its last rank
         labels: dict[str, str | int | float] = {"bytes": result.size_bytes, "ranks": fact.ranks if fact else 0}
-        if fact is not None and not fact.tested:  # measured by another program, in a job's output
+        if fact is not None and not fact.tested:  # measured by another program, from a job's output
             labels["type"] = "not known"
         for name, value, unit in (
             ("time", result.time_us / 1e6, "s"),
@@ -81,7 +81,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 
 def _shortage(recording: Recording) -> dict[str, str | int | float]:
-    """Return what was short when the sizes ended early, and how much would be enough, by the rank that needs most."""
+    """Return the resource that ended the sizes early and the amount needed, for the rank that needs most."""
     facts = [rank.fact for rank in recording.facts(AllReduceFact)]
     first = facts[0]
     if first.short_of is None or first.stopped_at_bytes is None:
@@ -103,12 +103,12 @@ def _shortage(recording: Recording) -> dict[str, str | int | float]:
 
 
 def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
-    """Return the types and operations that were tested, and the wrong results among them."""
+    """Return the tested types and operations, and the wrong results."""
     import torch
     import torch.distributed as dist
 
     tested, wrong = [], []
-    # With many CPU ranks on one node each collective takes as long as a full check on other nodes.
+    # With many CPU ranks on one node, each collective takes as long as an entire check on other nodes.
     is_crowded = ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
     for dtype, op in payload.exact_cases(ctx.world_size, few=is_crowded):
         value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
@@ -130,7 +130,7 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
     if len(off) == 0:
         return None
     first = tensor[off[0]]
-    got, uniform = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
+    got, uniform = first.item(), bool((tensor[off] == first).all().item())  # keeps integers as integers
     throughout = uniform and len(off) == ELEMENTS
     blamed = payload.blame(op, got, ctx.world_size, dtype) if throughout else ()
     return Wrong(

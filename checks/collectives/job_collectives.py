@@ -1,13 +1,13 @@
-"""A job's collectives, run again by ranks of the doctor's own: do they hang by themselves, where the job hung?
+"""A job's collectives, replayed by ddp-doctor's own ranks: whether they hang by themselves where the job hung.
 
-Raw input: what ``--collectives-of`` names, dumps of torch's flight recorder or a recording of ``trace``. Of each rank
-they hold the collectives in the order of being called, each with its group, its number there, shapes and types:
+Raw input: the files of ``--collectives-of``, dumps of torch's flight recorder or a recording of ``trace``. For each
+rank, they hold the collectives in call order, each with its group, its sequence number there, shapes and types:
 
     {"record_id": 17, "process_group": ["2", "dp"], "collective_seq_id": 4, "profiling_name": "gloo:all_reduce",
      "input_sizes": [[1024]], "input_dtypes": ["Float"], "retired": false, …}
 
-What hangs here hangs by the order, sizes or groups of the calls, whatever the machines do; what comes through does not.
-It comes last: a rank that hangs in it is of no use to another check.
+Why it matters: a replay that hangs shows that the order, sizes or groups of the calls are wrong, independent of the
+machines. If it passes, they are right. The replay runs last, because other checks cannot use a rank that hangs in it.
 """
 
 import shlex
@@ -29,12 +29,12 @@ from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, where_they_wait
 
-#: Maximum number of a rank's calls at one number to list in a sentence.
+#: Maximum number of a rank's calls with one sequence number to list in a sentence.
 _MOST_CALLED = 4
 
 
 def probe(ctx: RankContext) -> JobCollectivesFact:
-    """Make this rank's calls and return how far it came."""
+    """Make this rank's calls and return its progress."""
     job = ctx.options.replay
     if job is None:
         raise Skip("requires --collectives-of with the collectives of a job")
@@ -55,8 +55,8 @@ class _Replayed:
     job: JobCollectives
     facts: Mapping[int, JobCollectivesFact]  # by rank
     waits: dict[int, tuple[JobCall, ...]]  # in the replay
-    waited: dict[int, tuple[JobCall, ...]]  # in the job, by its recorder
-    differing: dict[int, str]  # what each rank called at the first number where the replay had to stop
+    waited: dict[int, tuple[JobCall, ...]]  # in the job, according to its recorder
+    differing: dict[int, str]  # each rank's call at the first sequence number where the replay had to stop
     number: str  # that number: "4 of group 2"
 
     @property
@@ -65,7 +65,7 @@ class _Replayed:
 
     @property
     def hangs(self) -> bool:
-        """True if recorded calls hang: calls that were assumed may hang on their own."""
+        """True if recorded calls hang; not if some calls are assumed, because those may hang on their own."""
         return self.stops in ({"hung"}, {"", "hung"}) and not self.job.unknown
 
     @property
@@ -143,7 +143,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
         most = max(sides.values(), key=len)
         called = ", but ".join(f"{shape} on {rank_list(ranks)}" for shape, ranks in sides.items())
         happens = f"call {replayed.number} is {called}"
-        if set(blamed) & {*most} or not set(blamed) <= replayed.differing.keys():  # of another hang in the same job
+        if set(blamed) & {*most} or not set(blamed) <= replayed.differing.keys():  # from another hang in the same job
             blamed = ()
     else:
         happens = f"the replay hangs at the same place as the job: {replayed.where(replayed.waits)}"

@@ -1,13 +1,14 @@
-"""NCCL's own diagnostics: what does the library itself say of the paths between the GPUs, and of what ranks differ in?
+"""NCCL's own diagnostics: what the library reports about paths between GPUs and differences between ranks.
 
 Raw input, on stdout of the ranks:
 
     node0:18 NCCL DIAG [INFO] p2p: write mismatch srcRank=0 srcCudaDev=0 srcNvmlDev=0 dstRank=1 … path=NVL …
     node0:18 NCCL DIAG [INFO] NVLink: inactive link(s) on rank(s) {3} across 8 ranks in comm 0x2dcf4ec33680ece5
 
-Since 2.31.2 NCCL can write and read over each direct path between two GPUs while ranks meet, and compare their GPUs,
-drivers, links and settings. It is a second opinion beside the doctor's own tests, and never a verdict. It has no
-time-out: a dead link may hold it for ever. So its ranks run alone, after all others, and are killed at the deadline.
+Since 2.31.2, NCCL can write and read over each direct path between two GPUs while ranks connect, and compare their
+GPUs, drivers, links and settings. Its results add to ddp-doctor's own tests, but are never a verdict. It has no
+timeout, and a dead link may block it forever. Therefore its ranks run separately, after all others, and are killed at
+the deadline.
 """
 
 import ctypes
@@ -29,9 +30,9 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, possible
 from ddp_doctor.wording.ranks import pair_culprit, rank_at
 
-#: For RAS to answer: it waits up to 5 s for a process that does not respond (NCCL user guide, RAS).
+#: For answers through RAS, which waits up to 5 s for a process that does not respond (NCCL user guide, RAS).
 _ANSWERS_S = 10.0
-#: NCCL's findings among its [INFO] lines; the others report what it could not test (lspci or ib_write_bw is missing).
+#: NCCL's findings in its [INFO] lines; other lines report missing tools for its tests (lspci or ib_write_bw).
 _FOUND = re.compile(
     r"mismatch|errors (?:at or above threshold \d+ )?on rank|inactive link|inconsistent link|off median"
     r"|^NCCL environment: \w+=.* on rank|tool run timed out|Xid \d+ detected(?!.*No user action)"
@@ -41,7 +42,7 @@ _VALUE = re.compile(r"^NCCL environment: \w+=")
 
 
 def probe(ctx: RankContext) -> NcclDiagnosticsFact:
-    """Wait until rank 0 has printed all, while every rank lives to be asked; then read what this rank printed."""
+    """Wait until rank 0 has printed everything, with every rank still alive to answer; then read this rank's output."""
     end = ctx.clock() + min(_ANSWERS_S, ctx.remaining() / 2)
     while still_printing(text := _printed()) and ctx.clock() < end:
         time.sleep(0.05)

@@ -1,13 +1,13 @@
-"""Process group: can the ranks meet, how long does it take, and does each have a GPU of its own?
+"""Process group: whether the ranks connect, how long that takes, and whether each has its own GPU.
 
-Raw input: none; the facts come from torch on every rank, e.g.
+Raw input: none; the facts come from torch on every rank, for example
 
     rank 0: gloo, init 0.012 s, first all_reduce 0.4 ms, cpu
     rank 1: nccl, built as nccl2, init 1.7 s, first all_reduce 0.2 s, cuda:1, GPU-5d1e…
 
-DistributedDataParallel starts with init_process_group and a collective. Two ranks on one GPU are
-refused by NCCL ("Duplicate GPU detected"), or share it at half speed; it is mostly a script that
-uses the global rank, or no rank at all, for its device.
+Why it matters: DistributedDataParallel starts with init_process_group and a collective. NCCL refuses two ranks on one
+GPU ("Duplicate GPU detected"), or they share it at half speed. The usual cause is a script that chooses its device by
+the global rank, or without any rank.
 """
 
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
 
 
 def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
-    """Return what is wrong with the import, and the most useful line of its traceback or stack."""
+    """Return the fault of the import, and the most useful line of its traceback or stack."""
     why = fact.error or fact.stuck_at
     if why is None or fact.moving:
         return None

@@ -1,10 +1,11 @@
-"""All ranks, again and again: how often do they fail to meet and to reduce, and do they become slower?
+"""Repeats of tests with all ranks: how often they fail to connect or to reduce, and whether they become slower.
 
-Raw input, of each repeat (RepeatsFact):
+Raw input, for each repeat (RepeatsFact):
 
     {"round": 6, "nodes": [0, 1], "outcome": "failed", "reason": "RuntimeError: Connection reset", "at_s": 41.2, …}
 
-A fault that comes one time in twenty passes every other check, and ends a job that forms its groups once an hour.
+Why it matters: a fault that occurs one time in twenty passes every other check, and ends a job that forms its groups
+once an hour.
 """
 
 from collections import Counter

@@ -1,13 +1,13 @@
-"""The same products: do devices that multiply the same matrices get the same bits, every time?
+"""Same products: whether devices that multiply the same matrices always get the same bits.
 
-Raw input: none; measured on every rank on its own device, a sum of the bits of each product:
+Raw input: none; it is measured on every rank on its own device, as a sum of the bits of each product:
 
     rank 1  bfloat16 on NVIDIA H100 80GB HBM3: of 262144 products 26 are unlike its others of the same matrices
 
-A device that now and then computes wrongly raises nothing. In DDP its gradients are averaged into those of all ranks,
-and the training is wrong everywhere. The matrices hold numbers of so few bits that no sum on the way is rounded: no
-order of additions, and no library that chooses one, changes a product. What differs is a fault, and the odd one is
-found by vote.
+Why it matters: a device that intermittently computes wrong results raises no error. DDP averages its gradients into
+those of all ranks, so training is wrong everywhere. The matrices hold numbers of so few bits that no intermediate sum
+is rounded: neither the order of additions nor the library that chooses it changes a product. A difference is a fault,
+and a vote finds the odd device.
 """
 
 from collections import Counter

@@ -1,13 +1,13 @@
-"""Reach: does every node reach every other, on ephemeral ports, with large packets, fast enough?
+"""Connectivity: whether every node reaches every other on ephemeral ports, with large packets, fast enough.
 
-Raw input: none; each node dials the others on the addresses that the backend will advertise, e.g. ::
+Raw input: none; each node dials the others on the addresses that the backend will advertise, for example::
 
     node1 -> node2 10.77.0.3:41873   timed out after 3.2 s
     node1 -> node3 10.77.0.4:35121   0.21 ms, 1.2 GB/s
 
-A firewall that is open for the rendezvous alone hangs the job without a word, because gloo, NCCL and the
-workers' own store listen on ports that the kernel chooses. A path that swallows large packets lets the job
-start and hangs its first gradient. A slow node slows all. One row shows a failure, the rows of all show whose.
+Why it matters: gloo, NCCL and the workers' own store listen on ports that the kernel chooses. If a firewall allows only
+the rendezvous port, the job hangs without a message. If a path drops large packets, the job starts and hangs in its
+first gradient. A slow node slows all nodes. One row shows a failure; the rows of all nodes show which node causes it.
 """
 
 import contextlib
@@ -62,11 +62,11 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for dial in dialled:
         dial.measure(path_quality.SAMPLES, sample_s)
-    until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)  # the time of all of them
+    until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)  # shared by all samples
     for measurement in elsewhere:
         measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(elsewhere)), until)
     _in_daemon_threads([dial.again for dial in dialled if dial.lost_packets])
-    # Peers that looked slow compared with the others of this row, or with other networks, perhaps by chance.
+    # Repeat peers that were slow compared with others of this row or with other networks, which may be chance.
     rates = [min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for measurement in elsewhere]
     best = max([*(dial.rate or 0.0 for dial in dialled), *rates], default=0.0)
     for dial in dialled:
@@ -108,7 +108,7 @@ class _Measurement(ABC):
         self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
 
     def meet(self) -> None:
-        """Connect, make round trips, send a burst larger than any packet."""
+        """Connect, make round trips, and send a burst larger than any packet."""
         started = self._ctx.clock()
         try:
             self._line = self._dial(self._address)
@@ -118,7 +118,7 @@ class _Measurement(ABC):
         self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
         try:
             self._talk(self._line)
-        except OSError as error:  # the connection was open and then broke
+        except OSError as error:  # the connection was open before it broke
             self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
             self._hang_up()
 
@@ -156,9 +156,9 @@ class Dialled(_Measurement):
             self._met_at = outcome(error)
 
     def measure(self, samples: int, sample_s: float) -> None:
-        """Take throughput samples; a transfer that does not end counts as what it moved at most.
+        """Take throughput samples; a transfer that does not end counts as the most that it can have moved.
 
-        Takes fewer samples if they last much longer than they should: on busy hosts rates jump.
+        Takes fewer samples if they last much longer than intended, because rates vary widely on busy hosts.
         """
         patience = self._ctx.clock() + path_quality.PATIENCE * samples * sample_s
         patience = min(patience, self._ctx.deadline - 2 * path_quality.TRANSFER_S)
@@ -202,13 +202,13 @@ class Dialled(_Measurement):
 
     @property
     def rate(self) -> float | None:
-        """The best throughput in bytes per second; the burst's without samples."""
+        """The best throughput in bytes per second; without samples, that of the burst."""
         burst_s = self._found.get("burst_s")
         return max(self._rates, default=path_quality.BURST_BYTES / burst_s if burst_s else None)
 
     @property
     def lost_packets(self) -> bool:
-        """True if a small message was sent again, by this host or, as its time shows, by the peer."""
+        """True if a small message was retransmitted by this host or, judging by its delay, by the peer."""
         stall_s = max(self._times) - min(self._times) if self._times else 0.0
         return bool(self._found.get("retransmits")) or stall_s > path_quality.RETRANSMIT_S
 
@@ -294,7 +294,7 @@ class ShortMeasurement(_Measurement):
             return
         wanted = int(path_quality.BURST_BYTES / max(self._found["burst_s"], 1e-6) * sample_s)
         size = min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_OTHER_SAMPLE_BYTES)
-        with contextlib.suppress(OSError):  # busy, or too slow: the burst shows enough
+        with contextlib.suppress(OSError):  # busy or too slow: the burst is enough
             self._found["throughput_bytes_per_s"] = size / self._line.send(size, left_s)
             return
         self._hang_up()

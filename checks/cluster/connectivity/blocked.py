@@ -1,4 +1,4 @@
-"""DD530, DD531, DD535, DD537: nodes, paths and addresses that no connection gets through to."""
+"""DD530, DD531, DD535, DD537: nodes, paths and addresses to which no connection succeeds."""
 
 from collections.abc import Iterable, Iterator
 
@@ -45,7 +45,7 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     matrix = Matrix.of(recording)
-    found = matrix.blocked  # without nodes if everyone is blocked
+    found = matrix.blocked  # without nodes if every path is blocked
     met = "The nodes checked in, so the network works."
     confidence = Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY
     groups: dict[str, list[int]] = {"": matrix.nodes} if found.everyone else {}

@@ -21,7 +21,7 @@ PATHS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Loss:
-    """The small packets between two nodes that had to be sent again, both directions together."""
+    """The retransmitted small packets between two nodes, in both directions together."""
 
     retransmits: int
     round_trips: int
@@ -48,7 +48,7 @@ class Matrix:
 
     def __init__(self, recording: Recording) -> None:
         rows = recording.facts(ConnectivityFact)
-        # a node without any reading stopped responding, which is another finding
+        # a node without any reading stopped responding, which another finding reports
         alive = {reading.node for reading in recording.of_check("connectivity")}
         self.rows = {row.node: row.fact for row in rows}
         self.seen: dict[Path, PeerConnectivity] = {
@@ -104,7 +104,7 @@ class Matrix:
 
     @cached_property
     def swallowed(self) -> Blame:
-        """The cause of paths that deliver small messages but not large ones."""
+        """The cause of paths that deliver small messages but drop large ones."""
         return self._judge(lambda peer: peer.outcome == "burst_lost", lambda peer: peer.outcome == "ok")
 
     @cached_property
@@ -153,7 +153,7 @@ class Matrix:
 
     @cached_property
     def best_rates(self) -> dict[Path, float]:
-        """The best throughput of each path, in bytes per second: chance only ever makes it worse."""
+        """The best throughput of each path, in bytes per second, because chance only reduces it."""
         return {path: max(rates) for path, rates in self._samples()}
 
     @cached_property
@@ -163,7 +163,7 @@ class Matrix:
 
     @cached_property
     def sure_rate(self) -> float:
-        """The same for the worst samples: on busy hosts two samples of one path may differ by a factor of 50."""
+        """Like usual_rate, for the worst samples: on busy hosts, two samples of a path may differ by a factor of 50."""
         return _upper_quartile([min(rates) for _, rates in self._samples()])
 
     @cached_property
@@ -218,5 +218,5 @@ def _upper_quartile(rates: list[float]) -> float:
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:
-    """Return True for a loopback address, which leads back to the dialing node; the interfaces have a finding on it."""
+    """Return True for a loopback address, which leads back to the dialing node and has its own finding."""
     return not connected(peer) and is_loopback(peer.address)

@@ -1,4 +1,4 @@
-"""DD532, DD534, DD536: packets that are swallowed, late or lost."""
+"""DD532, DD534, DD536: packets that are dropped, late or lost."""
 
 from collections.abc import Collection, Iterable, Iterator
 from statistics import median
@@ -49,7 +49,7 @@ def measured(text: str, value: float, unit: str, usual: float | None) -> Evidenc
 
 
 def touching(paths: Iterable[Path], nodes: Collection[int]) -> set[Path]:
-    """Return the paths that begin or end at one of the nodes."""
+    """Return the paths that start or end at one of the nodes."""
     return {path for path in paths if set(path) & set(nodes)}
 
 

@@ -126,7 +126,7 @@ def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
     return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 
-# The ranks run in any case: they are tested on the network that the job would use.
+# The ranks run anyway and are tested on the network that the job would use.
 @rule("DD538", "slower-of-two-networks-is-used", Consequence.SLOWER, ConnectivityFact, ranks="run")
 def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend uses one network, although the nodes reach each other much faster in another one.

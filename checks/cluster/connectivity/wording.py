@@ -33,9 +33,9 @@ NEEDED_BY = (
     "torchrun's c10d rendezvous picks a MASTER_PORT in this range on node rank 0, and gloo"
     " and NCCL listen in it on every node, so the job waits until its timeouts"
 )
-#: Python puts the number of an error before the system's text for it.
+#: Python's prefix of an error message from the system.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
-#: More addresses than this are too many for a command line.
+#: Maximum number of addresses on a command line.
 _ADDRESSES = 16
 #: The headers of a segment: IPv4 or IPv6, TCP, and its time stamps.
 _HEADERS_V4, _HEADERS_V6 = 52, 72
@@ -204,7 +204,7 @@ def use_interfaces(
 ) -> Remedy:
     """Return the fix that makes the run's backend use these interfaces, whatever its previous settings were.
 
-    With ``rendezvous``, also for torchrun if host names resolve to other interfaces, which do not work.
+    With ``rendezvous``, torchrun also uses them if host names resolve to other interfaces, which do not work.
     """
     backend = recording.backend
     facts = {node.node: node.fact for node in recording.facts(InterfacesFact)}
@@ -231,7 +231,7 @@ def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapp
 MEET = Reproducer(kind="meet")
 #: A tenth of a second at 100 Mbit/s, and more than any black hole lets through.
 MOVE = Reproducer(kind="all_reduce", size_bytes=1024 * 1024)
-#: Enough packets that losses show in every trial, not only in half of them. On a busy machine 1 MiB with 10% lost in
+#: Enough packets that losses show in every trial, not only in half of them. On a busy machine, 1 MiB with 10% lost in
 #: each direction ran at up to 125 MB/s, over the other network at 216 or more; 4 MiB with 5% at up to 126 against 467.
 MOVE_MUCH = Reproducer(kind="all_reduce", size_bytes=4 * 1024 * 1024)
 #: Small enough that round trips dominate.
@@ -240,7 +240,7 @@ ANSWER = Reproducer(kind="all_reduce", size_bytes=64 * 1024)
 
 @dataclass
 class Way:
-    """A network; ``seen`` by path."""
+    """A network with measurements; ``seen`` by path."""
 
     network: str
     interfaces: dict[int, str] = field(default_factory=dict)  # each node's own
@@ -251,13 +251,13 @@ class Way:
         return median_low([self.seen[path].rate for path in paths or self.seen])
 
     def answer_s(self, paths: Collection[Path] = ()) -> float:
-        """Return the median over these paths, or all, of the shortest round trip."""
+        """Return the median of the shortest round trips over these paths, or all."""
         return median_low([self.seen[path].round_trip_min_s or 0.0 for path in paths or self.seen])
 
 
 @once_a_recording
 def ways(recording: Recording) -> list[Way]:
-    """Return the other networks where all tested paths work, the fastest first."""
+    """Return the other networks on which all tested paths work, the fastest first."""
     matrix, found = Matrix.of(recording), dict[str, Way]()
     for path, peer in matrix.seen.items():
         for other_network in peer.others:

@@ -1,15 +1,15 @@
-"""Agreement: are the nodes alike in all that the ranks of one job must have in common?
+"""Consistency: whether the nodes agree in everything that the ranks of one job must share.
 
-On one node too, where a launcher starts the doctor once per rank, the ranks' settings are compared.
-Raw input: what each node read of itself (checks env_vars, software and gpus), how many ranks it brings, and
-how far its clock is from the head's, as the roll call measured it::
+If a launcher starts ddp-doctor once per rank, the settings of ranks on one node are also compared. Raw input: what each
+node read about itself (checks env_vars, software and gpus), its number of ranks, and the offset of its clock from the
+head's, as measured at check-in::
 
     node0  ddp-doctor 0.1.0  torch 2.9.1+cu128  NCCL 2.27.5  2 ranks  clock   0.0 s
     node1  ddp-doctor 0.1.0  torch 2.8.0+cu128  NCCL 2.27.3  1 rank   clock +37.2 s  NCCL_ALGO=Tree
 
-torchrun starts ranks with the software and the environment of each node's own shell, and compares nothing.
-Ranks of different releases of NCCL hang; with another NCCL_ALGO the first all-reduce hangs on all nodes; a node that
-brings one rank less makes a smaller world, without a word. So the odd node is named before the job starts.
+Why it matters: torchrun starts ranks with the software and the environment of each node's own shell, and compares
+nothing. Ranks with different NCCL releases hang. With a different NCCL_ALGO, the first all-reduce hangs on all nodes.
+If a node starts one rank less, the world is smaller, without a message. This check reports the odd node before the job.
 """
 
 from ddp_doctor import __version__
@@ -22,7 +22,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(ctx: NodesContext) -> ConsistencyFact:
-    """Return this node's part; the rules compare."""
+    """Return this node's part; the rules compare the parts."""
     return ConsistencyFact(tool_version=__version__, clock_offset_s=ctx.clock_offset_s)
 
 

@@ -1,4 +1,4 @@
-"""Nodes, or ranks of one node, that were started with other variables, or with other numbers of ranks or GPUs."""
+"""Nodes, or ranks of one node, with different variables, or with different numbers of ranks or GPUs."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
     """
     silent = sum(node.fact.local_size - len(node.fact.ranks) for node in recording.facts(RankSettings))
     job, found = _job(recording), list[Difference[Place]]()
-    for name, values in _within_nodes(recording).items():  # all ranks, of all nodes
+    for name, values in _within_nodes(recording).items():  # all ranks of all nodes
         for difference in _difference(name, values, job, len(values) + silent, within_a_node=True):
             # Values that apply to a single host have no usual value.
             is_of_a_host = agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1

@@ -35,7 +35,7 @@ class Difference(Generic[Who]):
 
 
 def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
-    """Group differences that split the nodes in the same way, worst first: one image, or one shell, is one cause."""
+    """Group differences that split the nodes in the same way, worst first: one image or one shell is one cause."""
     groups = grouped((difference.split.parts, difference) for difference in differences)
     order = list(Severity)
     return [sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()]
@@ -77,7 +77,7 @@ def draft_of(
 
 
 def _named(name: str, text: str) -> str:
-    """Return the text with the name, unless it begins with it as for settings (``NCCL_ALGO=Tree on node3``)."""
+    """Return the text with the name, unless it starts with it, as for settings (``NCCL_ALGO=Tree on node3``)."""
     return text if text.startswith(name) else f"{name}: {text}"
 
 
@@ -102,7 +102,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
     worst = max(off, key=lambda node: abs(off[node]))
     apart = abs(off[worst])
     culprits = [node_culprit(recording, node) for node in sorted(off)]
-    if 2 * len(off) >= len(clocks):  # one of two nodes is wrong; with more it is unknown which
+    if 2 * len(off) >= len(clocks):  # with two nodes, one is wrong; with more, it is unknown which
         culprits = [node_pair(recording, *sorted(clocks))] if len(clocks) == 2 else []
     yield proved(
         culprits,

@@ -1,15 +1,15 @@
-"""Roll call: do all nodes of the run find the endpoint and one another, and does each stay?
+"""Node check-in: whether all nodes find the endpoint and one another, and whether each stays.
 
-Raw input, on a node that cannot get through to ``--rdzv-endpoint node0:29400``: what the system said
-of each attempt to connect, by address::
+Raw input: on a node that cannot reach ``--rdzv-endpoint node0:29400``, the system's error for each attempt to connect,
+by address::
 
     10.77.0.1  timed_out   no answer within 4 s
 
-and on the node that is the endpoint: who reported in, under which node rank, until when.
+On the node that is the endpoint: the nodes that checked in, their node ranks, and how long they stayed.
 
-Why it matters to DDP: torchrun's rendezvous is the first thing that hangs on several nodes, for up to ten
-minutes and without a word about who is missing. A refused, a dropped and a mute port look alike in its
-messages, and of two nodes with one rank it says nothing at all.
+Why it matters to DDP: with several nodes, torchrun's rendezvous is the first thing that hangs, for up to ten minutes
+and without reporting which nodes are missing. Its messages do not distinguish a port that refuses, drops or ignores
+connections, and they do not report two nodes with the same node rank.
 """
 
 from ddp_doctor.checks.cluster.roll_call import arrivals, endpoint, lost_nodes

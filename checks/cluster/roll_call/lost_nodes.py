@@ -21,7 +21,7 @@ _ANSWERED = {
     "unreachable": "is unreachable: no route, or no host at that address",
 }
 
-#: The silence reported by a node whose connection to the store is broken: it cannot receive beats again.
+#: The reported silence of a node whose connection to the store is broken, because no more beats can arrive.
 _FOR_EVER_S = 1e6
 
 

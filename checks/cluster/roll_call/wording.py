@@ -143,6 +143,6 @@ def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
 
 
 def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
-    """Return the fix for hosts where one of LAUNCHERS should have started the command."""
+    """Return the fix for hosts on which one of LAUNCHERS should have started the command."""
     commands_to_look = looks(launcher, hosts)
     return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", untried=ANOTHER_START)

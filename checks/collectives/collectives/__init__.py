@@ -1,13 +1,13 @@
-"""Collectives: is what each of them brings right, whose share is wrong, and how fast is it?
+"""Collectives: whether the result of each one is right, whose share is wrong, and how fast it is.
 
-Raw input: none; measured on every rank, a collective after the other, and shown as nccl-tests does:
+Raw input: none; it is measured on every rank, one collective after the other, and shown as nccl-tests does:
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong
     #        (B)    (elements)                               (us)  (GB/s)  (GB/s)
          1048576        131072     float    none      -1    812.4    1.29    0.65      0
 
-DDP itself reduces and broadcasts, and the check allreduce looks at that in every run. FSDP, ZeRO, tensor and expert
-parallel training call the others. Who gives what to whom stands in one table (knowledge/collectives.py).
+Why it matters: DDP itself reduces and broadcasts, which the check allreduce tests in every run. FSDP, ZeRO, tensor and
+expert parallel training use the other collectives. One table defines which rank sends what (knowledge/collectives.py).
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from ddp_doctor.probing import all_reduces, collectives
 from ddp_doctor.probing.collectives import Case, NotOffered
 from ddp_doctor.views.collective_sizes import measured
 
-#: Maximum number of wrong shares to keep per sender: more show nothing new.
+#: Maximum number of wrong shares to keep per sender; more add no information.
 _MOST_OF_A_SOURCE = 3
 
 
@@ -53,7 +53,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
             refused[case.words(row)] = str(why)
             all_reduces.agreed(ctx, 0.0)  # all ranks refused, and continue together
             continue
-        # As with gloo on every machine (torch 2.13); only wrong contiguous data is a fault.
+        # gloo fails here on every machine (torch 2.13); only wrong contiguous data is a fault.
         if found and not case.is_contiguous:
             refused[case.words(row)] = "it ignores strides, so the data arrives wrong"
             continue
@@ -103,7 +103,7 @@ def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
 
 
 def _objects(ctx: RankContext) -> CollectiveFact:
-    # Bytes that arrive wrong are not a valid pickle, or size of one.
+    # Corrupt bytes are not a valid pickle, or give a wrong size.
     if all_reduces.agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
         raise Skip("torch sends objects with all_gather, which delivers wrong data on these ranks")
     try:
@@ -184,7 +184,7 @@ def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
 
 
 def parts(options: Options) -> tuple[str, ...]:
-    """Return all collectives at level thorough; otherwise the requested ones, or all if only the check was named."""
+    """Return all collectives at level thorough; otherwise the requested ones, or all if only the check was given."""
     asked = (*options.collectives, *(floor.collective for floor in options.min_busbw))
     if options.level is Level.THOROUGH or (COLLECTIVES in options.only and not asked):
         return tuple(TABLE)
@@ -192,7 +192,7 @@ def parts(options: Options) -> tuple[str, ...]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Yield what nccl-tests prints, by collective and size."""
+    """Yield the values that nccl-tests prints, by collective and size."""
     yield from measured(
         (ALL_REDUCE if rank.fact.part == GROUPS else rank.fact.part, rank.fact.ranks, rank.rank or 0, size)
         for rank in recording.facts(CollectiveFact)

@@ -1,4 +1,4 @@
-"""DD622 - DD625: collectives that bring something else than was given, or not the same twice, or are too slow."""
+"""DD622 - DD625: collectives with wrong or unrepeatable results, or that are too slow."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -138,7 +138,7 @@ _COMPARE_SOCKETS = by_operator(
 )
 
 
-#: Findings that name the link, NIC, setting or GPU that makes it slow.
+#: Findings that identify the link, NIC, setting or GPU that makes it slow.
 _CAUSES = ("DD431", "DD434", "DD435", "DD436", "DD437", "DD441", "DD562", "DD607", "DD801", "DD803", "DD805")
 
 

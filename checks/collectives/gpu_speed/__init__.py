@@ -1,14 +1,14 @@
-"""GPU speed: how fast is each rank's GPU at work, and in which state is it meanwhile?
+"""GPU speed: how fast each rank's GPU works, and its state during that work.
 
-Raw input: none; measured on every rank on its own GPU, which NVML is asked about all the while:
+Raw input: none; it is measured on every rank on its own GPU, which NVML samples at the same time:
 
     rank 3 cuda:3 NVIDIA H100 80GB HBM3: copies 2541 GB/s, bfloat16 products 702 TFLOP/s, host to device 55.2,
     device to host 54.9 GB/s; SM clock 1560 of 1980 MHz, sw_power_cap, 697 of 700 W, 61 °C, PCIe 5 x16
 
-In DDP every rank waits for the slowest, in every step. The slow rank looks like all others; only its peers wait
-longer. An idle GPU shows little, because it lowers power, clocks and PCIe lanes. All GPUs multiply
-and copy at the same time, as in a job; copies to and from the host take turns on each node, because GPUs
-below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_speed.py).
+Why it matters: in DDP, every rank waits for the slowest in every step. The slow rank looks like all others; only its
+peers wait longer. An idle GPU shows little, because it lowers power, clocks and PCIe lanes. All GPUs multiply and copy
+at the same time, as in a job. Copies to and from the host take turns on each node, because GPUs below one switch share
+its link. The memory use is bounded (knowledge/gpu/gpu_speed.py).
 """
 
 from collections import Counter
@@ -168,12 +168,12 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
 
     watch = ctx.watch_gpu(uuid)
     try:
-        turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
+        turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks start at the same moment
         step("matmul", "matrix products", partial(_matmul, ctx, watch, workload))
         step("copy", "copies within the GPU", partial(_copy, ctx, watch, workload))
         for turn in range(turns):
             meet(ctx)
-            # The others also enter the step: numbers identify the steps of ranks.
+            # Idle ranks enter the step too, because steps of ranks are matched by number.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
             step("host_copy", "copies from and to the host", work)
@@ -207,7 +207,7 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
 
 
 def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
-    """Copy between two buffers that are larger than the cache, so that the cache is not measured."""
+    """Copy between two buffers that are larger than the cache, to measure memory and not the cache."""
     import torch
 
     size = min(workload.copy_bytes, ctx.gpu_memory_bytes // 2)

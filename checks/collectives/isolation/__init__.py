@@ -1,12 +1,12 @@
-"""isolation: which of the nodes is to blame, by tests of groups of them.
+"""isolation: which node is at fault, found by testing groups of nodes.
 
-Raw input: what became of an all-reduce of fresh ranks of some nodes, round after round (``--isolate``)::
+Raw input: the results of all-reduces with new ranks on some nodes, round after round (``--isolate``)::
 
     round 2   node4, node5   hung after 12.0 s
     round 2   node6, node7   passed, 1.1 GB/s
 
-Why it matters to DDP: where only the whole hangs, every rank waits and none is to blame by what it shows. Half of the
-nodes without the culprit pass; that is how people find it by hand, a night at a time.
+Why it matters to DDP: if only the complete job hangs, every rank waits and none looks faulty. A half without the faulty
+node passes. This is how people find it by hand, over several nights.
 """
 
 from ddp_doctor.checks.collectives.isolation import rules
@@ -31,5 +31,5 @@ CHECK = Check(
     facts=(IsolationFact,),
     rules=rules_in(rules),
     stops_ranks=True,
-    cost_s=4.0,  # for healthy nodes: four rounds, each of which took a second or less on CPUs
+    cost_s=4.0,  # for healthy nodes: four rounds of at most a second on CPUs
 )

@@ -1,4 +1,4 @@
-"""DD632 - DD638: nodes that fail alone or with all others, pairs, leaves, larger groups, and unsettled failures."""
+"""DD632 - DD638: nodes that fail alone or with all others, pairs, leaves, larger groups, and unexplained failures."""
 
 from collections.abc import Iterator, Sequence
 

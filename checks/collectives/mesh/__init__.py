@@ -1,12 +1,12 @@
-"""Mesh: are the groups of a job's mesh the same on all ranks, right, and on the links that they need?
+"""Mesh: whether the groups of a job's mesh are the same on all ranks, correct, and on suitable links.
 
-Raw input: none; what the ranks were told, and what the collectives of each axis brought in its groups, e.g.
+Raw input: none; it is the mesh of each rank, and the results of each axis's collectives in its groups, for example
 
     rank 5, dp=2,shard=4: shard of ranks 4-7, all_gather of 1 MiB 0.8 GB/s, reduce_scatter 0.5 GB/s; dp of ranks 1, 5
 
-A job with FSDP, tensor or pipeline parallelism makes its groups with init_device_mesh, which gives ranks their places
-row by row: neighboring ranks share the last axis. A rank that makes another mesh makes groups in another order, and
-all wait for each other; a mesh whose last axis is not the one that sends most is slow.
+Why it matters: a job with FSDP, tensor or pipeline parallelism makes its groups with init_device_mesh, which places
+ranks row by row, so neighboring ranks share the last axis. If a rank makes a different mesh, it makes its groups in a
+different order, and all ranks wait for each other. If the last axis is not the one that sends most, the mesh is slow.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def untested(recording: Recording) -> str:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Yield what nccl-tests prints, by axis and collective, over all groups of the axis."""
+    """Yield the values that nccl-tests prints, by axis and collective, over all groups of the axis."""
     yield from measured(
         (name, len(group.members), rank.rank or 0, size.model_copy(update={"group": f"of axis {group.axis}"}))
         for rank in recording.facts(MeshFact)

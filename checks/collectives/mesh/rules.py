@@ -84,7 +84,7 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
     )
     faulty = {group: ranks for group, ranks in taken.items() if any(rank.wrong for rank in ranks)}
     causes = grouped(
-        ((culprits, whose, culprits or group), group)  # a rank is named once, whatever its groups
+        ((culprits, whose, culprits or group), group)  # names a rank only once, whatever its groups
         for group, ranks in faulty.items()
         for culprits, whose in [whose_share(recording, ranks)]
     )
@@ -100,8 +100,9 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: If one of two axes reaches less than this share of the other in all collectives, it is slower. In 14 runs of 4 and 8
-#: gloo ranks on two busy cores axes of equal links came down to 0.43 of each other; over 100 Mbit/s it is 0.01.
+#: An axis is slower than another if it reaches less than this share of its rate in all collectives. In 14 runs of 4 and
+#: 8 gloo ranks on two busy cores, axes with equal links reached at least 0.43 of each other; over 100 Mbit/s it is
+#: 0.01.
 _AS_FAST = 0.4
 
 
@@ -181,7 +182,7 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
     if world is None:
         return
     known = sorted((axis for axis in mesh if depth(axis.name) is not None), key=_depth)
-    inwards = iter(known)  # axes of other names stay in place
+    inwards = iter(known)  # axes with other names keep their place
     better = tuple(next(inwards) if axis in known else axis for axis in mesh)
     wide = [axis for axis in known if axis.size > 1]
     reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in wide}
@@ -207,7 +208,7 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
             detail=f"It carries {KINDS[_depth(heavy)].words}, the {light.name} axis {KINDS[_depth(light)].words}.",
             severity=of_slowdown(max(times, default=0.0)),
         )
-        return  # one order of the axes is one cause
+        return  # the order of the axes is a single cause
 
 
 def _evidence(recording: Recording, mesh: Sequence[Axis], axis: Axis, reach: Reach) -> Evidence:

@@ -1,12 +1,12 @@
-"""Point to point: does every pair of ranks exchange data correctly, and how fast, each way?
+"""Point to point: whether every pair of ranks exchanges data correctly, and how fast each way.
 
-Raw input: none; each rank reports one line per peer, e.g.
+Raw input: none; each rank reports one line per peer, for example
 
-    rank 0 - rank 3: right, latency 41 us, 1.9 GB/s, 2.3 GB/s from rank 3 alone
+    rank 0 - rank 3: right, latency 41 us, 1.9 GB/s, 2.3 GB/s one way from rank 3
 
-A collective uses some links and hides the rest; here every pair is tried alone, in rounds of
-disjoint pairs, each under a deadline of its own. A pair that does not answer is the classic hang of
-GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports OK, and the pair stalls.
+Why it matters: a collective uses some links and hides the rest. Here every pair is tested, in rounds of disjoint pairs,
+each with its own deadline. A pair that does not answer is the typical hang of GPUs whose peer-to-peer path is blocked
+by ACS or the IOMMU: every tool reports OK, and the pair stalls.
 """
 
 from collections.abc import Iterator

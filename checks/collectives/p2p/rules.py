@@ -1,4 +1,4 @@
-"""DD606, DD607, DD630, DD631: bytes that arrive changed; pairs that are slower than others, and what they share."""
+"""DD606, DD607, DD630, DD631: bytes that change on the way, pairs that are slower than others, and what they share."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,17 +130,17 @@ class _Rates:
     across: bool
     of: Mapping[Path, float]
     typical: float  # median of each node's (within a node: rank's) best path to another, because most paths may be slow
-    sure: float  # the median of the worst values of pairs that are not slow: a healthy path's rate with bad luck
+    sure: float  # the median of the worst values of pairs that are not slow: the rate of a healthy path under noise
     confirmed: frozenset[Path]  # measured again if necessary to rule out chance, or in an older recording
     least_ratio: float  # higher with two pairs, because each has only the other as a reference
     starved: frozenset[Path]  # a rank at one end had no processor long enough to explain slow rates
 
     def ratio(self, usual: float) -> float:
-        """Return how many times slower a slow path is."""
+        """Return the minimum slowdown of a slow path."""
         return max(usual, self.least_ratio)
 
     def slower(self, ratio: float) -> set[Path]:
-        """Return the paths with less than this part of what is typical."""
+        """Return the slow paths, without slow paths of starved ranks."""
         return self._slow(ratio) - self.starved
 
     def known(self, ratio: float) -> set[Path]:
@@ -278,7 +278,7 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         yield _draft(rates, path_quality.SLOW_PATH_RATIO, starved, _REPEAT)
 
 
-# --- whose fault ----------------------------------------------------------------------------------
+# --- the cause -----------------------------------------------------------------------------------
 
 
 @once_a_recording
@@ -331,7 +331,7 @@ def _of_ranks(recording: Recording, slow: Collection[Path], good: Collection[Pat
 
 
 def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path], str]]:
-    """Yield each end that is blamed, its bad paths, and what it does."""
+    """Yield each end at fault, its bad paths, and its behavior."""
     for end in blamed.nodes:
         into, out = end in blamed.inbound, end in blamed.outbound
         does = "sends data slowly to" if out else "receives data slowly from"
@@ -363,7 +363,7 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
 
 
 def _explainable(recording: Recording, node: int) -> tuple[int, ...]:
-    """Return the nodes that findings about TCP must name to explain this node's rates; with RDMA, none can."""
+    """Return the nodes that findings about TCP must name to explain this node's rates; none with RDMA."""
     return (node, -1) if log_of(recording, node).network == "IB" else (node,)
 
 

@@ -1,12 +1,12 @@
-"""Stragglers: which rank is slow, by how much, since when, how sure, and why?
+"""Stragglers: which rank is slow, by how much, since when, how certain that is, and why.
 
-Raw input: none; measured on every rank, seven times or so, ranks of one machine in turns:
+Raw input: none; it is measured on every rank, about seven times; the ranks of one machine take turns:
 
     rank 2   117000 products/s; 50 % of a loop's time is taken, 51 ms at most, 49 % by a quota; large files 1200,
              small pieces 30, four workers 110 MB/s; 1.1 and 1.2 GB/s with ranks 1 and 3
 
-In DDP every rank waits for the slowest, in every step. What it loses has a cause on its host most of the time: a CPU
-quota, a neighbor, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
+Why it matters: in DDP, every rank waits for the slowest in every step. The cause is usually on its host: a CPU quota,
+another program, a slow mount. Ranks are also slow by chance, so one sample is not enough to report a rank.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def probe(ctx: RankContext) -> StragglersFact:
 
 
 def untested(recording: Recording) -> str:
-    """Return why no rank could be named; "" if one could."""
+    """Return why no rank could be reported as slow; "" if one could."""
     ranks = recording.facts(StragglersFact)
     if len(ranks) < stragglers.FEWEST_TO_JUDGE:
         return f"of {len(ranks)} ranks, none can be singled out; this needs at least {stragglers.FEWEST_TO_JUDGE}"

@@ -27,7 +27,7 @@ PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "programs that share a CPU",
     "programs",
     "exchanges with both neighbors",
-    "reads of ",  # … large files, and so on
+    "reads of ",  # followed by "large files" and so on
 )
 LOSSES = (QUOTA, WAITS, STOPS)
 _LEAST = 1e-3
@@ -122,7 +122,7 @@ def _compared(
             found.append(Slow(ranks[rank], work, median(values) / usual, spread, slow, len(at_once)))
     lasting = [slow for slow in found if len(slow.slow_samples) >= stragglers.IN_SAMPLES * slow.samples]
     far_off = [slow for slow in lasting if slow.factor >= 1 + stragglers.SPREADS * spread]
-    if work == WAITS:  # ranks that share their CPUs share their neighbors, so which one waits longer is chance
+    if work == WAITS:  # ranks that share CPUs share other programs too, so it is chance which one waits longer
         places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
         all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
         far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
@@ -131,7 +131,7 @@ def _compared(
     if len(costs) < stragglers.FEWEST_TO_JUDGE or 2 * len(far_off) >= len(costs):
         far_off = []
     for slow_rank in found:
-        by_quota = work == QUOTA and slow_rank in lasting  # not a matter of comparison
+        by_quota = work == QUOTA and slow_rank in lasting  # certain without a comparison
         yield replace(slow_rank, is_sure=slow_rank in far_off or by_quota)
 
 
@@ -140,7 +140,7 @@ def _ran(fact: StragglersFact) -> float:
     return 1 - median(sample.waited_share or 0.0 for sample in fact.samples)
 
 
-#: The results of a rank's samples: why it is slow, what to do, and what was measured.
+#: The texts about a rank's samples: why it is slow, what to do, and what was measured.
 Shown = tuple[str, Remedy, str]
 
 _QUOTA = by_administrator(
@@ -178,7 +178,7 @@ _EXCHANGE = _look(
 
 
 def _named(recording: Recording, *works: str) -> list[Slow]:
-    """Return the ranks named for any of these, each for the work that it is slowest in."""
+    """Return the ranks reported for any of these kinds of work, each for the work in which it is slowest."""
     sure = grouped((rank_of(slow.rank), slow) for slow in slow_ranks(recording) if slow.is_sure)
     ours = [[slow for slow in of_rank if slow.work.startswith(works)] for of_rank in sure.values()]
     return sorted((max(of, key=lambda slow: slow.factor) for of in ours if of), key=lambda slow: rank_of(slow.rank))

@@ -127,7 +127,7 @@ def _without_starter(job: Launch | None, launch: Launch) -> _Fault | None:
 
 
 def _one_after_another(text: SettingText, launch: Launch) -> _Fault | None:
-    """Return the fault of a script that starts the next node when the first, which waits for it, has ended."""
+    """Return the fault of a script that starts the next node only after the first, which waits for it, has exited."""
     if not launch.waits or launch.path or not torchruns(launch) or launch.agents is None or launch.agents[0] < 2:
         return None
     own = launch.arguments.get("--node-rank")

@@ -267,7 +267,7 @@ OfNode = Callable[[InForce], Iterable[Draft]]
 
 
 def rule_of_nodes(code: str, name: str, consequence: Consequence, *needs: type[Fact]) -> Callable[[OfNode], Rule]:
-    """Make a Rule from a function for one node, which may need facts (``needs``) besides its settings."""
+    """Make a Rule from a function for one node, which may need facts (``needs``) in addition to its settings."""
     return lambda of_node: rule(code, name, consequence, EnvVars, *needs)(_one_per_cause(of_node))
 
 

@@ -8,8 +8,8 @@ A launcher uses these variables to give a process its place in the job:
     Open MPI     OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1
 
 Sources: torch 2.13 torch/distributed/elastic/agent/server/local_elastic_agent.py (_start_workers),
-torch/distributed/rendezvous.py (_env_rendezvous_handler); what each fault does was tried with torch 2.13 and
-gloo: a rank outside the world, or another than 0 alone, waits for the store until its time-out.
+torch/distributed/rendezvous.py (_env_rendezvous_handler). The effect of each fault was tested with torch 2.13 and gloo:
+a rank outside the world, or a rank other than 0 without peers, waits for the store until its timeout.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The accelerators of a node: typed values of the answer of sources/child_nvml.py, and GPUs of other vendors.
 
-NVML's answer is one JSON object; see that module for a whole sample:
+NVML's answer is one JSON object; that module has a complete sample:
 
     {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.06, "driver_version": "550.90.07",
      "gpus": [{"index": 0, "uuid": "GPU-8932f937-…", "bus_id": "00000000:1B:00.0", …}]}
@@ -42,10 +42,10 @@ class NvmlAnswer(Frozen):
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
-    cuda_driver_version: str | None = None  # the newest CUDA that this driver can serve
+    cuda_driver_version: str | None = None  # the newest CUDA that this driver supports
     nvml_version: str | None = None
     confidential_compute: bool | None = None
-    excluded_bus_ids: tuple[BusId, ...] = ()  # GPUs that the operator took out (NVreg_ExcludedGpus)
+    excluded_bus_ids: tuple[BusId, ...] = ()  # GPUs that the operator excluded (NVreg_ExcludedGpus)
     elapsed_s: float = 0.0
     error: str | None = None
     call: str = ""
@@ -60,7 +60,7 @@ class NvmlAnswer(Frozen):
 
 
 def parse_nvml(text: str) -> NvmlAnswer:
-    """The child's answer. Raises ValueError where ``text`` is not one."""
+    """Return the child's answer. Raises ValueError if ``text`` is not one."""
     return NvmlAnswer.model_validate_json(text)
 
 
@@ -89,12 +89,12 @@ def unsupported(ctx: Context) -> str | None:
 
 
 def hidden(ctx: Context) -> str | None:
-    """The AMD GPUs here that a setting hides from the job."""
+    """Return the AMD GPUs here that a setting hides from the job."""
     return _listed(_amd_gpus_of_job(ctx)) if hiding(ctx) else None
 
 
 def hiding(ctx: Context) -> str | None:
-    """The setting that hides all AMD GPUs from the job: ``HIP_VISIBLE_DEVICES="-1"``."""
+    """Return the setting that hides all AMD GPUs from the job: ``HIP_VISIBLE_DEVICES="-1"``."""
     values = {name: ctx.env[name] for name in HIDING if name in ctx.env}
     found = (name for name, value in values.items() if value.strip().lower() in DELIBERATE_ENDS)
     return next((f'{name}="{values[name]}"' for name in found), None)
@@ -107,7 +107,7 @@ def _amd_gpus_of_job(ctx: Context) -> list[Accelerator]:
 
 
 def _listed(accelerators: Iterable[Accelerator]) -> str | None:
-    """ "8 AMD GPUs (AMD Instinct MI300X OAM)"; None for none."""
+    """Return "8 AMD GPUs (AMD Instinct MI300X OAM)", or None without any."""
     makers = grouped((accelerator.maker, accelerator.name) for accelerator in accelerators)
     words = [
         f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"

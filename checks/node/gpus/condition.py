@@ -127,7 +127,7 @@ def gpu_memory_errors_uncorrected(recording: Recording) -> Iterator[Draft]:
 
 def _memory_errors(gpu: Gpu) -> Severity | None:
     if not gpu.ecc_volatile_uncorrected or recovery(gpu) is not None or gpu.row_remap_failed:
-        return None  # DD304 or DD312 has named it with the errors
+        return None  # DD304 or DD312 reports it with the errors
     return Severity.WARNING if gpu.recovery_action == "none" else Severity.ERROR
 
 
@@ -230,7 +230,7 @@ def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
 
 
 def _rows(gpu: Gpu) -> str:
-    """ "2 rows replaced, 1 after an uncorrected error, 1 bank without spare rows"."""
+    """Return "2 rows replaced, 1 after an uncorrected error, 1 bank without spare rows"."""
     unsafe = gpu.rows_remapped_uncorrected or 0
     rows = (gpu.rows_remapped_corrected or 0) + unsafe
     words = f"{rows} {'row' if rows == 1 else 'rows'} replaced, {unsafe} after an uncorrected error"
@@ -275,7 +275,7 @@ def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
 def _pending(gpu: Gpu) -> Severity | None:
     reported = recovery(gpu) is not None or gpu.ecc_volatile_uncorrected or gpu.row_remap_failed
     if reported or not repair_pending(gpu):
-        return None  # DD304, DD307 and DD312 say that a reset is due, or does not help
+        return None  # DD304, DD307 and DD312 report that a reset is due, or does not help
     return Severity.ERROR if gpu.page_retirement_pending_double_bit else Severity.WARNING
 
 

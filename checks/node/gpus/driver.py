@@ -1,4 +1,4 @@
-"""DD301, DD302, DD316, DD317, DD322: a driver that does not serve its GPUs, and an NVSwitch fabric not ready or ill."""
+"""DD301, DD302, DD316, DD317, DD322: a driver that does not serve its GPUs, an NVSwitch fabric not ready or faulty."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,7 +139,7 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
 
 
 def _if_cuda_may_fail(recording: Recording) -> Severity:
-    """Return the severity of a fault that may keep CUDA from starting. If ranks have passed over NCCL, it did not."""
+    """Return the severity of a fault that may keep CUDA from starting; if ranks passed over NCCL, it did not."""
     has_started = recording.on_nccl and recording.first(AllReduceFact) is not None
     return Severity.WARNING if has_started else Severity.ERROR
 

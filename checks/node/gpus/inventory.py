@@ -35,7 +35,7 @@ class Shortfall:
     have: int
     expected: int
     source: str
-    named: tuple[str, ...] = ()  # bus ids of the missing ones, where known
+    named: tuple[str, ...] = ()  # bus ids of the missing GPUs, if known
     severity: Severity = Severity.ERROR
 
 
@@ -181,7 +181,7 @@ class _Selection(NamedTuple):
     ranks: int
     shown: int
     there: str  # how many GPUs the machine has
-    setting: str | None  # that chose
+    setting: str | None  # that made the selection
     rejected: str | None  # its wrong entry
 
     def words(self) -> str:
@@ -202,7 +202,7 @@ def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | Non
         return None
     short = shortfall_of(fact, None)
     if short is not None and short.severity is Severity.ERROR and fact.rejected is None:
-        return None  # DD303 names the missing GPUs; ranks without one are its victims
+        return None  # DD303 reports the missing GPUs, which leave ranks without one
     value, count = fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.in_the_machine()
     setting = None if value is None else f'CUDA_VISIBLE_DEVICES="{value}"'
     there = fact.others_hidden or ("its only GPU" if count == 1 else f"the {count} GPUs there")

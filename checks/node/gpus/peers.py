@@ -52,7 +52,7 @@ def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Limit:
-    """Something that an operator can lower on a GPU."""
+    """A value that an operator can lower on a GPU."""
 
     words: str
     unit: str
@@ -61,7 +61,7 @@ class _Limit:
     remedy: Remedy
 
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
-        """Return the remedy with the value to set, and with the previous value if it was the same on all GPUs."""
+        """Return the fix with the value to set, and with the previous value if it was the same on all GPUs."""
         was = {self.value_of(gpu) for _, gpu in hits}
         undo = self.remedy.undo.replace("with the previous limit", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
@@ -200,7 +200,7 @@ def _minority(hits: Hits, value_of: Callable[[Gpu], str | None]) -> Hits:
 
 def _odd_sizes(hits: Hits) -> Hits:
     if len({gpu.ecc_enabled for _, gpu in hits}) > 1:
-        return []  # ECC takes memory on some cards, and DD315 has named them
+        return []  # ECC uses memory on some cards, and DD315 reports them
     largest = max(gpu.memory_total_bytes or 0 for _, gpu in hits)
     least = (1 - thresholds.GPU_MEMORY_SIZE_SHARE) * largest
     return [(node, gpu) for node, gpu in hits if 0 < (gpu.memory_total_bytes or 0) < least]

@@ -158,7 +158,7 @@ def _mode(gpu: Gpu) -> Severity | None:
         return None
     if any((process.name or "").startswith(nvml.MPS_SERVER) for process in holders):
         return None
-    # A process of another pid namespace has no name here; it may be the MPS server.
+    # A process in another PID namespace has no name here; it may be the MPS server.
     return Severity.ERROR if all(process.name for process in holders) else Severity.WARNING
 
 

@@ -95,7 +95,7 @@ def _without_shared_memory(recording: Recording) -> Iterator[Draft]:
 
 def _no_segment(fact: Host) -> str | None:
     problem = fact.shm_problem
-    if problem == f"{NOT_LOOKED_AT}{os.strerror(errno.ENOENT)}":  # as former releases recorded it
+    if problem == f"{NOT_LOOKED_AT}{os.strerror(errno.ENOENT)}":  # as earlier releases recorded it
         return NO_SHARED_MEMORY
     return None if problem is None or problem.startswith(NOT_LOOKED_AT) else problem
 

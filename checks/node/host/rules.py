@@ -43,9 +43,9 @@ def shortages(
     *,
     of_the_job: bool = True,
 ) -> Iterator[Shortage]:
-    """Yield the nodes with a fault by severity, which also depends on their number of ranks; None means no fault.
+    """Yield the nodes with a fault, by severity, which also depends on their number of ranks; None means no fault.
 
-    The worst node has the lowest ``least``. Without a world nothing uses a limit. ``of_the_job`` marks limits of the
+    The worst node has the lowest ``least``. Without a world, nothing uses a limit. ``of_the_job`` marks limits of the
     job's own process, which do not apply to a prolog, because it runs as root.
     """
     world = recording.world
@@ -60,7 +60,7 @@ def shortages(
 def shortage_draft(
     recording: Recording, short: Shortage, title: str, saw: Evidence, remedy: Remedy, *, detail: str
 ) -> Draft:
-    """A finding about all nodes of a shortage, which says whose figures it shows."""
+    """Return a finding about all nodes with a shortage; it shows the figures of the worst node."""
     if len(short.nodes) > 1:
         saw = saw.model_copy(update={"text": f"worst on {host(recording, short.worst.node)}: {saw.text}"})
     return likely(of_nodes(recording, short.nodes), title, saw, remedy, detail=detail, severity=short.severity)

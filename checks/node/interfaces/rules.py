@@ -112,7 +112,7 @@ class Group:
 
     @property
     def backend(self) -> str:
-        """The backend whose choice it is, as people write it."""
+        """The backend whose choice it is, as a display name."""
         return interfaces.backend_name(self.sick[0].backend)
 
     @property
@@ -129,7 +129,7 @@ class Group:
         return interface_faults.victims(self.sick, self.offers)
 
     def severity(self, recording: Recording) -> Severity:
-        """An error if some pair of nodes cannot connect, unless this is a guess and all ranks have met."""
+        """Return error if two nodes cannot connect, unless this is a prediction and all ranks have connected."""
         is_wrong_guess = not self.fault.sure and recording.first(AllReduceFact) is not None
         return Severity.WARNING if is_wrong_guess or not self.victims() else Severity.ERROR
 
@@ -200,7 +200,7 @@ def _who_fails(recording: Recording, group: Group) -> str:
 
 
 def _who_dials_whom(recording: Recording, group: Group) -> str:
-    """gloo's rule, applied to the first healthy node that it hurts."""
+    """Return gloo's rule, applied to the first healthy node that it affects."""
     hurt, sick = group.victims(), {offer.node for offer in group.sick}
     if not hurt:
         return (
@@ -218,7 +218,7 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
 
 
 def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
-    """Return the remedies: another interface first, then the setting or host name that led to this one."""
+    """Return the fixes: another interface first, then the setting or host name that led to this one."""
     better, first = interface_faults.better_interfaces(group.offers), group.sick[0]
     stranded = [offer for offer in group.sick if offer.node not in better.interfaces]
     if stranded:  # no setting helps before they are connected

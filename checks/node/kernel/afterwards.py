@@ -137,7 +137,7 @@ def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, se
 
 
 def _new_events(recording: Recording, *kinds: str) -> list[Hit]:
-    """Events of the second log which the first, read from the same place, did not have."""
+    """Return the events of the second log that are not in the first, which was read from the same source."""
     before = {view.node: view for view in views(recording)}
     found = []
     for node in recording.facts(KernelAfterFact):

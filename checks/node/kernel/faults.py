@@ -58,7 +58,7 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
 
 
 def _degraded_gpus(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
-    """The GPUs of these nodes that the fabric reports as unhealthy (else DD317's)."""
+    """Yield the GPUs of these nodes that the fabric reports as unhealthy (otherwise DD317 reports them)."""
     for view in views(recording):
         gpus = view.gpus.of_the_job() if view.gpus and view.node in nodes else ()
         for gpu in gpus:
@@ -97,7 +97,7 @@ def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: Each kind of errors, how many lines of it matter, and how much.
+#: Each kind of error, the minimum number of its lines, and its severity.
 _PCIE_ERRORS = (
     ("pcie_uncorrected", 0, Severity.WARNING),
     ("pcie_corrected", thresholds.PCIE_CORRECTED_LINES, Severity.INFO),

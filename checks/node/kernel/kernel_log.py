@@ -1,6 +1,6 @@
 """The kernel log: lines about GPUs, NVSwitches, NICs and their PCIe links, and the time of boot.
 
-As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and as syslog files do::
+The formats are those of dmesg (plain, ``-T``, ``-r``), of ``journalctl -o short-unix`` and of syslog files::
 
     [74889.644138] NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
     [Sat Oct 12 18:35:32 2024] NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 0000000a
@@ -161,7 +161,7 @@ class KernelLog:
 
 
 def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float = 0.0) -> KernelLog:
-    """The events since the last boot in ``text``, none before ``since_s`` seconds after it.
+    """Return the events since the last boot in ``text``, but not from the first ``since_s`` seconds after it.
 
     ``booted_at``, in seconds since the epoch, turns clock times into seconds since the boot.
     """
@@ -188,7 +188,7 @@ class _Begun:
     """The first line of a multi-line message: "NVRM: The NVIDIA GPU 0000:b3:00.0"."""
 
     text: str = ""
-    left: int = 0  # lines that may still come
+    left: int = 0  # lines that may still follow
 
     def with_its_end(self, line: str) -> str:
         """Return the line, or the complete message if this is its last line."""
@@ -280,7 +280,7 @@ _READERS: tuple[tuple[re.Pattern[str], Callable[[_Groups, re.Match[str]], _Line 
 
 
 def _bus(text: str) -> str:
-    """A bus id of the log as /sys writes it; an Xid leaves the function out."""
+    """Return a bus id of the log as /sys writes it; an Xid omits the function."""
     bus = sysfs_bus_id(text)
     return bus if "." in bus else f"{bus}.0"
 
@@ -294,12 +294,12 @@ _BTIME = re.compile(r"^btime (\d{1,12})$", re.MULTILINE | re.ASCII)
 
 
 def uptime_s(ctx: Context) -> float | None:
-    """Seconds since the boot. A container may be shown its own, which is less than the machine's."""
+    """Return the seconds since the boot. A container may see its own uptime, which is shorter than the machine's."""
     found = re.match(r"\d{1,12}\.\d+", first_line(ctx, "/proc/uptime") or "", re.ASCII)
     return max(float(found[0]), ctx.clock()) if found else None
 
 
 def booted_at(ctx: Context) -> float | None:
-    """The time of the boot, in seconds since the epoch."""
+    """Return the time of the boot, in seconds since the epoch."""
     found = _BTIME.search(text_of(ctx, "/proc/stat") or "")
     return float(found[1]) if found else None

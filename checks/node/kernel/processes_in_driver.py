@@ -1,13 +1,13 @@
-"""Processes that are stuck inside the NVIDIA driver, where no signal reaches them (state D).
+"""Processes that are stuck inside the NVIDIA driver, where signals do not reach them (state D).
 
     /proc/5403/stat      5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560 …
     /proc/5403/status    voluntary_ctxt_switches:	17
-    /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 where one may not look
+    /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 if access is denied
     /proc/5403/fd/3      -> /dev/nvidia0             for one's own processes, or as root
 
-A process that waits for a disk, or only briefly, is in state D too. So a process counts only if it waits in a function
-of the driver (when visible) and did not run between several samples. After a SIGKILL the first thread of a program may
-be gone (Z) while another is still stuck.
+A process that waits for a disk, or only briefly, is also in state D. Therefore a process counts only if it waits in a
+function of the driver (if visible) and did not run between several samples. After a SIGKILL, the first thread of a
+program may have exited (Z) while another is still stuck.
 """
 
 import re
@@ -18,13 +18,13 @@ from ddp_doctor.facts.node.kernel import StuckProcess
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 
-#: Looks, and the seconds between them: a driver that initializes GPUs holds others up for a while.
+#: Samples, and the seconds between them: a driver that initializes GPUs delays other processes for a while.
 LOOKS = 4
 BETWEEN_S = 1
 #: A node may have tens of thousands of processes, and reading each takes some 50 microseconds.
 PATIENCE_S = 1.5
 MOST_THREADS = 64
-#: The driver's functions, and how its modules begin the names of theirs (nvidia-uvm, nv.c, os-interface.c).
+#: The driver's functions, and the prefixes of its modules' functions (nvidia-uvm, nv.c, os-interface.c).
 _IN_DRIVER = re.compile(r"nvidia|uvm_|nvkms|nv_|nvswitch|rm_|os_acquire")
 #: Waits that the driver shares with others; "0" and "" if access is denied.
 _ANYWHERE = ("down", "down_timeout", "msleep", "0", "")
@@ -47,7 +47,7 @@ def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
     began = ctx.clock()
     tasks = [task for task in _in_state_d(ctx) if _is_in_driver(ctx, task)]
     for _ in range(LOOKS - 1):
-        # Without a pause between the looks, a moment's wait would look the same.
+        # Without a pause between the samples, a short wait would look the same.
         if not tasks or not ctx.run(("sleep", str(BETWEEN_S))).ok:
             return ()
         tasks = [task for task in tasks if _task(ctx, task.folder, task.pid) == task]
@@ -55,7 +55,7 @@ def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
 
 
 def _in_state_d(ctx: Context) -> Iterator[_Task]:
-    """The threads in state D, without the kernel's own and the doctor's."""
+    """Yield the threads in state D, without kernel threads and ddp-doctor's own."""
     own = (first_line(ctx, "/proc/self/stat") or "").partition(" ")[0]
     end = ctx.clock() + PATIENCE_S
     for pid in _numbers(ctx, "/proc"):
@@ -82,7 +82,7 @@ def _task(ctx: Context, folder: str, pid: int) -> _Task | None:
 
 
 def _is_in_driver(ctx: Context, task: _Task) -> bool:
-    """Return True if the thread waits in the driver. A rank that waits for its file system also holds a GPU."""
+    """Return True if the thread waits in the driver. A rank that waits for its file system also holds a GPU open."""
     channel = _wait_channel(ctx, task)
     return bool(_IN_DRIVER.match(channel)) or (channel in _ANYWHERE and _device(ctx, task.pid) is not None)
 

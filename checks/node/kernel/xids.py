@@ -35,11 +35,11 @@ WATCH = by_operator(
 )
 
 
-#: The state of a GPU since its Xid: still out of order, working again, or unknown.
+#: The state of a GPU since its Xid: still unusable, working again, or unknown.
 Standing = Literal["out", "back", "unknown"]
 
 #: Xids whose end NVML shows: a lost GPU does not answer, uncorrected errors count until the reset, a row that could not
-#: be remapped is recorded, and without its system processor a GPU cannot report its memory.
+#: be remapped is recorded, and a GPU without its system processor cannot report its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
 _REMAPPED, _NOT_REMAPPED = 63, 64
@@ -206,7 +206,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_pending(view: NodeView, event: KernelEvent) -> bool:
-    """Return True if NVML still counts the logged event, so that DD307 or DD313 reports it."""
+    """Return True if NVML still counts the logged event, which DD307 or DD313 then reports."""
     gpu = view.gpu(event.device)
     if gpu is None:
         return False

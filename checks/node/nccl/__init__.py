@@ -31,7 +31,7 @@ _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 
 
 def probe(ctx: Context) -> NcclFact:
-    """Read the files and search where the linker would. Never fails; finding nothing is a valid answer."""
+    """Read the files and search where the linker would. Never fails; it may find nothing."""
     files = nccl_interface.conf_files(ctx)
     in_files, added = set_by_files(files), set_by_files(read_by(files))
     own = {name: ctx.env[name] for name in (*in_files, *_NAMES_OF_LIBRARIES) if name in ctx.env}
@@ -70,7 +70,7 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
 
 
 def _found(ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool) -> str | None:
-    """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
+    """Return the file that dlopen loads, in its search order; a conda environment's RPATHs come first."""
     conda = ctx.env.get("CONDA_PREFIX")
     first = (f"{conda}/lib",) if conda else ()
     folders = (*first, *software.entries(ctx.env, "LD_LIBRARY_PATH"))
@@ -89,7 +89,7 @@ def _found(ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], 
 
 
 def _torch_library_folders(ctx: Context) -> Iterator[str]:
-    """The folders of torch's own RPATH, which holds for what the libraries there load."""
+    """Yield the directories of torch's own RPATH, which also applies to libraries that torch loads."""
     torch = software.torch_folder(ctx.child("software").stdout)
     if torch is not None:
         yield f"{torch}/lib"

@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_names, 
 #: Reads a node's files; each item holds the lines of one finding.
 _LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
 _SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
-#: More lines than this in one piece of evidence help no reader; the recording has them all.
+#: Maximum number of lines in one piece of evidence; the recording has all lines.
 _LINES_SHOWN = 12
 
 
@@ -154,7 +154,7 @@ def _unread_files(recording: Recording) -> Iterator[tuple[str, FactAt[NcclFact]]
 
 
 def _nodes_with_same_lines(recording: Recording, lines_of: _LinesOf) -> dict[tuple[str, ...], list[FactAt[NcclFact]]]:
-    """Return the ``lines_of`` of each node's files, with the nodes for which they are equal."""
+    """Return each result of ``lines_of`` with the nodes that have it."""
     nodes = recording.facts(NcclFact)
     return grouped((lines, node) for node in nodes for lines in lines_of(files_read(recording, node), node.fact))
 
@@ -181,7 +181,7 @@ def _draft(
 
 
 def _names(lines: Sequence[str]) -> str:
-    """The variables that lines such as "NCCL_ALGO=Tree (/etc/nccl.conf:1)" set."""
+    """Return the variables that lines such as "NCCL_ALGO=Tree (/etc/nccl.conf:1)" set."""
     return name_list([line.partition("=")[0] for line in lines])
 
 

@@ -1,4 +1,4 @@
-"""DD231-DD235: plug-ins of NCCL that are missing, lack a library, or are on some nodes only."""
+"""DD231-DD235: plug-ins of NCCL that are missing, lack a library, or are only on some nodes."""
 
 from collections.abc import Callable, Iterator
 

@@ -10,7 +10,7 @@ so the first all-reduce hangs. A link with half of its lanes slows down every st
     /sys/kernel/iommu_groups/13/type                        DMA-FQ
     /proc/cmdline                                           … intel_iommu=on iommu=pt
 
-In virtual machines the tree is made up by the hypervisor and is not checked. Idle GPUs reduce the speed of their link
+In virtual machines, the hypervisor makes up the tree, and it is not checked. Idle GPUs reduce the speed of their link
 on purpose, but never its width.
 """
 

@@ -13,7 +13,7 @@ from ddp_doctor.probing.host_gpus import PCI
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.probing.pci_devices import bridges_above
 
-_WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # 0, 63 and 255 are what a device without a link, or asleep, gives
+_WIDTHS = (1, 2, 4, 8, 12, 16, 32)  # a device without a link, or asleep, reports 0, 63 or 255
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 _OPTION = re.compile(r"(?:intel_iommu|amd_iommu|iommu|pci|iommu\.\w{1,20})=\S{1,80}")
 _PCI_OPTIONS_OF_INTEREST = ("noacs", "disable_acs_redir", "config_acs", "pcie_acs_override")
@@ -54,7 +54,7 @@ def acs_problem(ctx: Context, bridges: Iterable[str]) -> str | None:
 
 
 def slots(ctx: Context) -> dict[str, str]:
-    """The machine's names of its slots, by PCI address without function."""
+    """Return the machine's names of its slots, by PCI address without function."""
     names = names_in(ctx, "/sys/bus/pci/slots")
     addresses = {name: first_line(ctx, f"/sys/bus/pci/slots/{name}/address") for name in names}
     return {address: name for name, address in addresses.items() if address}
@@ -73,7 +73,7 @@ def virtual(ctx: Context) -> str | None:
 
 
 def iommu_options(ctx: Context) -> tuple[str, ...]:
-    """The kernel's boot options about IOMMU and access control."""
+    """Return the kernel's boot options about IOMMU and access control."""
     options = (word for word in (text_of(ctx, "/proc/cmdline") or "").split() if _OPTION.fullmatch(word))
     return tuple(
         word

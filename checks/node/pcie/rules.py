@@ -21,7 +21,7 @@ from ddp_doctor.wording.pcie import acs_evidence, iommu_evidence, translated
 
 
 def gpu_numbers(recording: Recording, node: int) -> dict[str, int]:
-    """NVML's index of each GPU of a node, by bus id, where NVML was asked."""
+    """Return NVML's index of each GPU of a node by bus id, if NVML was asked."""
     return {gpu.bus_id: gpu.index for fact in recording.at(GpusFact, node) for gpu in fact.gpus if gpu.bus_id}
 
 
@@ -64,7 +64,7 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
             numbers = gpu_numbers(recording, node.node)
             ends = dict.fromkeys(device_name(device, numbers) for pair in pairs for device in pair[:2])
             gpus = any((device.kind, neighbor.kind) == ("gpu", "gpu") for device, neighbor, _ in pairs)
-            matters = gpus or recording.several_nodes  # NICs reach into GPUs only then
+            matters = gpus or recording.several_nodes  # only then do NICs access GPUs
             cause = (tuple(bridges), tuple(ends), Severity.WARNING if matters else Severity.INFO)
             groups.setdefault(cause, []).append(node)
     for (bridges_of, ends_of, severity), group in groups.items():
@@ -82,7 +82,7 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
 
 
 def _endpoints(recording: Recording, node: FactAt[PcieFact]) -> list[PcieDevice]:
-    """The job's GPUs and the RDMA devices."""
+    """Return the job's GPUs and the RDMA devices."""
     mine = jobs_gpus(recording, node.node)
     return [device for device in node.fact.endpoints() if device.kind != "gpu" or mine is None or device.bus_id in mine]
 
@@ -162,7 +162,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: From this speed on (Gen6) links may drop lanes while idle, by design (L0p).
+#: From this speed on (Gen6), links may drop lanes while idle, by design (L0p).
 _LANES_MAY_SLEEP_GT_PER_S = 64.0
 
 

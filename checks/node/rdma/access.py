@@ -1,4 +1,4 @@
-"""DD572, DD573, DD574: RDMA that the hardware offers and the job cannot use."""
+"""DD572, DD573, DD574: RDMA that the hardware offers but the job cannot use."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +31,7 @@ def _is_cut_off(recording: Recording) -> bool:
 
 
 def _ranks_do(recording: Recording) -> RanksDo:
-    """Ranks start, over TCP, unless other nodes use RDMA."""
+    """Return "run", because ranks start over TCP, unless other nodes use RDMA."""
     return "stop" if _is_cut_off(recording) else "run"
 
 

@@ -1,4 +1,4 @@
-"""DD567, DD568, DD569: RoCE ports whose entry of the GID table is none that other nodes reach."""
+"""DD567, DD568, DD569: RoCE ports without a GID table entry that other nodes reach."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
 
 @dataclass(frozen=True)
 class Entry:
-    """The GID that NCCL would choose on one RoCE port, by the known NCCL release or otherwise a recent one."""
+    """The GID that NCCL would choose on one RoCE port, by the known NCCL release or, if unknown, a recent one."""
 
     hit: Hit
     fact: RdmaFact
@@ -84,7 +84,7 @@ def entries(recording: Recording) -> list[Entry]:
 
 def _draft(recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy], detail: str) -> Draft:
     others_fit = len({entry.is_fit for entry in entries(recording)}) > 1
-    # No connection is made from nothing, or from an entry of another network namespace.
+    # No connection is possible without an entry, or from an entry of another network namespace.
     fails = others_fit or any(entry.choice.gid is None or entry.choice.gid.hidden for entry in some)
     return port_draft(
         recording,

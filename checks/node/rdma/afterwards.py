@@ -104,7 +104,7 @@ def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
         NVIDIA/nccl issue 426
     """
     if any(trial.outcome != "finished" for trial in recording.trials):
-        return  # ranks that were ended in the midst leave their peers without an answer
+        return  # ranks that were stopped leave their peers without an answer
     described = [
         (change.hit, change.in_words(_losses(change)))
         for change in changes(recording)
@@ -187,8 +187,8 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         return
     pair = _pair_of_nodes(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
-    # Where packets came late or twice the path is not quite gone. Acknowledgments that never came are no such sign:
-    # ranks that were ended leave those behind too.
+    # If packets came late or twice, the path still partly works. Missing acknowledgments do not show that, because
+    # stopped ranks also cause them.
     lossy = [
         change
         for change in changes(recording)
@@ -202,7 +202,7 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         for node, hca, port in [change.hit]
     ]
     nodes = nodes_of(group)
-    # One end's silence names neither of the two.
+    # A missing acknowledgment does not show which of the two ends is at fault.
     one_node = (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
     yield likely(
         (node_pair(recording, *pair),) if pair else one_node,

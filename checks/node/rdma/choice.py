@@ -172,7 +172,7 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
 
 
 def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
-    """The ports taken by their full names, and those taken because their names begin like another's."""
+    """Return the ports chosen by their full names, and the ports chosen only because such a name is their prefix."""
     words = {name for name, _ in nccl_hca.entries(value)}
     if nccl_hca.is_exclusion(value) or nccl_hca.is_exact(value) or not words:
         return [], []

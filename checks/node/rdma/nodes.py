@@ -52,7 +52,7 @@ def nccl_versions(recording: Recording) -> dict[int, Version]:
 
 
 def hits_of(recording: Recording, keep: Callable[[Hca, Port], bool]) -> list[Hit]:
-    """The ports of all nodes that ``keep`` chooses."""
+    """Return the ports of all nodes for which ``keep`` is true."""
     return [
         (node.node, hca, port)
         for node in recording.facts(RdmaFact)
@@ -76,7 +76,7 @@ class Odd:
 
 
 def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[Odd]:
-    """Return the few ports with a lower value than their peers; a value of None is not compared.
+    """Return the few ports with a lower value than their peers; ports with the value None are not compared.
 
     Peers are ports of one model on one node with the same number, or ports of one name and model on all nodes. Ports
     that are unused by design are unused on all or many of them.
@@ -99,7 +99,7 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
 
 
 def _ports_of_dark_nodes(recording: Recording) -> list[Odd]:
-    """Return the ports of nodes where all of a model are down, but the same names are up on other nodes."""
+    """Return the ports of nodes on which all ports of a model are down, but up under the same names on other nodes."""
     hits = hits_of(recording, _may_be_down)
     models: dict[tuple[int, Hashable], list[Hit]] = {}
     up: dict[tuple[str, Hashable], set[int]] = {}
@@ -129,7 +129,7 @@ def cut_off(recording: Recording) -> set[int]:
 
 
 def _is_up(port_at: Hit) -> float | None:
-    """Up or not, as a number to compare."""
+    """Return whether the port is up, as a number to compare."""
     state = port_at[2].state
     return None if state is None else float(state == "ACTIVE")
 
@@ -159,12 +159,12 @@ def carries(hca: Hca, port: Port) -> bool:
 
 
 def identity(port_at: Hit) -> tuple[int, str, int]:
-    """A port among all ports of all nodes."""
+    """Return the key of a port among all ports of all nodes."""
     return port_at[0], port_at[1].name, port_at[2].number
 
 
 def usual(values: Iterable[float]) -> float:
-    """The median, 0 of nothing."""
+    """Return the median, or 0 without values."""
     known = list(values)
     return median(known) if known else 0.0
 
@@ -177,7 +177,7 @@ def named_by_setting(fact: RdmaFact, hca: Hca, port: Port) -> bool:
 
 
 def fast_and_others(ports: Sequence[tuple[Hca, Port]]) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
-    """The ports of the kind that carries most together, at half of its best rate or more, and the rest."""
+    """Return the ports of the kind with the highest total rate, at half of its best rate or more, and the rest."""
     rates: dict[str | None, float] = {}
     for _, port in ports:
         rates[port.link_layer] = rates.get(port.link_layer, 0.0) + (port.rate_gbit_per_s or 0.0)
@@ -199,11 +199,11 @@ class Change:
     """A port that was up before the ranks started, and its later state."""
 
     hit: Hit
-    seconds: float  # between the two looks
+    seconds: float  # between the two samples
     state: str | None
     grown: Mapping[str, int]
     carrier_changes: int
-    is_used: bool  # by NCCL, between nodes
+    is_used: bool  # by NCCL between nodes
 
     def growth(self, names: Sequence[str]) -> int:
         """Return the total growth of these counters."""

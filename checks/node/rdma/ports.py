@@ -153,7 +153,7 @@ def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_at_slowest_speed(hca: Hca, port: Port) -> bool:
-    """InfiniBand at SDR, of 2001, on a card of 2014 or later: the driver mlx5_core serves no other."""
+    """Return True for InfiniBand at SDR (2001) on a card of mlx5_core, which is from 2014 or later."""
     sdr = port.link_layer == "InfiniBand" and "SDR)" in (port.rate or "")
     return carries(hca, port) and hca.driver == "mlx5_core" and sdr
 
@@ -167,12 +167,12 @@ class _Bond:
     slaves: tuple[NetDevice, ...]
 
     def lost(self) -> tuple[NetDevice, ...]:
-        """The slaves that are down while another is up."""
+        """Return the slaves that are down while another is up."""
         down = tuple(slave for slave in self.slaves if slave.mii_status == "down")
         return down if any(slave.mii_status == "up" for slave in self.slaves) else ()
 
     def in_words(self) -> str:
-        """The bond and its slaves: "bond0 (802.3ad): eth0 up, eth1 down"."""
+        """Describe the bond and its slaves: "bond0 (802.3ad): eth0 up, eth1 down"."""
         each = ", ".join(f"{slave.name} {slave.mii_status or 'unknown'}" for slave in self.slaves)
         return f"{self.netdev.name} ({self.netdev.bond_mode or 'mode unknown'}): {each}"
 
@@ -291,7 +291,7 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     compared: dict[int, tuple[tuple[str, float], ...]] = {}
     for node in users(recording):
         own = [(hca, port) for hca, port in node.fact.ports() if is_of_a_card(hca)]
-        reported = any(port.state in UNCONFIGURED or hca.device_problem for hca, port in own)  # by other rules
+        reported = any(port.state in UNCONFIGURED or hca.device_problem for hca, port in own)  # other rules do it
         chosen = node.fact.chosen()
         if chosen and not reported and node.node not in named_already:
             rails = sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in chosen)

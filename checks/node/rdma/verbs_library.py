@@ -23,7 +23,7 @@ _SYSTEM = (
     *("/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"),
 )
 _CONFIGURATION = "/etc/ld.so.conf.d"
-#: The kernel's driver of a device: the name that its driver has in user space.
+#: The kernel driver of a device, and the name of its user-space driver.
 PROVIDER_OF = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
@@ -40,7 +40,7 @@ PROVIDER_OF = {
 
 
 def verbs_library(ctx: Context) -> str | None:
-    """The path of the library, or None."""
+    """Return the path of the library, or None."""
     return next((path for path in (f"{folder}/{LIBRARY}" for folder in _folders(ctx)) if _exists(ctx, path)), None)
 
 

@@ -1,4 +1,4 @@
-"""The texts of findings about RDMA ports, and their remedies.
+"""The texts of findings about RDMA ports, and their fixes.
 
 Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
 RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.
@@ -61,7 +61,7 @@ def port_draft(
     expected: str | None = None,
     reproduced_by: Reproducer | None = None,
 ) -> Draft:
-    """A finding "mlx5_3 on node0: ``what``", with one line of evidence for all ports of a node in the same state."""
+    """Return a finding "mlx5_3 on node0: ``what``", with a line of evidence per node and state."""
     hits = [port_at for port_at, _ in described]
     alike = grouped(((node, words), port_name(hca, port)) for (node, hca, port), words in described)
     lines = [
@@ -90,7 +90,7 @@ def port_name(hca: Hca, port: Port) -> str:
 
 
 def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
-    """Ports for a sentence: "mlx5_3 on node0", "mlx5_0 on node0 and node1", "12 RDMA ports on 6 nodes"."""
+    """Name ports for a sentence: "mlx5_3 on node0", "mlx5_0 on node0 and node1", "12 RDMA ports on 6 nodes"."""
     nodes = grouped((port_name(hca, port), node) for node, hca, port in hits)
     of_nodes = grouped((tuple(some), name) for name, some in nodes.items())
     if len(of_nodes) == 1 and len(nodes) <= NAMES_IN_A_SENTENCE:
@@ -102,7 +102,7 @@ def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
 
 
 def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
-    """Find out why a link, the first of these, is down, slow or unsteady."""
+    """Return the next step to find out why a link, the first of these, is down, slow or unsteady."""
     (_, hca, port), _ = described[0]
     name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
     ethernet = [f"ethtool {netdev}" for netdev in port.netdevs[:1] if nccl_hca.is_name(netdev)]
@@ -117,7 +117,7 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
 def use_ports(
     recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str, former: str = ""
 ) -> tuple[Remedy, ...]:
-    """Return NCCL_IB_HCA with these ports of each node; nothing if a name cannot be written in it."""
+    """Return the fix that sets NCCL_IB_HCA to these ports of each node; empty if a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
     undo = f"export {shown(nccl_hca.HCA, former)}" if former else ""
     return per_node(recording, nccl_hca.HCA, values, why, "idle RDMA ports", undo)
@@ -126,7 +126,7 @@ def use_ports(
 def per_node(
     recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str, undo: str = ""
 ) -> tuple[Remedy, ...]:
-    """Return one setting for all nodes if one fits all, otherwise per node; nothing if a node has none."""
+    """Return one setting for all nodes if possible, otherwise one per node; empty if a node has none."""
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
         return ()

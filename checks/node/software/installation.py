@@ -40,7 +40,7 @@ def reinstall(summary: str, *packages: str) -> Remedy:
 
 
 def cuda_build(driver: str) -> Remedy:
-    """A torch built with the newest CUDA that the driver runs."""
+    """Return the fix to install a torch built with the newest CUDA that the driver supports."""
     index = wheel_index(release(driver))
     if index is None:
         return driver_upgrade(f"Upgrade the driver; {driver} is too old for every CUDA build of torch")
@@ -49,7 +49,7 @@ def cuda_build(driver: str) -> Remedy:
 
 
 def driver_upgrade(summary: str) -> Remedy:
-    """A newer driver, which is the administrator's business."""
+    """Return the fix to upgrade the driver, which needs an administrator."""
     return by_installation(summary, cost="a drained node", undo="reinstall the previous driver")
 
 
@@ -223,7 +223,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
 
 
 def hidden_modules(ctx: Context) -> tuple[HiddenModule, ...]:
-    """Return each hidden module once; an entry of PYTHONPATH hides it from more jobs than one in the directory."""
+    """Return each hidden module once; a PYTHONPATH entry hides it from more jobs than a file in the directory."""
     found: dict[str, HiddenModule] = {}
     here = target_of(ctx, "/proc/self/cwd")
     entries = ctx.env.get("PYTHONPATH", "")
@@ -314,7 +314,7 @@ def _title(hidden: tuple[HiddenModule, ...]) -> str:
 def _culprits(
     recording: Recording, group: Sequence[FactAt[Software]], hidden: tuple[HiddenModule, ...]
 ) -> list[Culprit]:
-    """The files: their nodes are in order."""
+    """Return the files as culprits; their nodes are healthy."""
     files = [module.file for module in hidden]
     return [node_culprit(recording, node.node, kind="file", name=file) for node in group for file in files]
 

@@ -1,4 +1,4 @@
-"""DD205-DD209: an NCCL that torch was not built with, with a known fault, unusable, or there in several copies."""
+"""DD205-DD209: an NCCL that torch was not built with, that has a known fault, is unusable, or has several copies."""
 
 import posixpath
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""DD444-DD446: connections that NCCL could not set up between the GPUs of a node, as its log reports."""
+"""DD444-DD446: connections between the GPUs of a node that NCCL could not set up, as its log reports."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""DD430-DD434, DD438: NCCL goes another way between GPUs than the hardware offers, or takes one machine for several."""
+"""DD430-DD434, DD438: NCCL uses another path between GPUs than the hardware offers, or sees one machine as several."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
 
 @dataclass(frozen=True)
 class Difference:
-    """A pair of GPUs between which NCCL uses another way than expected, and the explanation."""
+    """A pair of GPUs that NCCL does not connect as expected, and the explanation."""
 
     place: Place
     expected: Expected
@@ -38,7 +38,7 @@ class Difference:
     remedy: Remedy
 
     def instead(self) -> float | None:
-        """The rate that NCCL assigns to the way it uses."""
+        """The rate that NCCL assigns to the path that it uses."""
         return self.place.rate(self.expected.gpus, self.expected.code, "SHM" if self.kind == "SHM" else "NET")
 
 
@@ -146,7 +146,7 @@ def _differences(recording: Recording) -> list[Difference]:
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
-    """Return the log's reason against the expected way, and the fix.
+    """Return the reason in the log for not using the expected path, and the fix.
 
     /dev/shm is not a possible reason within a node: all its ranks are children of one agent in one container. DD438
     reports nodes that are containers of one machine.
@@ -164,7 +164,7 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
 
 
 def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]) -> Iterator[Draft]:
-    """The differences from this ``expected`` way that are meant, by their cause; ``what`` the GPUs are."""
+    """Yield the selected differences from ``expected``, by cause; ``what`` describes the GPUs."""
     meant = [
         difference
         for difference in _differences(recording)

@@ -48,14 +48,14 @@ UNKNOWN_STATUS = "U"
 class WiredGpu(Gpu):
     """The location and links of one GPU; a field is None if NVML does not report it."""
 
-    cpu_affinity: str | None = None  # "" if the process may use none of its CPUs
+    cpu_affinity: str | None = None  # "" if it has no CPUs that the process may use
     numa_affinity: str | None = None
     gpu_numa_id: int | None = None
     nvlinks: tuple[Nvlink, ...] = ()
 
     @property
     def column(self) -> str:
-        """Its name in a matrix."""
+        """The GPU's name in a matrix."""
         return f"GPU{self.index}"
 
     @field_validator("nvlinks")
@@ -86,7 +86,7 @@ class NvmlTopology(Frozen):
         return tuple(gpu for gpu in self.gpus if gpu.error is None)
 
     def nvlinks(self) -> tuple[GpuNvlinks, ...]:
-        """The links of each GPU that has any."""
+        """Return the links of each GPU that has any."""
         return tuple(GpuNvlinks(gpu=gpu.column, name=gpu.name, links=gpu.nvlinks) for gpu in self.ours() if gpu.nvlinks)
 
     def pci_codes(self) -> Pairs:
@@ -109,7 +109,7 @@ class NvmlTopology(Frozen):
 
 
 def parse_nvml_topology(text: str) -> NvmlTopology:
-    """The child's answer. Raises ValueError where ``text`` is not one."""
+    """Return the child's answer. Raises ValueError if ``text`` is not one."""
     return NvmlTopology.model_validate_json(text)
 
 

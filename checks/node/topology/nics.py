@@ -1,4 +1,4 @@
-"""DD408, DD409, DD437, DD441: GPUs far from NICs or CPUs, and NICs that do not reach the memory of a GPU near them."""
+"""DD408, DD409, DD437, DD441: GPUs far from NICs or CPUs, and NICs that cannot access the memory of a nearby GPU."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,12 +123,12 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
 
 
 def _level_to_try(recording: Recording, place: Place) -> str | None:
-    """Return the level that may be worth a trial on this node; None if NCCL's default is right or unknown."""
+    """Return the level that may be worth testing on this node; None if NCCL's default is right or unknown."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
         return None
     networks = (transport.network for transport in log_of(recording, node).transports)
-    if any(network is not None and network[2] for network in networks):  # in use already
+    if any(network is not None and network[2] for network in networks):  # already in use
         return None
     if any(name in (gpu.name or "") for gpu in place.gpus.values() for name in OS_MANAGED_MEMORY):
         return "SYS" if place.node.version and place.node.version < GDR_C2C_SINCE else None
@@ -225,7 +225,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
 
 
 def _gpus_far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
-    """The GPUs without a CPU of ours, and whether the job has others."""
+    """Return the GPUs that are not near any allowed CPU, and whether the job has others."""
     job = fact.job_gpus if fact.job_gpus is not None else fact.gpus
     allowed = fact.allowed_cpus or ""
     far = tuple(gpu for gpu in job if share_a_cpu(fact.near_cpus.get(gpu, ""), allowed) is False)

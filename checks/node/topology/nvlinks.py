@@ -36,7 +36,7 @@ from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause
 
-#: So many GPUs, or pairs, must agree before another counts as short.
+#: Number of GPUs, or pairs, that must agree before another counts as short.
 _LEAST_WITNESSES = 3
 
 Pair = tuple[str, str]
@@ -81,13 +81,13 @@ def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall
 
 
 def _enough(counts: Sequence[int]) -> bool:
-    """Return True if enough have the most links, and more than have any other number."""
+    """Return True if the highest link count is frequent enough, and more frequent than any other count."""
     (_, most), *others = sorted(Counter(counts).items(), reverse=True)
     return most >= _LEAST_WITNESSES and all(most > count for _, count in others)
 
 
-#: One more of these while the doctor looks is a fault: the link lost data and had to send it again, or
-#: went down and had to be trained again.
+#: One more of these during the run is a fault: the link lost data and had to resend it, or went down and had to be
+#: retrained.
 GRAVE = ("replay", "recovery", "recovery_failed")
 CRC_ERRORS_PER_S = 100.0
 
@@ -99,7 +99,7 @@ MEANINGS = {
 }
 
 
-#: So many GPUs with all links up make sure that it is the other which is short.
+#: With this many GPUs with all links up, it is certain that the other GPU is short.
 _SURE_WITNESSES = 3
 
 

@@ -1,4 +1,4 @@
-"""DD401, DD402, DD412, DD413: direct copies between GPUs that stall or may, and what to try first where jobs hang."""
+"""DD401, DD402, DD412, DD413: direct copies between GPUs that stall or may stall, and first steps if jobs hang."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -83,7 +83,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
 
 
 def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
-    """Return NCCL's current default limit if P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
+    """Return NCCL's current default limit, if P2P exceeds it: by a setting, or on AMD CPUs before NCCL 2.23."""
     limit = _default_p2p_limit(fact)
     if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         return []
@@ -150,7 +150,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         )
 
 
-#: The key by which nodes share a finding: the pairs, what allows P2P between them, and the advice.
+#: The key of nodes that share a finding: the pairs, what allows P2P between them, and the advice.
 _Cause = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 
@@ -226,7 +226,7 @@ def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
     return () if found.kind == "unknown" else (Evidence(check="host", text=f"this is {found.in_words}"),)
 
 
-#: Providers that ship an NCCL topology file for their machines, and its location.
+#: Providers that ship an NCCL topology file for their machines, and its path.
 _TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
     "AWS with EFA": (
         "AWS ships one for p4d and later kinds with aws-ofi-nccl, which points NCCL at it by itself",
@@ -240,10 +240,10 @@ _ANY = (
 )
 
 
-#: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
+#: This many GPUs below one host bridge, without a switch or NVLink, suggest a virtual machine.
 _LEAST_HIDDEN = 4
 
-#: Each code, and the pairs it joins.
+#: Each path code, and the pairs that it connects.
 _Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
@@ -300,7 +300,7 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
-    faulty = without_nvlinks(fact)  # DD403 or DD406 reports the repair
+    faulty = without_nvlinks(fact)  # DD403 or DD406 reports them
     for gpu, peer, code in fact.gpu_pairs():
         if {gpu, peer} & faulty:
             continue
@@ -371,7 +371,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
     """Return True if all GPUs are below one host bridge, as virtual machines show them."""
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
-        and fact.source != "nccl-xml"  # which calls NODE PHB too
+        and fact.source != "nccl-xml"  # it also calls NODE PHB
         and all(fact.links[gpu].get(two) == "PHB" for gpu in fact.gpus for two in fact.gpus if gpu != two)
         and len(set(fact.cpu_affinity.values())) == 1
     )

@@ -34,7 +34,7 @@ _NAMES_ASKED_BY_NCCL = ("read", "write")
 
 @dataclass(frozen=True)
 class Refused:
-    """A pair without P2P, the driver's word for it, and how the matrix says that it is joined."""
+    """A pair without P2P, the driver's word for it, and its connection according to the matrix."""
 
     pair: Pair
     word: str
@@ -97,7 +97,7 @@ def _pairs_with_words(
 
 @once_a_recording
 def hosts(recording: Recording) -> list[Host]:
-    """The hosts with any recorded answer that NCCL would ask for."""
+    """Return the hosts with any recorded answer that NCCL would ask for."""
     found = []
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
     for node, tables in grouped((seen.node, (seen, asked, pairs)) for seen, asked, pairs in _tables(recording)).items():
@@ -113,7 +113,7 @@ def hosts(recording: Recording) -> list[Host]:
     return found
 
 
-#: The evidence shows the first pairs, and a title counts more than a few.
+#: Maximum number of pairs in the evidence; a title counts further pairs.
 _MOST_TOLD = 6
 _PAIRS_IN_A_TITLE = 3
 
@@ -206,7 +206,7 @@ class _Lack:
 
     @property
     def matters(self) -> bool:
-        """Return True if NCCL would use P2P here, but something prevents it."""
+        """Return True if NCCL would use P2P for this pair, but something prevents it."""
         return self.by_setting or self.uneven
 
 

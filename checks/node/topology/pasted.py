@@ -1,4 +1,4 @@
-"""A pasted or saved output as readings: another source of the facts that the probe collects live.
+"""Readings from pasted or saved output: another source of the facts that the probe collects live.
 
 One text may contain several outputs, of several kinds and hosts, with anything in between. Each kind has its own
 reader. All readers read the entire text, and their results are put in the order of the text.
@@ -35,8 +35,8 @@ _NO_AMD = "AMD GPUs are not supported yet: their topology was read, and nothing 
 class Found:
     """One output in a text: the indices of its lines, its fact, and its kind.
 
-    A host has one output of each ``kind``; two of them are of two hosts. ``gpus`` is empty if the output may cover only
-    some of the host's GPUs. ``unsure`` is the reason why nothing is concluded from it.
+    A host has one output of each ``kind``, so two of a kind belong to two hosts. ``gpus`` is empty if the output may
+    cover only some of the host's GPUs. ``unsure`` is the reason why the rules do not use it.
     """
 
     lines: range
@@ -65,7 +65,7 @@ READERS: tuple[Reader, ...] = (find_nccl_topologies, find_p2p_tables, find_nvlin
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
-    """A pasted or saved text as readings: one an output, one a kind that is refused, at least one."""
+    """Return the readings of a text: one per output and one per refused kind, at least one."""
     raw: str | None = text[:_KEPT_CHARACTERS]
     try:
         refuse_binary(text)

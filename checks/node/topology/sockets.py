@@ -88,7 +88,7 @@ def _slowest_link(recording: Recording, place: Place) -> Expected | None:
 
 
 def best_of_large(recording: Recording) -> SizeResult | None:
-    """The best of the large sizes, of each the slowest rank."""
+    """Return the best of the large sizes, each by its slowest rank."""
     by_size = grouped(
         (result.size_bytes, result)
         for rank in recording.facts(AllReduceFact)

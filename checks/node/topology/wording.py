@@ -1,4 +1,4 @@
-"""Names of hosts, GPUs and rates in findings about paths, and the remedies for a path that is not used."""
+"""Names of hosts, GPUs and rates in findings about paths, and the fixes for an unused path."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from ddp_doctor.wording.ranks import rank_at
 
 
 def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
-    """Name the hosts for a sentence; for a pasted text only their order is known."""
+    """Name the hosts for a sentence; for pasted text, only their order is known."""
     if recording.world:
         return node_names(recording, nodes)
     several = len({reading.node for reading in recording.readings}) > 1
@@ -42,7 +42,7 @@ _PAIRS_IN_A_TITLE = 3
 
 
 def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
-    """ "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
+    """Return "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
     return first_names(["-".join(pair) for pair in dict.fromkeys(pairs)], _PAIRS_IN_A_TITLE)
 
 
@@ -54,7 +54,7 @@ def crossings_seen(recording: Recording, crossings: Sequence[Crossing]) -> Itera
 
 
 def rate(gb_per_s: float | None) -> str:
-    """ " (371 GB/s)", or nothing."""
+    """Return " (371 GB/s)", or ""."""
     return "" if gb_per_s is None else f" ({gb_per_s:.3g} GB/s)"
 
 
@@ -66,7 +66,7 @@ def price(fast: float | None, slow: float | None) -> str:
 
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
-    """Take a variable that forbids a transport out of the job's environment."""
+    """Return the fix to unset a variable that forbids a transport."""
     return nccl.by_setting(
         f"Unset {name}; if it was set as a workaround for a fault, repair the fault first",
         Setting(name=name, action="unset", why=gains),
@@ -145,7 +145,7 @@ REPAIR_FABRIC = by_administrator(
 
 
 def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None) -> Remedy:
-    """Point NCCL at these RDMA devices; the GID index is only mentioned, never guessed.
+    """Return the fix to use these RDMA devices for NCCL; the GID index is only mentioned, never guessed.
 
     ``gid_index`` describes what is known about it; if empty, the text gives the commands that show it. Names in
     NCCL_IB_HCA are prefixes unless = precedes them, so = is added if ``others`` would match.
@@ -168,13 +168,13 @@ def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_ind
 
 
 def name_hca(candidate: Remedy) -> Remedy:
-    """Return the same as a line to paste, not to be tested, if it does not fix the finding's own fault."""
+    """Return the fix as a line to paste without a trial, if it does not fix the finding's own fault."""
     lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
     return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 
 
 def look_at_nvlinks(gpus: tuple[str, ...], *, none: bool = False) -> Remedy:
-    """Find out which link is down, and why; MIG mode and the fabric come first if a GPU has ``none``."""
+    """Return the next step to find the failed link and its cause; MIG mode and the fabric come first with ``none``."""
     numbers = [gpu.removeprefix("GPU") for gpu in gpus]
     first = "Check MIG mode, the fabric state and the links of" if none else "Look at the links of"
     return by_administrator(

@@ -1,1 +1,1 @@
-"""Text to topology: what nvidia-smi, rocm-smi, NCCL and the kernel print, read."""
+"""Parsers of topologies as nvidia-smi, rocm-smi, NCCL and the kernel print them."""

@@ -14,7 +14,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import text_of
 
 _LIST = re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12})?(?:,[0-9]{1,12}(?:-[0-9]{1,12})?)*")
-#: Every other one of 8192 CPUs.
+#: The length of a list of every other CPU of 8192.
 _LONGEST = 20_000
 
 
@@ -47,7 +47,7 @@ def cpu_kind(ctx: Context) -> dict[str, str | int | None]:
     family 6; None for other families.
     """
     lines = (text_of(ctx, "/proc/cpuinfo") or "").splitlines()
-    # All processors in one: they are of one kind.
+    # Merges the entries of all processors, which are of one kind.
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     family = _number(fields.get("cpu family", ""))
     return {

@@ -40,7 +40,7 @@ The table does not name the requested capability, so it is known only if the com
     GPU[0]          : (Topology) Numa Affinity: 0
     ================================== End of ROCm SMI Log ===================================
 
-Nothing is concluded from it yet, because RCCL chooses its paths by its own rules.
+No rule uses it yet, because RCCL has different rules for choosing paths.
 """
 
 import re
@@ -57,7 +57,7 @@ Split = Callable[[str], list[str]]
 
 @dataclass
 class Table:
-    """One table; ``line`` is its header's, from 1, and ``end`` the index of the first line after it."""
+    """A table; ``line`` is the line of its header, from 1, and ``end`` the index of the first line after it."""
 
     line: int
     gpus: tuple[str, ...]
@@ -79,7 +79,7 @@ def gpu_header(lines: Sequence[str], index: int) -> Header | None:
 
 
 def read_table(lines: Sequence[str], header: Header, split: Split, what: str) -> Table:
-    """The rows below ``header``; ``what`` names a cell in a refusal. Raises TopologyError."""
+    """Parse the rows below ``header``; ``what`` is the name of a cell in errors. Raises TopologyError."""
     topo_rows.refuse_odd_columns(header.columns, header.line, lines[header.line - 1])
     table = Table(header.line, header.columns, len(lines))
     for index in range(header.line, len(lines)):
@@ -119,13 +119,13 @@ def _add_row(table: Table, label: str, text: str, line: int, split: Split, what:
 
 _WORD = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
 _COMMAND = re.compile(r"topo\s+(?:-p2p|--p2p_capabilities)\s+([rwnap]{1,5})(?![\w-])")
-#: The command stands right above its table, or above it and the line of an error or a prompt.
+#: The command is directly above its table, or separated by one line: an error or a prompt.
 _LINES_ABOVE = 3
 _LINES_OF_LEGEND = 8
 
 
 def find_p2p_tables(lines: Sequence[str]) -> Iterator[tuple[range, P2pStatusFact]]:
-    """The tables in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
+    """Yield the tables in plain lines, each with the indices of its lines. Raises TopologyError."""
     index = 0
     while index < len(lines):
         header = gpu_header(lines, index)
@@ -157,7 +157,7 @@ def _split(token: str) -> list[str]:
 
 
 def _capability(lines: Sequence[str], header: int) -> str | None:
-    """The letters in the nearest command above the table, unless other output is between."""
+    """Return the letters in the nearest command above the table, or None if other output is in between."""
     for line in reversed(lines[max(header - _LINES_ABOVE, 0) : header]):
         found = _COMMAND.search(line[:2000])
         if found:
@@ -198,7 +198,7 @@ class _Host:
 
 
 def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopologyFact]]:
-    """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
+    """Yield the outputs in plain lines, each with the indices of their lines. Raises TopologyError."""
     host: _Host | None = None
     index = 0
     while index < len(lines):
@@ -207,7 +207,7 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
         if title:
             part = _PARTS[title[1]]
             table = _table(lines, index, part)
-            # A part that was there already, or is of other GPUs, is another host's.
+            # A part that is already known, or is about other GPUs, belongs to another host.
             if host is not None and (part in host.tables or (host.gpus and table.gpus != host.gpus)):
                 yield _rocm_fact(host)
                 host = None

@@ -1,4 +1,4 @@
-"""Reads NCCL's topology file, which NCCL_TOPO_DUMP_FILE writes and providers ship for NCCL_TOPO_FILE.
+"""NCCL's topology file, which NCCL_TOPO_DUMP_FILE writes and providers ship for NCCL_TOPO_FILE.
 
     <system version="1">
       <cpu numaid="0" affinity="00000000,ffffffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
@@ -56,7 +56,7 @@ class Tag:
     children: list["Tag"] = field(default_factory=list)
 
     def named(self, *names: str) -> Iterator["Tag"]:
-        """The children of these names, in order."""
+        """Yield the children with these names, in order."""
         return (child for child in self.children if child.name in names)
 
     def get(self, name: str) -> str:
@@ -65,7 +65,7 @@ class Tag:
 
 
 def parse_xml(text: str, first_line: int = 1) -> Tag:
-    """The root of a text that begins in ``first_line``, without comments and text between. Raises TopologyError."""
+    """Return the root of a text that starts in ``first_line``, without comments and text. Raises TopologyError."""
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
@@ -98,7 +98,7 @@ class _Builder:
 
     @property
     def root(self) -> Tag:
-        """The outermost tag: a text that was parsed to its end has one."""
+        """Return the outermost tag, which a completely parsed text always has."""
         assert self._root is not None
         return self._root
 
@@ -130,7 +130,7 @@ _VENDOR_OF_ARCH = {"arm64": "ARM"}
 
 
 def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, TopologyFact | RocmTopologyFact]]:
-    """The files in plain lines, each host of theirs with the lines of its file. Raises TopologyError."""
+    """Yield the hosts of the files in plain lines, each with the lines of its file. Raises TopologyError."""
     at = 0
     while at < len(lines):
         start = _START.search(lines[at][:_LONGEST_LINE_SEARCHED])
@@ -162,7 +162,7 @@ def _hosts(text: str, first_line: int) -> Iterator[TopologyFact | RocmTopologyFa
 
 @dataclass
 class _Gpu:
-    """A GPU's device, and its links by what they lead to: the bus id of a GPU, or "switch"."""
+    """A GPU's device, and its links by target: the bus id of a GPU, or "switch"."""
 
     device: PciDevice
     dev: int | None
@@ -238,7 +238,7 @@ class _Host:
             column.name: {two.name: link_code(column, two) for two in columns if two is not column}
             for column in columns
         }
-        for gpu, peer in permutations(gpus, 2):  # NVLinks of the first that lead to the other, or with it to NVSwitch
+        for gpu, peer in permutations(gpus, 2):  # the first GPU's NVLinks to the other, or both GPUs' links to NVSwitch
             through_switch = min(gpu.links.get("switch", 0), peer.links.get("switch", 0))
             count = gpu.links.get(peer.device.bus_id, 0) or through_switch
             if count:
@@ -261,7 +261,7 @@ class _Host:
             source="nccl-xml",
             pci=(*columns, *self.nets),
             c2c_gpus=tuple(gpu.device.name for gpu in gpus if gpu.c2c),
-            # Not told of GPUs without what NCCL found out about them.
+            # The file does not show NVLinks of GPUs that NCCL did not examine.
             nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
         )
 
@@ -328,7 +328,7 @@ def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
 
 
 def _cpus(mask: str) -> str | None:
-    """A mask of 32-bit words, the highest first, as a list: "00000001,ffffffff" is "0-32"."""
+    """Return a mask of 32-bit words, the highest first, as a list: "00000001,ffffffff" is "0-32"."""
     if not re.fullmatch(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8}){0,255}", mask):
         return None
     bits = f"{int(mask.replace(',', ''), 16):b}"[::-1]

@@ -8,8 +8,8 @@
     GPU 2: NVIDIA RTX A4000 (UUID: GPU-c70cc88f-…)
     Device does not have or support Nvlink
 
-A GPU of the second and third kind has no links to report. nvidia-smi omits a link whose state it could not read. Users
-remove the UUIDs and replace lines with ``...``.
+A GPU of the second or third kind reports no links. nvidia-smi omits a link whose state it could not read. Users remove
+the UUIDs and replace lines with ``...``.
 """
 
 import re
@@ -41,9 +41,9 @@ class _Section:
 
 
 def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
-    """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError.
+    """Yield the outputs in plain lines, each with the indices of their lines. Raises TopologyError.
 
-    A GPU whose number was there already begins another host's output.
+    A repeated GPU number starts another host's output.
     """
     sections: list[_Section] = []
     end = 0
@@ -58,16 +58,16 @@ def find_nvlinks(lines: Sequence[str]) -> Iterator[tuple[range, NvlinksFact]]:
 
 
 def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
-    """Each GPU that is followed by links, or by the sentence that it has none; ``nvidia-smi -L`` is not."""
+    """Yield each GPU followed by links, or by the sentence that it has none, unlike in ``nvidia-smi -L``."""
     current: _Section | None = None
     has_uuids = False
     for index, line in enumerate(lines):
         if not line:
-            continue  # it ends nothing
+            continue  # does not end a section
         text = line[:500]
         title = _GPU.search(text)
         if title and has_uuids and not title[3]:
-            title = None  # a title without UUID among titles with UUIDs is another program's line
+            title = None  # a title without UUID among titles with UUIDs is from another program
         goes_on = current is not None and not title and (_take(current, text, index) or not text.strip())
         if current is not None and not goes_on:
             if current.links or current.has_none:
@@ -118,7 +118,7 @@ def _fact(sections: Sequence[_Section]) -> NvlinksFact:
 
 
 def _doubts(gpus: Sequence[GpuNvlinks]) -> Iterator[str]:
-    """GPUs of one model that do not list the same links: the text may lack lines, or a link its state."""
+    """Yield GPUs of one model with different links: the text may lack lines, or a link its state."""
     most: dict[str | None, set[int]] = {}
     for gpu in gpus:
         most.setdefault(gpu.name, set()).update(link.index for link in gpu.links)

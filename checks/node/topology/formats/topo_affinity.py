@@ -7,9 +7,10 @@ preceded by two tabs. The cells are not aligned with their titles, and any may b
     GPU0\t X \t\t0\t\tN/A                  no CPU of this socket in the job's cpuset
     GPU0\t X \t\t\t\tN/A                   WSL2
 
-So a row with fewer cells than columns is read by its tabs (or the 8-column stops they became), never by the titles
-above it. Copying a wide matrix out of a terminal may also lose one separator (``0-47,96-1430 N/A``). Such cells are
-split if exactly one way makes sense. Otherwise the affinity of that row is unknown, but its links may still be known.
+Therefore, a row with fewer cells than columns is read by its tabs (or the 8-column stops they became), never by the
+titles above it. Copying a wide matrix from a terminal may also lose one separator (``0-47,96-1430 N/A``). Such cells
+are split if exactly one way makes sense. Otherwise the affinity of that row is unknown, but its links may still be
+known.
 """
 
 import re
@@ -23,7 +24,7 @@ CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 
 _ONE_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _NONE = "N/A"
-#: Tabs after the first affinity field -> column, where a cell is not N/A, and where it is.
+#: The column by the number of tabs after the first affinity field, for a cell that is not N/A, and for N/A.
 _FIELDS = {0: CPU, 1: NUMA, 3: GPU_NUMA, 4: GPU_NUMA}
 _FIELDS_OF_NONE = {**_FIELDS, 2: NUMA}
 #: A longer run of digits and commas is not worth splitting: it is cut or damaged.
@@ -50,7 +51,7 @@ class Tail:
 
 
 def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
-    """Return the cells of every row by column title without blank cells; none for an unclear row."""
+    """Return the cells of every row by column title, without blank cells; empty for an unclear row."""
     tails = [_with_none_apart(tail) for tail in tails]
     placed = {tail.label: _placed(tail, titles) for tail in tails}
     read = [cells for cells in placed.values() if cells]
@@ -63,7 +64,7 @@ def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, 
         if cells is None:
             cells_shown = in_ascii("  ".join(tail.cells)[:80])
             unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {cells_shown}"))
-    if any(rows.values()):  # then the last column exists too: nvidia-smi always prints it
+    if any(rows.values()):  # then the last column also exists, because nvidia-smi always prints it
         unclear_labels = {row.label for row in unclear}
         cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in unclear_labels]
         unclear += [Unclear(tail.label, tail.line, f"are cut off before {titles[-1]}") for tail in cut]
@@ -80,7 +81,7 @@ def in_ascii(text: str) -> str:
 
 
 def _with_none_apart(tail: Tail) -> Tail:
-    """Split N/A off a cell that it was glued to: no number is followed by it otherwise."""
+    """Split N/A from a cell that it is glued to, because it never follows a number."""
     cells: list[str] = []
     for cell in tail.cells:
         cells += [cell.removesuffix(_NONE), _NONE] if cell.endswith(_NONE) and cell != _NONE else [cell]
@@ -99,7 +100,7 @@ def _placed(tail: Tail, titles: Sequence[str]) -> dict[str, str] | None:
 
 
 def _by_field(tail: Tail) -> dict[str, str] | None:
-    """Return the cells by nvidia-smi's columns; None if they are not in the positions it prints them in."""
+    """Return the cells by nvidia-smi's columns, or None if they are not at the positions where it prints them."""
     found: dict[str, str] = {}
     for text, field in zip(tail.cells, tail.fields or (), strict=False):
         title = (_FIELDS_OF_NONE if text == _NONE else _FIELDS).get(field)
@@ -123,7 +124,7 @@ def _valid(title: str, text: str) -> bool:
 
 
 def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """Restore a lost separator if exactly one way is possible; return None otherwise.
+    """Restore a lost separator, or return None unless exactly one way is possible.
 
     ``read`` are the complete rows. If one of them has a NUMA list, it is not blank here either. The CPUs equal those of
     one of these rows or overlap with none, because sockets do not overlap.
@@ -141,7 +142,7 @@ def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
 
 
 def _ways(cells: Sequence[str], titles: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Every way to cut ``cells`` into one valid text for each title."""
+    """Yield every way to cut ``cells`` into one valid text for each title."""
     if not titles or not cells:
         if not titles and not cells:
             yield {}
@@ -155,7 +156,7 @@ def _ways(cells: Sequence[str], titles: Sequence[str]) -> Iterator[dict[str, str
 
 
 def _valid_glued(title: str, text: str) -> bool:
-    """Stricter than ``_valid``: a kernel's CPU list ascends, a NUMA node is one plain number."""
+    """Return True if a text is valid by stricter rules than ``_valid``: ascending CPU lists, one plain NUMA node."""
     if text == _NONE:
         return True
     if title != CPU:

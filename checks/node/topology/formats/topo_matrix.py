@@ -1,4 +1,4 @@
-"""Reads the output of ``nvidia-smi topo -m`` from every driver generation, or refuses it with a reason.
+"""The output of ``nvidia-smi topo -m`` from every driver generation, parsed or refused with a reason.
 
             GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      SYS     PIX     0-31,64-95      0               N/A
@@ -83,7 +83,7 @@ _LONGEST_ENTRY = 500
 
 
 def read_legend(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """The entries as printed, column and name; a line of another kind ends the legend."""
+    """Return the entries as printed, column and name; another kind of line ends the legend."""
     entries: list[tuple[str, str]] = []
     inside = False
     for line in lines:
@@ -137,12 +137,12 @@ def _quoted(text: str) -> str:
 __all__ = ["TopologyError", "find_matrices", "parse_matrices", "parse_matrix"]
 
 _MOST_PAIRS_TOLD = 8
-#: No machine has more logical CPUs; above it the list is damaged, though nothing depends on it.
+#: No machine has more logical CPUs; a larger number shows a damaged list, but nothing depends on it.
 _MOST_CPUS = 100_000
 
 
 def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix] | TopologyError]:
-    """The matrices in plain lines, each with the indices of the lines it takes, and why others are refused."""
+    """Yield the matrices in plain lines with the indices of their lines, and why others are refused."""
     found = list(read_blocks(lines))
     starts = [block.header.line - 1 for block in found if isinstance(block, Block)][1:]
     for block in found:
@@ -172,7 +172,7 @@ def parse_matrices(text: str) -> tuple[TopologyMatrix, ...]:
 
 
 def parse_matrix(text: str) -> TopologyMatrix:
-    """The first matrix of a text, with all its links. Raises TopologyError, as for a later one that is refused."""
+    """Return the first matrix of a text, with all its links. Raises TopologyError even if a later one is refused."""
     matrix = parse_matrices(text)[0]
     if matrix.unknown_links():
         raise TopologyError("; ".join(matrix.warnings))
@@ -180,7 +180,7 @@ def parse_matrix(text: str) -> TopologyMatrix:
 
 
 def refuse_binary(text: str) -> None:
-    """Raises TopologyError for a text that was saved in another encoding."""
+    """Raise TopologyError for a text that was saved in another encoding."""
     if "\0" in text:
         raise TopologyError("the text has NUL bytes; save it as UTF-8 instead of UTF-16")
 
@@ -311,7 +311,10 @@ def fill_gaps(block: Block, unclear: Collection[str]) -> None:
 
 
 def _compare_with_the_others(block: Block, label: str, rest: str, printed: Mapping[str, Mapping[str, str]]) -> None:
-    """A row that is cut keeps what another row says too: a cell that is lost would have moved the others."""
+    """Reduce a cut row to cells that another row confirms, because a lost cell would have shifted the others.
+
+    Raises TopologyError if the rows contradict each other.
+    """
     row = block.links[label]
     doubtful = next((name for name in block.header.columns if name != label and name not in row), "")
     pairs = list(row.items()) if label in block.cut else []

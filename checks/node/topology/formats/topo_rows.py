@@ -1,4 +1,4 @@
-"""Finds the lines of pasted text that form matrices of ``nvidia-smi topo -m``, checked cell by cell.
+"""The lines of pasted text that form matrices of ``nvidia-smi topo -m``, checked cell by cell.
 
 A header names the columns. Each column has one row, found by its label. Each row has exactly one link code per column,
 and X only under its own label. Everything else between the first and the last row is refused. The text before a label
@@ -16,10 +16,10 @@ from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
 _LONGEST_LINE = 20_000
 _MOST_COLUMNS = 512
-#: Rows required before a missing row is reconstructed from them; with fewer the matrix is cut off.
+#: Rows required before a missing row is reconstructed from them; with fewer rows, the matrix counts as cut off.
 _LEAST_WITNESSES = 2
 
-#: Only ASCII digits: Python's \d also matches those of other scripts, which would end up in every output.
+#: Only ASCII digits: Python's \d also matches other scripts, whose digits would end up in every output.
 _NUMBER = "(?:0|[1-9][0-9]{0,3})"
 
 #: "NV1824-47" may be NV18 and 24-47, or NV1 and 824-47, so it is not a code.
@@ -37,7 +37,7 @@ _CPU_TITLE = re.compile(r"CPU\s*Affinity")
 _CUT_TITLE = re.compile(r"\s(?:C|CP|CPU|CPU\s+A[a-z]*)\s*$")
 #: The beginning of a code, at the end of a row that is cut.
 _CUT_CODE = re.compile("N|NV|NO|NOD|P|PH|PI|PX|S|SO|SY")
-#: NV18 or NV1, and the CPU list behind it.
+#: NV18 or NV1, followed by the CPU list.
 _GLUED_CODE = re.compile("NV[1-9][0-9]+[-,]")
 _TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA(?:\s*Affinity)?)?\s*(GPU\s*NUMA\s*ID)?\s*")
 _ROW_LIKE = re.compile(rf"[\s>]*{NUMBERED.pattern}\s+(?:{CODE.pattern})(?=\s|$)")
@@ -60,7 +60,7 @@ class TopologyError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """``shape`` is the text before the first name; ``titles`` are the affinity columns, None if not understood."""
+    """A header line; ``shape`` is the text before the first name, ``titles`` the affinity columns, None if unclear."""
 
     line: int
     shape: str
@@ -86,7 +86,7 @@ class Block:
 
 
 def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
-    """The matrices in the text, in order, and why others are refused: once up to the next header."""
+    """Yield the matrices in the text, in order, and why others are refused, once up to the next header."""
     index, refused = 0, False
     while index < len(lines):
         line = bare(lines[index])
@@ -107,7 +107,7 @@ def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
 
 
 def bare(line: str) -> str:
-    """The line with the bars of Markdown tables as blanks."""
+    """Return the line with the bars of Markdown tables as blanks."""
     return line[:_LONGEST_LINE].replace("|", " ")
 
 
@@ -153,7 +153,7 @@ def columns_of(text: str) -> tuple[str, ...] | None:
 
 
 def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
-    """Raises TopologyError for a header that no machine has."""
+    """Raise TopologyError for a header that no machine has."""
     if len(columns) > _MOST_COLUMNS:
         raise TopologyError(
             f"the header has {len(columns)} columns, but ddp-doctor reads at most {_MOST_COLUMNS}", line, text
@@ -164,7 +164,7 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
 
 
 def shape_of(prefix: str) -> str:
-    """The text before a label (a line number, a time stamp, a quote sign), with all numbers replaced by one sign."""
+    """Return the text before a label (a line number, time stamp, quote sign) with all numbers replaced by one sign."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
@@ -176,7 +176,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
             block.end = index
             break
         label, start = label_of(line, header)
-        # Behind the last row only a line of codes is taken for one more.
+        # After the last row, only a line of codes counts as another row.
         if label and (len(block.links) < len(header.columns) or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
         elif block.links and _ONLY_CODES.fullmatch(line.strip()):
@@ -196,9 +196,9 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
 
 
 def label_of(line: str, header: Header) -> tuple[str | None, int]:
-    """Return the row's label and where it starts; None if this line is not a row."""
+    """Return the row's label and its start; None if this line is not a row."""
     for found in re.finditer(r"\S+", line):
-        # "12:" of ``grep -n``, "[1,0]<stdout>:" of mpirun and ">" of a quotation stand right before a label.
+        # "12:" of ``grep -n``, "[1,0]<stdout>:" of mpirun and ">" of a quotation are directly before a label.
         name = found[0][max(found[0].rfind(":"), found[0].rfind(">")) + 1 :]
         if name in header.columns or NUMBERED.fullmatch(name):
             start = found.end() - len(name)
@@ -243,7 +243,7 @@ def _add_row(block: Block, label: str, text: str, line: int) -> None:
 
 
 def split_codes(token: str) -> tuple[list[str], str]:
-    """The link codes at the beginning of a token ("PIXSYS" has two), and what is left of it."""
+    """Return the link codes at the start of a token ("PIXSYS" has two), and the rest of it."""
     codes: list[str] = []
     position = 0
     while found := CODE.match(token, position):
@@ -274,7 +274,7 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], str
             return cells, None, Tail(label, line, texts, fields)
         behind = tokens[index + 1 :]
         if not behind and (not after_codes or _CUT_CODE.fullmatch(after_codes)):
-            if not after_codes and cells[-1].startswith("NV"):  # of NV18 maybe
+            if not after_codes and cells[-1].startswith("NV"):  # may be a cut NV18
                 after_codes = cells.pop()
             return cells, after_codes, Tail(label, line, (), None)
         if len(cells) == count - 1 and _GLUED_CODE.match(after_codes):
