@@ -19,7 +19,7 @@ AS_IT_IS = Options()
 
 def look(ctx: Any, name: str, options: Options) -> CompiledFact:
     ctx.model, ctx.options = f"tests.models.compiled:{name}", options
-    ctx.deadline += 600.0  # on a busy machine, fewer steps would be checked
+    ctx.deadline += 600.0  # on a busy machine, fewer steps would fit
     return CHECK.probe(ctx)  # type: ignore[return-value]
 
 

@@ -1,7 +1,7 @@
 """Predicted against measured memory: ``python -m tests.features.model.fit.evaluate [MODEL …] [--ranks N]``.
 
-Measured is what ``fit --measure`` takes for the peak, on real ranks on the CPU, from
-before the model is made until the last step has ended; beside it what the process's resident memory grew by.
+The measured value is the peak that ``fit --measure`` reports, on real ranks on the CPU, from before the model is made
+to the end of the last step. Next to it is the growth of the process's resident memory.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     @property
     def ranks_per_node(self) -> int:
-        """Two of four, so that there is something to replicate."""
+        """The ranks per node: two of four, so that HSDP has something to replicate."""
         return max(2, self.ranks // 2)
 
 
@@ -74,7 +74,7 @@ def measured(_ctx: Any, case: Case, steps: int) -> tuple[int, int]:
 
     gc.enable()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier cases left would hide what this one takes
+    ctypes.CDLL(None).malloc_trim(0)  # memory left by earlier cases would hide the growth in this one
     factory = user_code.find(case.factory)
     before = psutil.Process().memory_info().rss
     highest = before

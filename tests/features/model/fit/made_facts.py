@@ -11,14 +11,14 @@ from ddp_doctor.model.recording import FitOptions, Options, Recording, World
 from tests.readings import collected
 
 GIB = 1 << 30
-#: float32: 7 billion parameters, and what the forward of a sample leaves.
+#: float32: 7 billion parameters, and the activations that the forward keeps per sample.
 PARAMETERS, SAMPLE = 26 * GIB, 9 * GIB
 
 
 def recording(
     memory: int | None = None, gpus: Sequence[int] = (), measured: Sequence[FitMeasuredFact] = (), **changed: Any
 ) -> Recording:
-    """Against ``memory`` of --memory, or GPUs of these sizes; ``changed`` are fields of the fact and of FitOptions."""
+    """Return a recording with --memory or GPUs of these sizes; ``changed`` are fields of the fact and of FitOptions."""
     options = {name: changed.pop(name) for name in ("strategy", "measure") if name in changed}
     fact = estimated(**changed)
     kept = [_reading("fit", fact), *(_reading("fit_measured", each) for each in measured)]

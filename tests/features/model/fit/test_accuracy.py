@@ -33,8 +33,8 @@ def test_estimates_for_four_ranks_are_what_they_take():
     assert all(abs(outcome.error) <= 0.1 for outcome in outcomes), outcomes
 
 
-#: In turns of an empty loop that is timed in the same process, for a shared machine has slow minutes: 20 s, where ten
-#: million of them take 0.2 s. It takes a third of it.
+#: The limit of 20 s, in iterations of an empty loop timed in the same process, because shared machines are slow at
+#: times: ten million take 0.2 s. The estimate takes a third of the limit.
 MOST_TURNS = 1e9
 
 

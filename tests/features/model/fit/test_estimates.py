@@ -1,4 +1,4 @@
-"""What is computed, by numbers made by hand; what is traced; and what is said where neither can be."""
+"""Computed estimates compared with numbers worked out by hand, traced estimates, and messages without either."""
 
 import pytest
 
@@ -11,11 +11,11 @@ from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.model.fact import Misused
 from tests.rank_harness import Ranks
 
-#: Two layers of 1,000 by 1,000 without a bias, 4 MB each, the second a unit of its own.
+#: Two layers of 1,000 by 1,000 without a bias, 4 MB each; the second is a unit.
 _LAYER = Parameter((1000, 1000), 4, 4)
 MB = 1_000_000
 
-#: transformers is heavy, and only `make test-ranks` installs it.
+#: transformers is large, so only `make test-ranks` installs it.
 NEEDS_TRANSFORMERS = pytest.mark.ranks
 
 
@@ -38,7 +38,7 @@ def test_ddp_holds_gradients_and_buckets_and_with_the_view_only_buckets():
 
     assert (plain.parameters, plain.gradients, plain.buckets, plain.optimizer) == (8 * MB, 8 * MB, 8 * MB, 16 * MB)
     assert (view.parameters, view.gradients, view.buckets, view.optimizer) == (8 * MB, 0, 8 * MB, 16 * MB)
-    assert view.peak_bytes == 36 * MB  # and the gradient of one layer, until it is copied
+    assert view.peak_bytes == 36 * MB  # and one layer's gradient, until it is copied
 
 
 def test_without_state_and_gradients_the_copies_that_ddp_broadcasts_are_the_peak():
@@ -52,7 +52,7 @@ def test_without_state_and_gradients_the_copies_that_ddp_broadcasts_are_the_peak
 def test_a_rank_of_fsdp_keeps_its_share_and_holds_two_units_and_a_gradient_whole():
     found = _of("zero3", state=4 * MB)
 
-    # Backward of the unit: its parameter, that of the rest, which is never resharded, and its gradient.
+    # In the unit's backward: its parameter, the root's, which is never resharded, and its gradient.
     assert (found.parameters, found.optimizer, found.moment) == (2 * MB, 4 * MB, "backward")
     assert found.unsharded == 3 * 4 * MB
 
@@ -86,7 +86,7 @@ def test_frozen_parameters_have_no_gradient_and_no_state():
     assert _row(fact, "ddp").sent_bytes == 4 * trainable
     assert _row(fact, "ddp").parameters == 4 * (trainable + 8 * (1280 * 1280 + 1280))
     found = _row(fact, "zero2")
-    assert found.optimizer == pytest.approx(trainable * 4, rel=0.01)  # two numbers for each of the half
+    assert found.optimizer == pytest.approx(trainable * 4, rel=0.01)  # two numbers for each parameter of a half
 
 
 def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
@@ -96,7 +96,7 @@ def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
     }
 
     assert on["cuda"].temporaries == (64 * 64 + 64) * 4
-    assert on["cpu"].temporaries == 2 * 64 * 64 * 4  # of the largest parameter alone
+    assert on["cpu"].temporaries == 2 * 64 * 64 * 4  # only for the largest parameter
 
 
 def test_of_layers_that_repeat_one_counts_for_all():
@@ -268,7 +268,7 @@ def test_a_layer_that_is_called_twice_is_gathered_twice_in_the_backward():
 
     layer = (512 * 512 + 512) * 4
     found = _row(fact, "zero3")
-    # Two layers gathered, and the whole gradients of both, of which autograd adds those of two uses.
+    # Both layers are gathered, and both have full gradients; autograd adds the gradients of the two uses.
     assert (found.moment, found.unsharded + found.temporaries >= 4 * layer) == ("backward", True)
 
 

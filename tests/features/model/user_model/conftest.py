@@ -10,6 +10,6 @@ from tests.rank_harness import Ranks
 
 @pytest.fixture(scope="package")
 def ranks() -> Iterator[Ranks]:
-    """Four ranks of a gloo world. A scenario that never ends spoils them for all later tests."""
+    """Return four ranks of a gloo world. A scenario that never ends breaks them for all later tests."""
     with Ranks(4, preload=("tests.features.model.user_model.test_user_model",)) as started:
         yield started

@@ -1,4 +1,4 @@
-"""user_model on the doctor's own workers: code of the user's that does not come back is named by its line."""
+"""user_model on ddp-doctor's own workers: user code that does not return is reported with its line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ Named = Callable[..., Scenario]
 
 @pytest.fixture
 def with_model(play: Play) -> Named:
-    """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
+    """Play the probe with a model of tests/models: ``with_model("planted:endless", ranks=2)``."""
 
     def play_with(name: str, ranks: int = 2, deadline_s: float = 4.0, **more: Any) -> Scenario:
         name = name if name.startswith("net:") else f"tests.models.{name}"

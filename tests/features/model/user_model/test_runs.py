@@ -1,4 +1,4 @@
-"""--model through the real command: the module of the working directory, and nodes that were given different ones."""
+"""--model with the real command: the module in the working directory, and nodes with different modules."""
 
 import signal
 from typing import Any

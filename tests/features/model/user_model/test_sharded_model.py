@@ -44,7 +44,7 @@ CODES = pairs("""
 """)
 
 
-# Models that are right
+# Correct models
 
 
 @pytest.mark.parametrize("name", [

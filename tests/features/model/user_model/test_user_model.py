@@ -1,4 +1,4 @@
-"""user_model on real ranks: models that go with DDP give no finding, and each planted defect is named."""
+"""user_model on real ranks: models that work with DDP have no finding, and each injected defect is reported."""
 
 import json
 from functools import partial
@@ -32,7 +32,7 @@ def findings_of(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[F
     return judge(recording(seen(ranks, name, on), on))
 
 
-#: A look takes 30 ms of each rank: what several tests ask of one model is looked at once.
+#: Results by model and ranks: a run takes 30 ms on each rank, so tests share it.
 _SEEN: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
 
 
@@ -51,7 +51,7 @@ def lines_of(finding: Finding) -> list[str | None]:
     return [culprit.name for culprit in finding.culprits if culprit.kind == "file"]
 
 
-# Models that go with DDP
+# Models that work with DDP
 
 
 @pytest.mark.parametrize("on", [(0,), (0, 1), (0, 1, 2, 3)], ids=str)
@@ -168,7 +168,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
     assert len({one.steps for one in of_ranks}) == 1
 
 
-# Planted defects
+# Injected defects
 
 
 @pytest.mark.parametrize(
