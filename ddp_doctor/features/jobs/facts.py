@@ -1,4 +1,4 @@
-"""The facts that the output of a job shows, and what ranks of running jobs do."""
+"""Facts from the output of a job, and facts about running jobs and their ranks."""
 
 from typing import ClassVar, Literal
 
@@ -9,29 +9,29 @@ from ddp_doctor.model.fact import Fact
 
 
 class LogLine(Frozen):
-    """One line of output. ``text`` is without its prefix, cut, and without credentials."""
+    """A line of output. ``text`` has no prefix and no credentials, and may be truncated."""
 
     file: str
-    line: int  # from 1; 0 of a file without lines
+    line: int  # from 1; 0 for a file without lines
     text: str
 
 
 class SignSeen(Frozen):
-    """A sign, where it stands, and the process that printed it, as far as prefixes tell."""
+    """A sign, its place, and the process that printed it if prefixes show that."""
 
     sign: str  # its id in table/
     where: LogLine
     rank: int | None = None
-    local_rank: int | None = None  # if its rank is not known
+    local_rank: int | None = None  # if the rank is unknown
     host: str | None = None
     pid: int | None = None
-    at_s: float | None = None  # since the epoch, of a clock whose zone is not known; None where no time is printed
-    values: dict[str, str] = Field(default_factory=dict)  # what the sign's pattern names
-    times: int = 1  # lines that say the same, of this process
+    at_s: float | None = None  # since the epoch, from a clock of unknown time zone; None if no time is printed
+    values: dict[str, str] = Field(default_factory=dict)  # the named groups of the sign's pattern
+    times: int = 1  # number of such lines of this process
     last_line: int | None = None  # the last of them, in the same file
-    in_init: bool = False  # of NCCL: the communicator that began before it became complete behind it
-    ranks: tuple[int, ...] = ()  # all that print the same
-    attempt: int = 0  # torchrun's, from 0: it starts all ranks anew where one fails
+    in_init: bool = False  # NCCL only: the communicator being initialized at this line became complete later
+    ranks: tuple[int, ...] = ()  # all ranks that print the same
+    attempt: int = 0  # torchrun's attempt, from 0: torchrun restarts all ranks if one fails
 
 
 class ProcessSeen(Frozen):
@@ -40,7 +40,7 @@ class ProcessSeen(Frozen):
     host: str | None = None
     pid: int | None = None
     local_rank: int | None = None
-    gpu: int | None = None  # CUDA's number of it in the process
+    gpu: int | None = None  # its CUDA index in the process
     last: LogLine | None = None  # the last line it printed
     exit_code: int | None = None
     signal: str | None = None  # SIGKILL
@@ -54,32 +54,32 @@ class RankSeen(ProcessSeen):
 
 
 class FileSeen(Frozen):
-    """One input: a file, or a member of an archive, named as ARCHIVE:MEMBER."""
+    """An input: a file, or a member of an archive, named ARCHIVE:MEMBER."""
 
     name: str
     kind: str  # "output", "flight recorder", "kernel log" …
     size_bytes: int = 0
     lines: int = 0
-    said: int | None = None  # number of the last line that is no part of a stack, where that is known
-    good_end: LogLine | None = None  # the last line that shows a good end
-    is_finished: bool = False  # it says that the run ended, not only that something was saved
+    said: int | None = None  # number of the last line outside of a stack, if known
+    good_end: LogLine | None = None  # the last line that shows a successful end
+    is_finished: bool = False  # that line shows that the run ended, not only that something was saved
     last_step: LogLine | None = None  # the last step, if steps continue to the end of the file
     stops: bool = False  # the file ends with the last step
     unusual: LogLine | None = None  # the last line about a fault, or the last line
     nan_since: LogLine | None = None  # from this line to the end of the file every loss is NaN or infinite
     unread: str | None = None  # why it was not read
-    document: str = ""  # "Markdown", "JSON" …: what it is if no job printed it
+    document: str = ""  # the kind of document if no job printed it: "Markdown", "JSON" …
 
 
 class JobLogFact(Fact):
-    """What a job's output says. Signs are in the order of the files and lines."""
+    """The facts that a job's output shows. Signs are in the order of files and lines."""
 
     KIND: ClassVar[str] = "job-log/1"
 
     files: tuple[FileSeen, ...]
     signs: tuple[SignSeen, ...] = ()
     ranks: tuple[RankSeen, ...] = ()
-    local_ranks: tuple[ProcessSeen, ...] = ()  # processes whose rank in the job is not known
+    local_ranks: tuple[ProcessSeen, ...] = ()  # processes whose rank in the job is unknown
     world_size: int | None = None
     launcher: str | None = None  # torchrun, accelerate, spawn, srun …
     torch_version: str | None = None
@@ -91,21 +91,21 @@ NumberedBy = Literal["environment", "mp.spawn", "order of starts"]
 
 
 class Look(Frozen):
-    """One look at a process. Counts are since its start."""
+    """A sample of a process. Counts are since its start."""
 
-    at_s: float  # of a clock that all processes of the host share
+    at_s: float  # on a clock that all processes of the host share
     state: str  # R, S, D, T, t, Z as in /proc/PID/stat
-    cpu_s: float = 0.0  # processor time of all its threads
-    main_cpu_s: float = 0.0  # … of the thread that trains, usually the main thread
-    main_queued_s: float = 0.0  # for how long that thread was ready to run but had no processor
-    main_switches: int = 0  # how often that thread went to sleep or was put aside; no more of them: it has not run
-    autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
-    gloo_switches: int = 0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
-    network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
-    io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
-    wait_channel: str | None = None  # the kernel function of that thread while it waits
-    frames: tuple[str, ...] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
-    holds_gil: bool = False  # whether it ran Python at that moment
+    cpu_s: float = 0.0  # CPU time of all its threads
+    main_cpu_s: float = 0.0  # CPU time of the training thread, usually the main thread
+    main_queued_s: float = 0.0  # how long that thread was ready to run but had no CPU
+    main_switches: int = 0  # context switches of that thread; if the count is unchanged, it has not run
+    autograd_switches: int = 0  # context switches of the threads that run torch's backward passes
+    gloo_switches: int = 0  # context switches of gloo's worker threads, which sleep while they wait for a rank
+    network_cpu_s: float = 0.0  # CPU time of gloo's threads that send and receive
+    io_bytes: int | None = None  # by read(2), write(2) and similar calls; None if the kernel does not report it
+    wait_channel: str | None = None  # the kernel function in which that thread waits
+    frames: tuple[str, ...] = ()  # Python stack, outermost frame first: /home/me/train.py:31 in main; () if not read
+    holds_gil: bool = False  # whether it was running Python code
 
 
 class ChildSeen(Frozen):
@@ -121,13 +121,13 @@ class Unacknowledged(Frozen):
     """A TCP connection of a rank whose data the other end has not acknowledged."""
 
     peer: str  # address:port
-    peer_rank: int | None = None  # where it is a rank that was seen here
+    peer_rank: int | None = None  # if the peer is a rank seen on this host
     bytes: int = 0
     retransmissions: int = 0  # in a row, without an answer
 
 
 class Refused(Frozen):
-    """A door that did not open: why, and the one setting that opens it the next time."""
+    """A data source (``door``) that refused access: why, and the one setting that grants access next time."""
 
     door: str
     why: str
@@ -135,11 +135,11 @@ class Refused(Frozen):
 
 
 class Launched(Frozen):
-    """Of which collective ranks have launched different numbers, as NCCL's RAS said twice in the same words."""
+    """A collective that ranks launched different numbers of times, according to two equal answers of NCCL's RAS."""
 
     operation: str  # AllReduce
-    by_rank: tuple[tuple[int, int], ...]  # the ranks that it names, and how many each has launched
-    others: int | None = None  # how many all others have; None where it names all, or the others differ
+    by_rank: tuple[tuple[int, int], ...]  # the ranks that RAS names, and how many each has launched
+    others: int | None = None  # how many all other ranks launched; None if RAS names all ranks or the others differ
 
 
 class Meeting(Frozen):
@@ -147,63 +147,63 @@ class Meeting(Frozen):
 
     who: str  # torchrun, accelerate; "ranks"
     endpoint: str = ""  # HOST:PORT of the job; empty if unknown
-    node: int | None = None  # of a launcher: its node rank
-    expected: int | None = None  # of launchers: the nodes that the job needs
-    came: int | None = None  # processes and other hosts that are connected to the endpoint; None if unknown
-    answer: Literal["", "served", "connected", "open", "refused", "silent", "unresolved"] = ""  # of the endpoint
-    #: Of launchers such as mpirun: the program that it has started and that has not ended, "ssh node2 (pid 77)", or "".
+    node: int | None = None  # node rank of a launcher
+    expected: int | None = None  # number of nodes that a launcher's job needs
+    came: int | None = None  # number of processes and other hosts connected to the endpoint; None if unknown
+    answer: Literal["", "served", "connected", "open", "refused", "silent", "unresolved"] = ""  # state of the endpoint
+    #: For launchers such as mpirun: the started program that has not exited, "ssh node2 (pid 77)", or "".
     program: str | None = None
-    server: str = ""  # the program of this host that has the port and is not of the job: nginx (pid 77)
-    waits: bool = True  # False of a launcher that has no ranks and does something else
-    waited_s: float = 0.0  # since the last of the processes was started
+    server: str = ""  # the program on this host that uses the port but is not part of the job: nginx (pid 77)
+    waits: bool = True  # False for a launcher that has no ranks and does something else
+    waited_s: float = 0.0  # since the last process was started
 
 
 class LiveRankFact(Fact):
-    """A rank of a job. ``looks`` are in the order of time; a rank that is gone has none, or the last in state Z."""
+    """A rank of a running job. ``looks`` are samples in time order, none or the last in state Z if it exited."""
 
     KIND: ClassVar[str] = "live-rank/1"
 
     job: str  # LiveJobFact.job
     host: str
     pid: int
-    pid_inside: int | None = None  # in its own pid namespace, where that is not the doctor's
+    pid_inside: int | None = None  # in its own pid namespace, if that is not ddp-doctor's
     rank: int
     numbered_by: NumberedBy = "environment"
     user: str = ""
-    gpu: int | None = None  # NVML's number where NVML lists the process; else CUDA's by environment or local rank
-    gpu_use: tuple[int, ...] = ()  # percent of the time in which that GPU ran a kernel of anybody, at each sample
+    gpu: int | None = None  # NVML's index if NVML lists the process; otherwise CUDA's, from environment or local rank
+    gpu_use: tuple[int, ...] = ()  # percent of time the GPU ran a kernel of any process, in each sample
     looks: tuple[Look, ...] = ()
     children: tuple[ChildSeen, ...] = ()
     unacknowledged: tuple[Unacknowledged, ...] = ()
-    connections: tuple[tuple[str, str], ...] = ()  # TCP to other addresses: address:port here and there
-    groups: int = 0  # process groups, by gloo's or NCCL's threads; 0: not known
-    over_nccl: bool = False  # by NCCL's threads, whose waits take a whole core
-    default_group: bool | None = None  # whether its call is on the default group; None: not known
-    waits_for_work: bool = False  # the line in which it stands ends in .wait() of something that is no Python
-    waits_for_gpu: bool = False  # … in .item(), .cpu() or the like
-    kernel: str = ""  # what the kernel says that thread waits for: read from the FIFO /data/in
-    frozen: bool = False  # its control group is
-    traced_by: str = ""  # gdb (pid 77)
-    ended: str = ""  # of a zombie: exit 1, SIGKILL
+    connections: tuple[tuple[str, str], ...] = ()  # TCP connections to other addresses: local and remote address:port
+    groups: int = 0  # number of process groups, from the threads of gloo or NCCL; 0 if unknown
+    over_nccl: bool = False  # whether it has NCCL threads, whose waits use an entire core
+    default_group: bool | None = None  # whether its call is on the default group; None if unknown
+    waits_for_work: bool = False  # its current line calls .wait() of an object that is not implemented in Python
+    waits_for_gpu: bool = False  # … calls .item(), .cpu() or similar
+    kernel: str = ""  # what that thread waits for, according to the kernel: read from the FIFO /data/in
+    frozen: bool = False  # whether its control group is frozen
+    traced_by: str = ""  # the process that traces it: gdb (pid 77)
+    ended: str = ""  # how a zombie ended: exit 1, SIGKILL
     refused: tuple[Refused, ...] = ()
 
 
 class LiveJobFact(Fact):
-    """A job as one host shows it."""
+    """A job as seen on one host."""
 
     KIND: ClassVar[str] = "live-job/1"
 
-    job: str  # names it among the jobs of the host
+    job: str  # name of the job, unique on the host
     host: str
-    launcher: str | None = None  # torchrun, srun, mpirun, else the command's name
+    launcher: str | None = None  # torchrun, srun, mpirun, or the command's name
     launcher_pid: int | None = None
     world_size: int | None = None
-    missing: tuple[int, ...] = ()  # ranks that this host should have and has not, zombies not counted
+    missing: tuple[int, ...] = ()  # ranks that should run on this host but do not, excluding zombies
     torch_version: str | None = None
-    backend: str | None = None  # nccl, gloo: whose threads there are
-    watched_s: float = 0.0  # from the first look to the last
-    meeting: Meeting | None = None  # while the job has not begun
+    backend: str | None = None  # nccl or gloo, from the threads of its ranks
+    watched_s: float = 0.0  # from the first sample to the last
+    meeting: Meeting | None = None  # if the job has not begun
     ended: bool = False  # all its ranks on this host ended during the observation
     launched: tuple[Launched, ...] = ()
-    in_container: bool = False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
-    refused: tuple[Refused, ...] = ()  # doors of the whole job
+    in_container: bool = False  # observed from inside a pid namespace, so processes outside it were not visible
+    refused: tuple[Refused, ...] = ()  # data sources of the entire job

@@ -1,4 +1,4 @@
-"""What a rank does, by the frames of its Python stack (paths and functions of torch 2.4 to 2.15)."""
+"""The activity of a rank, from the frames of its Python stack (paths and functions of torch 2.4 to 2.15)."""
 
 import re
 from typing import Literal, NamedTuple
@@ -7,10 +7,10 @@ Activity = Literal["data", "compile", "checkpoint", "start", "evaluation"]
 
 
 class Frames(NamedTuple):
-    """Frames of one activity. A rank is in it where any of its frames matches, ``FILE:LINE in FUNCTION``."""
+    """The frames of one activity. A rank has the activity if any of its frames, ``FILE:LINE in FUNCTION``, matches."""
 
     activity: Activity
-    words: str  # what a person says: "compiles"
+    words: str  # text for reports: "compiles"
     pattern: re.Pattern[str]
 
 
@@ -18,9 +18,9 @@ SAVES = re.compile(
     r"/torch/serialization\.py|/torch/distributed/checkpoint/|/safetensors/"
     r"|in (?:[\w.<>]+\.)?_?(?:save|load|write|read)_\w*(?:checkpoint|ckpt|state|model)\w*$"
 )
-#: Where Python waits for data of a network.
+#: Frames that wait for data from the network.
 IN_NETWORK = re.compile(r"/(?:socket|ssl|http/client|asyncio/\w+)\.py:\d+ in ")
-#: The first that matches counts.
+#: The first match counts.
 ACTIVITIES = (
     Frames("data", "loads data", re.compile(r"/torch/utils/data/dataloader\.py:\d+ in ")),
     Frames(
@@ -45,8 +45,8 @@ ACTIVITIES = (
     Frames("start", "imports modules", re.compile(r"^<frozen importlib\._bootstrap")),
 )
 
-#: Files in which torch waits for other ranks: where the innermost frame is in one of them, the rank is in a collective,
-#: or in the meeting before the first one.
+#: Files in which torch waits for other ranks. If the innermost frame is in one of them, the rank is in a collective, or
+#: in the rendezvous before the first one.
 COLLECTIVE_FILES = re.compile(
     r"/torch/distributed/(?:distributed_c10d|_functional_collectives|rendezvous|utils|nn/functional"
     r"|algorithms/join|elastic/utils/store|_symmetric_memory/__init__|elastic/rendezvous/\w+)\.py:"
@@ -63,13 +63,13 @@ WRAPPERS = re.compile(r"in (?:[\w.<>]+\.)?(?:wrapper|_fn|inner|decorate_context|
 BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py:\d+ in ")
 #: The outermost frame of autograd's own thread for a GPU, in a backward written in Python.
 OWN_BACKWARD = re.compile(r"/torch/autograd/function\.py:\d+ in ")
-#: The text of a line in which a rank waits for work that it queued, or for its GPU, in C++.
+#: Source lines in which a rank waits, in C++, for work that it queued or for its GPU.
 WAITS_FOR_WORK = re.compile(r"\.wait\(")
 WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\.to\(|\bfloat\(")
 IN_CUDA_WAIT = re.compile(r"/torch/cuda/(?:__init__|streams)\.py:\d+ in (?:\w+\.)?(?:synchronize|wait)")
-#: Calls in which ranks meet at a store, of which some kinds are asked again and again (FileStore).
+#: Calls in which ranks meet at a store. Some kinds of stores are polled (FileStore).
 MEETINGS = ("next_rendezvous", "init_process_group", "new_group", "new_subgroups", "monitored_barrier", "split_group")
-#: Some ranks may leave these while others still wait in them: roots, those whose data the root has, and pairs.
+#: Some ranks may leave these while others still wait in them: roots, ranks whose data the root has, and pairs.
 ROOTED = (
     *("broadcast", "scatter", "gather", "reduce", "send", "recv", "isend", "irecv", "batch_isend_irecv"),
     *("broadcast_object_list", "scatter_object_list", "gather_object", "send_object_list", "recv_object_list"),
@@ -78,7 +78,7 @@ ROOTED = (
 C10D_WRAPPER = re.compile(r"/torch/distributed/c10d_logger\.py:\d+ in (?:[\w.<>]+\.)?wrapper$")
 #: The outermost function of a process of mp.spawn, ``_wrap(fn, i, args, error_file)`` (torch 2.4 to 2.15).
 SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py:\d+ in _wrap$")
-#: Where among their positional arguments calls take their group (torch 2.4 to 2.15).
+#: The position of the group among the positional arguments of a call (torch 2.4 to 2.15).
 GROUP_AT = {
     name: at
     for at, names in {
@@ -97,6 +97,6 @@ GROUP_AT = {
     for name in names
 }
 
-#: Threads of a process that has joined a group, by the names in their comm (torch 2.13, gloo and NCCL).
+#: Thread names (comm) in a process that has joined a group (torch 2.13, gloo and NCCL).
 GLOO_WORKER, GLOO_NETWORK, NCCL_WATCHDOG = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
 GROUP_THREADS = re.compile(f"{GLOO_WORKER}|{GLOO_NETWORK}|{NCCL_WATCHDOG}|pt_nccl_heartbt")

@@ -1,4 +1,4 @@
-"""How findings and the table speak of ranks that run."""
+"""Texts about running ranks, for findings and tables."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from ddp_doctor.wording.ranks import capital, rank_list, short
 
 
 def names(ranks: Sequence[Doing]) -> str:
-    """``ranks 0-2``; ``processes 4711, 4712`` of processes whose ranks are not known."""
+    """Return ``ranks 0-2``, or ``processes 4711, 4712`` if their ranks are unknown."""
     if all(rank.is_numbered for rank in ranks):
         return rank_list([rank.rank for rank in ranks])
     pids = [str(rank.fact.pid) for rank in ranks]
@@ -20,7 +20,7 @@ def names(ranks: Sequence[Doing]) -> str:
 
 
 def says(rank: Doing) -> str:
-    """What a rank does, in some words: ``in all-reduce at train.py:31 in main``."""
+    """Return the activity of a rank: ``in all-reduce at train.py:31 in main``."""
     where = f" at {short(rank.line)}" if rank.line else ""
     if rank.kind == "collective":
         return f"in {call_name(rank)}{where}"
@@ -36,7 +36,7 @@ def says(rank: Doing) -> str:
 
 
 def call_name(rank: Doing) -> str:
-    """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, work on it."""
+    """Return the name of its call: ``all-reduce``, ``the backward pass``, ``wait()``, or ``work on the GPU``."""
     names = {
         "backward": "the backward pass",
         "wait": "wait()",
@@ -47,29 +47,29 @@ def call_name(rank: Doing) -> str:
 
 
 def called(rank: Doing) -> str:
-    """``all-reduce at train.py:31``."""
+    """Return the call and its place: ``all-reduce at train.py:31``."""
     return f"{call_name(rank)} at {place(rank.line)}" if rank.line else call_name(rank)
 
 
 def collective_of(rank: Doing) -> str:
-    """The same; of a backward pass, in which the rank that is missed may stand as well, the collective in it."""
+    """Return the same, but name the collective of a backward pass: the missing rank may be in that pass as well."""
     return f"the collective of {called(rank)}" if rank.call == "backward" else called(rank)
 
 
 def place(line: str) -> str:
-    """``train.py:31`` of a frame."""
+    """Return the place of a frame: ``train.py:31``."""
     return short(line.partition(" in ")[0])
 
 
 def waits_text(waiting: Sequence[Doing]) -> str:
-    """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
+    """Return ``Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40.``"""
     at = grouped((f"{'for' if rank.kind == 'gpu' else 'in'} {called(rank)}", rank) for rank in waiting)
     parts = (f"{names(ranks)} {verb(ranks, 'wait')} {where}" for where, ranks in at.items())
     return f"{capital('; '.join(parts))}." if waiting else ""
 
 
 def gpu_use(ranks: Sequence[Doing]) -> str:
-    """``100%``, ``0-40%`` of the time, over all samples of their GPUs; empty if the driver reports none."""
+    """Return the use of the GPUs over all samples, ``100%`` or ``0-40%``; empty if the driver reports none."""
     samples = [percent for rank in ranks for percent in rank.fact.gpu_use]
     if not samples:
         return ""
@@ -78,7 +78,7 @@ def gpu_use(ranks: Sequence[Doing]) -> str:
 
 
 def busy_text(waiting: Sequence[Doing]) -> str:
-    """That busy GPUs are no progress, where ranks of NCCL wait whose GPUs are."""
+    """Return a sentence that busy GPUs do not show progress; empty unless waiting NCCL ranks have busy GPUs."""
     busy = [rank for rank in waiting if rank.fact.over_nccl and min(rank.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT]
     if not busy:
         return ""
@@ -89,13 +89,13 @@ def busy_text(waiting: Sequence[Doing]) -> str:
 
 
 def verb(subjects: Sequence[object], plural: str) -> str:
-    """``waits`` of one, ``wait`` of several."""
+    """Return the verb for the subjects: ``waits`` for one, ``wait`` for several."""
     if plural == "are":
         return "is" if len(subjects) == 1 else "are"
     return f"{plural}s" if len(subjects) == 1 else plural
 
 
 def plural(words: str) -> str:
-    """``compile`` for compiles, of several ranks."""
+    """Return the plural of a verb and its object: ``compile`` for ``compiles``."""
     first, _, rest = words.partition(" ")
     return f"{first[:-1]} {rest}".strip()

@@ -7,27 +7,27 @@ from ddp_doctor.model.report import LogsReport
 
 
 class LiveRank(Frozen):
-    """A rank of a job that runs, as it was seen over some seconds."""
+    """A rank of a running job, observed for some seconds."""
 
-    job: str  # names its job among those of the host
-    rank: int  # its number, or the position of its start if no number is known
-    is_numbered: bool = True  # whether its number is known
-    node: str  # its host
-    pid: int  # of its process
-    gpu: int | None = None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's
-    gpu_use: tuple[int, ...] = ()  # percent of the time in which that GPU was busy, in two samples; no sign of progress
+    job: str  # name of the job, unique on the host
+    rank: int  # rank number, or position in start order if the rank is unknown
+    is_numbered: bool = True  # whether the rank number is known
+    node: str  # host name
+    pid: int  # process ID
+    gpu: int | None = None  # index as in nvidia-smi if the driver lists the process; otherwise CUDA's index
+    gpu_use: tuple[int, ...] = ()  # percent of time the GPU was busy, in two samples; does not show progress
     state: str | None = None  # R, S, D, T, t or Z as in /proc/PID/stat
-    does: str  # in some words
-    collective: str | None = None  # in which it is: all-reduce; null outside of one
+    does: str  # short description of its activity
+    collective: str | None = None  # the collective it is in, such as all-reduce; null outside of collectives
     line: str | None = None  # of the job's own code: /home/me/train.py:31 in main
-    moves: bool | None = None  # whether it gets on; null where that cannot be told
-    blamed: bool = False  # whether it is to blame that others wait
+    moves: bool | None = None  # whether it makes progress; null if unknown
+    blamed: bool = False  # whether it is reported as the cause that other ranks wait
 
 
 class AttachReport(LogsReport):
-    """What ``attach --json`` writes: the envelope, what keeps the jobs waiting, and what each rank does."""
+    """The JSON of ``attach --json``: the envelope, the causes of waiting and the activity of each rank."""
 
-    ranks: tuple[LiveRank, ...] = ()  # of all jobs that were looked at
+    ranks: tuple[LiveRank, ...] = ()  # ranks of all observed jobs
 
 
 FEATURE = Recorded(

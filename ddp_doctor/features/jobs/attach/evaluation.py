@@ -17,12 +17,12 @@ from ddp_doctor.wording.findings import counted as in_number
 
 
 def diagnose(recording: Recording) -> JobDiagnosis:
-    """Return what holds the jobs up and all other findings."""
+    """Return the causes that hold up the jobs, and all other findings."""
     return diagnosis_of(recording, live.judged)
 
 
 def complete(report: Report, recording: Recording, diagnosis: JobDiagnosis) -> AttachReport:
-    """Return the report with the causes, what is known of the jobs, and what each rank does."""
+    """Return the report with the causes, the facts about the jobs and the activity of each rank."""
     ranks = _live_ranks(recording, diagnosis.causes)
     return AttachReport(**with_causes(report, diagnosis), facts=_live_facts(recording), ranks=ranks)  # type: ignore[arg-type]
 

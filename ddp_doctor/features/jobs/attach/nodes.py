@@ -1,4 +1,4 @@
-"""``ddp-doctor attach`` on several nodes: each reads its own processes, and what all have read is judged once, here."""
+"""``ddp-doctor attach`` on several nodes: each node reads its own processes, and this one diagnoses all readings."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ from ddp_doctor.starters.started_process import Start
 from ddp_doctor.starters.starter_channel import StarterChannel, StarterPipe
 from ddp_doctor.wording.nodes import name_list
 
-#: For a node to answer; ssh gives up after ten seconds.
+#: Maximum time for a node to answer. ssh gives up after ten seconds.
 _ANSWER_S = 15.0
-#: From then on, beside the time to watch: six are the bound for a node, and two for what it has read to come.
+#: Added to the observation time: six seconds for a node to finish, and two to transfer its readings.
 _READ_S = 8.0
-#: Tells an agent its number, as it tells torchrun its own.
+#: The variable with an agent's node rank, the same as torchrun's.
 _NUMBER = "PET_NODE_RANK"
 
 
 def attach_to_hosts(hosts: Sequence[str], how: Watching) -> Outcome:
-    """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
+    """Observe the jobs on these hosts over ssh. Raises UsageError if no host has a job or ssh is missing."""
     command = (*doctor(), "attach", *_seconds_option(how.seconds))
     with as_usage_error():
         hosts = chosen(Asked(hosts=tuple(hosts)))
@@ -43,7 +43,7 @@ def attach_to_hosts(hosts: Sequence[str], how: Watching) -> Outcome:
 
 
 def attach_to_slurm_job(job_id: str, how: Watching) -> Outcome:
-    """A job of SLURM, on all its nodes where there is srun, else on this one. Raises UsageError."""
+    """Observe a SLURM job on all its nodes, or only on this node without srun. Raises UsageError."""
     with as_usage_error():
         job = slurm_job_of(job_id, how.env)
     if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
@@ -58,7 +58,7 @@ def attach_to_slurm_job(job_id: str, how: Watching) -> Outcome:
 
 
 def attach_to_step(env: Mapping[str, str]) -> Outcome:
-    """The step of SLURM of which this process is a task, on all its nodes. Raises UsageError."""
+    """Observe the SLURM step of this process on all its nodes. Raises UsageError."""
     job = env["SLURM_JOB_ID"]
     command = (*doctor(), "attach", "--slurm-job", f"{job}.{env['SLURM_STEP_ID']}")
     with as_usage_error():
@@ -71,12 +71,12 @@ def attach_to_step(env: Mapping[str, str]) -> Outcome:
 
 
 def _seconds_option(seconds: float) -> tuple[str, ...]:
-    """The options by which another host watches for so long; none for the usual time, as watchers know the command."""
+    """Return the option that sets the observation time on other hosts; empty for the default time."""
     return () if seconds == SECONDS else ("--seconds", f"{seconds:g}")
 
 
 def be_agent(pipe: StarterPipe, pid: int | None, slurm_job: str | None, how: Watching) -> int:
-    """Read this node for the command that started this one, and hand it what was read; the exit code."""
+    """Observe this node, send the readings to the command that started this agent, and return the exit code."""
     channel = StarterChannel(number(how.env, _NUMBER, number(how.env, "SLURM_NODEID", 0)))
     channel.send("hello")
     code = 0
@@ -94,7 +94,7 @@ def be_agent(pipe: StarterPipe, pid: int | None, slurm_job: str | None, how: Wat
 
 
 def _read(starts: Sequence[Start], hosts: Sequence[str], launcher: str, how: Watching) -> Outcome:
-    """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
+    """Observe all hosts at the same time and diagnose the readings. Raises UsageError if no host has a job."""
     started = time.monotonic()
     recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), env=how.env)
     with as_usage_error():

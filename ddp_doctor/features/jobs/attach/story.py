@@ -32,7 +32,7 @@ def story(report: AttachReport, recording: Recording, width: int | None, *, each
 
 
 def tables(report: AttachReport, recording: Recording, **_: object) -> Iterator[Table]:
-    """Yield the table of each job with what it is, and an empty one for each host that could not be read."""
+    """Yield the table of each job with its description, and an empty table for each host that could not be read."""
     for job in live_jobs(recording):
         first, *further = words(job)
         yield replace(table(job, report), caption=first, notes=tuple(further))
@@ -53,7 +53,7 @@ def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) 
 
 
 def words(job: LiveJob) -> Iterator[str]:
-    """Yield what the job is, and what could not be read."""
+    """Yield the description of the job, and what could not be read."""
     yield _about(job)
     if any(host.in_container for host in job.hosts):
         yield "Seen from inside a container: processes outside it are not visible"

@@ -1,4 +1,4 @@
-"""``ddp-doctor attach``: what the jobs on this host do now, and who keeps them waiting. It only reads."""
+"""``ddp-doctor attach``: show what the jobs on this host do now, and which ranks hold them up. Read-only."""
 
 import os
 import re
@@ -29,30 +29,31 @@ from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.sources import proc
 
-#: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
+#: Number of samples per process, and their duration, which is enough to distinguish a loop from work.
 _LOOKS, SECONDS = 6, 4.0
-#: In a longer time more looks are taken, a few seconds apart.
+#: For a longer observation: the maximum number of samples, and the usual pause between them.
 _MOST_LOOKS, _LONG_PAUSE_S = 40, 5.0
-#: When one rank of a job has ended, the others usually end within this time; to end takes torch a second or two.
+#: After one rank of a job exits, the others usually exit within this time. torch needs a second or two to exit.
 _ENDING_S, _ENDING_PAUSE_S = 3.0, 0.05
-#: Looks without which nothing is judged, however late it is.
+#: Minimum number of samples for a diagnosis, however late it is.
 _FEWEST_LOOKS = 4
-#: No further look is begun so many seconds after the time is over, so that all is said within ten.
+#: No further sample starts this long after the observation time, so that the report is complete within ten seconds.
 _ENOUGH_S = 2.5
-#: For an endpoint to answer, beyond that.
+#: Additional time for an endpoint to answer.
 _ANSWER_S = 1.5
-#: What a job does not answer until then is not waited for; and not so long after the last look begins.
+#: Answers of a job are not awaited longer than this after the observation time, or after the start of the last sample
+#: if that is later.
 _LONGEST_S, _LAST_S = 4.0, 1.5
 _MOST_LOADERS = 8
-#: Of more ranks, those that wait are not read in each look.
+#: If there are more ranks, the waiting ranks are not read in each sample.
 _MOST_IN_EACH_LOOK = 16
 
 
 @dataclass(frozen=True)
 class Watching:
-    """How jobs are watched, here or on other hosts; ``progress`` is told what is done now."""
+    """The settings of an observation, here or on other hosts. ``progress`` receives the current activity."""
 
-    ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
+    ignore: tuple[str, ...] = ()  # codes or code prefixes of rules to ignore
     progress: Callable[[str], None] = lambda _: None
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     seconds: float = SECONDS
@@ -65,10 +66,10 @@ def attach(
     *,
     from_start: bool = False,
 ) -> Outcome:
-    """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
+    """Diagnose the jobs of these processes (ranks or launchers), of a SLURM job, or all readable jobs on this host.
 
-    Takes a second longer than it watches, and six at most; may be called again and again. ``from_start``: counted from
-    the start of this process. Raises UsageError where nothing is to be seen.
+    Takes one second longer than the observation, and at most six seconds longer. May be called repeatedly.
+    ``from_start``: count the time from the start of this process. Raises UsageError if there is no job to observe.
     """
     started, how = time.monotonic(), how or Watching()
     recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), env=how.env)
@@ -109,7 +110,7 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
 
 
 def _is_closed(pid: int) -> bool:
-    """Whether it is one of this user's programs in Python, and may not be read all the same."""
+    """Return True if it is a Python program of this user that still may not be read."""
     is_own = (proc.status(pid).get("Uid") or "-").split()[0] == str(os.getuid())
     name = proc.read(f"/proc/{pid}/comm") or ""
     return is_own and name.startswith(("python", "pt_")) and proc.environment(pid) is None
@@ -165,7 +166,7 @@ class _Watch:
         self._enough_at, self._end = begun_at + how.seconds + _ENOUGH_S, begun_at + how.seconds + _LONGEST_S
         self._host = socket.gethostname()
         self.pids = [process.pid for job in jobs for process in job.ranks.values()]
-        #: Launchers such as mpirun, which have no stack in Python.
+        #: Launchers such as mpirun, which have no Python stack.
         self._starters = {
             p.pid for job in jobs if job.launchers for p in job.ranks.values() if live_meetings.starter(p)
         }
@@ -214,7 +215,7 @@ class _Watch:
             for job in self._jobs
         ]
         ras_facts = list[tuple[None, JobLogFact]]()
-        if any(self._ras_said):  # read last: it takes a moment, and what lives is to be seen right after the stacks
+        if any(self._ras_said):  # last, because it takes a moment: live processes must be read right after their stacks
             from ddp_doctor.features.jobs.reading.assemble import fact_of_text  # few jobs need its tables
             from ddp_doctor.features.jobs.reading.ras import text_of_ras
 
@@ -229,9 +230,9 @@ class _Watch:
         return job.renumbered(pids) if on_one_host else job
 
     def _follow_endings(self) -> None:
-        """Wait until jobs with an ended rank have ended, and keep the exit codes that the kernel shows.
+        """Wait until jobs with an exited rank have exited, and keep the exit codes that the kernel shows.
 
-        An interpreter that ends has no Python stack any more.
+        An interpreter that is exiting no longer has a Python stack.
         """
         end = time.monotonic() + _ENDING_S
         for job in self._jobs:
@@ -371,7 +372,7 @@ class _Watch:
 
 
 def _pipes(job: JobOnHost) -> Iterator[Refused]:
-    """The pipes by which ranks write their flight recorder into a file; that would change what the job leaves."""
+    """Yield a refusal if ranks dump their flight recorder through pipes: using one would make the job write a file."""
     for rank, process in job.ranks.items():
         path = f"{process.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
         if path.startswith("/") and Path(path).is_fifo():
