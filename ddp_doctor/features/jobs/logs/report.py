@@ -32,7 +32,7 @@ waits = wait_graph.judged
 
 
 def rules() -> tuple[Described, ...]:
-    """Return the rules on causes, and on what else the output shows."""
+    """Return the rules on causes, and on anything else that the output shows."""
     return JOB_RULES
 
 
@@ -42,7 +42,7 @@ def diagnose(recording: Recording) -> JobDiagnosis:
 
 
 def complete(report: Report, recording: Recording, diagnosis: JobDiagnosis) -> LogsReport:
-    """Return the report with the causes in the order of time and with what is known of the job."""
+    """Return the report with the causes in time order and the facts about the job."""
     return LogsReport(**with_causes(report, diagnosis), facts=_facts(recording))  # type: ignore[arg-type]
 
 
@@ -57,14 +57,14 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: JobDiagnosis) -> 
     if named and named[0].name in (*NOT_FAILED, RECOVERED):
         return named[0].title.rstrip(".")
     if named:
-        title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
-        # A cause without a domain says what is known; any other is a guess.
+        title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not NCCL, P2P
+        # A cause without a domain states what is known; any other cause is a guess.
         is_hedged = diagnosis.causes[0].cause.domain == "unknown" or " may " in title
         possibly = "" if is_hedged else "possibly "
         return f"Failed, cause not proven: {possibly}{title.rstrip('.')}{others}"
     worst_beside = [] if verdict is Verdict.HEALTHY else worst_first(findings)
     of_jobs = [finding for finding in worst_beside if is_of_cause(finding.code)]
-    if of_jobs or verdict is Verdict.UNHEALTHY:  # by a recording beside the output; its own job went on
+    if of_jobs or verdict is Verdict.UNHEALTHY:  # from a recording next to the output, whose own job continued
         but = "No failure in the output, but in a recording" if of_jobs else "No failure, but"
         return f"{but}: {[*of_jobs, *worst_beside][0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
@@ -137,7 +137,7 @@ def named_cause(name: str, text: str, check: str) -> tuple[Finding, tuple[str, .
 
 @cache
 def errors() -> tuple[KnownError, ...]:
-    """Return the texts in a job's output that have a meaning."""
+    """Return the texts in a job's output that have a known meaning."""
     return tuple(
         KnownError(
             sign.id,

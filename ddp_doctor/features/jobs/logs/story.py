@@ -1,4 +1,4 @@
-"""A job that has ended, according to its output: what it was, and how its ranks ended, equal ranks in one row.
+"""The description of an ended job from its output, and how its ranks ended, equal ranks in one row.
 
 8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines
 
@@ -22,7 +22,7 @@ from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.wording.ranks import rank_list
 
-#: Rows of the table, and files that could not be read, on a screen.
+#: Maximum number of table rows, and of unreadable files listed, on a screen.
 _MOST_ROWS = 12
 _MOST_FILES = 3
 _LONGEST_LINE = 100
@@ -30,12 +30,12 @@ _TITLES = ("", "host", "pid", "GPU", "ended", "was in", "last line")
 
 
 def story(report: Report, recording: Recording, width: int | None, *, each: bool) -> Iterator[Iterable[str]]:
-    """Yield the lines of the only part."""
+    """Yield the lines of the story, which has one part."""
     yield lines(report, recording, width, each=each)
 
 
 def tables(report: Report, recording: Recording, **_: object) -> Iterator[Table]:
-    """Yield the table of the ranks with what the job was, if its output was read."""
+    """Yield the table of the ranks with the description of the job, if its output was read."""
     if told := list(words(report, recording)):
         yield replace(table(report, recording), caption=told[0], notes=tuple(told[1:]))
 
@@ -53,12 +53,12 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
 
 
 def table(report: Report, recording: Recording) -> Table:
-    """Return the ranks, equal ranks in one row."""
+    """Return the table of the ranks, equal ranks in one row."""
     return Table(_TITLES, _rows(report, recording, each=False)).without_empty_columns()
 
 
 def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:
-    """Yield what the job was, and the files that could not be read."""
+    """Yield the description of the job, and the files that could not be read."""
     job = recording.first(JobLogFact)
     if job is None or not isinstance(report, LogsReport):
         return

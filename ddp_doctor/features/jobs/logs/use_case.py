@@ -1,6 +1,6 @@
 """``ddp-doctor logs``: why a job failed, from its output and the dumps of its flight recorder.
 
-Each input is read by the reader of its kind, output by a search for the words of all signs.
+Each input is read by the reader of its kind. Output is searched for the words of all signs.
 """
 
 import os
@@ -44,37 +44,37 @@ from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
 from ddp_doctor.wording.nodes import name_list
 
-#: Bytes read and bytes there are, where that is known.
+#: Called with the number of bytes read and the total, if known.
 Progress = Callable[[int, int], None]
-#: Searched at the same time; each takes a piece of a megabyte or two.
+#: Maximum number of concurrent searches. Each searches one or two megabytes.
 _MOST_THREADS = 16
 _LARGEST_WHOLE_BYTES = 256 << 20
-#: Chunks that are kept for the last lines of text that was in another format.
+#: Chunks that are kept to read the last lines of text that was in another format.
 _LAST_CHUNKS = 4
-#: Processes of which NCCL's lines are kept, over all files.
+#: Maximum number of processes whose NCCL lines are kept, over all files.
 _MOST_NCCL_PROCESSES = 1_024
 _CONTROLS = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 class Reader(NamedTuple):
-    """How files of one kind are read: into readings, or into text that is then read as output."""
+    """The reader for one kind of file. It returns readings, or text that is then read as output."""
 
     kind: str
-    knows: Callable[[bytes, str], bool]  # by the first 64 KiB and the name
-    reads: Callable[[JobFile, bytes], Iterable[Reading] | str] | None = None  # of the content
+    knows: Callable[[bytes, str], bool]  # from the first 64 KiB and the name
+    reads: Callable[[JobFile, bytes], Iterable[Reading] | str] | None = None  # from the entire content
     streams: Callable[[JobFile], Iterator[bytes]] | None = None
 
 
 def _dump(file: JobFile, data: bytes) -> list[Reading]:
-    """A dump that cannot be read is a fact too: it may be the culprit's."""
+    """Return a fact even if the dump cannot be read: it may be the faulty rank's."""
     fact = read_dump(data, file.name, file.modified_s)
     if fact.problem is not None:
         file.unread, file.size_bytes = fact.problem, 0
     return [fact.collected("logs", rank=fact.rank)]
 
 
-#: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
-#: A reader may raise UsageError or ValueError with a sentence.
+#: To read another kind of file, add a row. The first reader that knows a file reads it; unknown files are output. A
+#: reader may raise UsageError or ValueError with a message.
 READERS: tuple[Reader, ...] = (
     Reader(
         RECORDING,
@@ -109,9 +109,10 @@ def logs(
     progress: Callable[[int, int], None] | None = None,
     starts: Mapping[str, int] | None = None,
 ) -> Outcome:
-    """Judge these files; ``progress`` is told the bytes read and all bytes. Raises UsageError if none can be read.
+    """Diagnose these files. Raises UsageError if none can be read.
 
-    ``starts``: where, in bytes, to begin in a file that holds the words of others before.
+    ``progress`` is called with the number of bytes read and the total. ``starts``: byte offsets at which to start in
+    files that begin with other output.
     """
     started = time.monotonic()
     recording = blank(Options(command=Command.LOGS, ignore=ignore))
@@ -123,7 +124,7 @@ def logs(
 def read_job(
     paths: Sequence[str], progress: Progress | None = None, starts: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[Reading, ...]:
-    """What these paths hold, as readings: one of JobLogFact first. Raises UsageError where nothing could be read."""
+    """Return the readings from these paths, a JobLogFact first. Raises UsageError if no file could be read."""
     return _Reading(paths, progress, starts).read()
 
 
@@ -255,6 +256,6 @@ def _kept(chunks: Iterable[bytes], last: deque[bytes]) -> Iterator[bytes]:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether these bytes are no text: a twentieth are controls. Zeros, as crashes leave them, are not counted."""
+    """Return True for binary data: over 5% control characters. Zeros, which crashes leave, are ignored up to 75%."""
     sample = head[:8192].replace(b"\0", b"")
     return bool(head) and (len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample))

@@ -1,1 +1,1 @@
-"""What the commands derive from the facts of a job."""
+"""Values that the commands derive from the facts of a job."""

@@ -1,4 +1,4 @@
-"""What the ranks and jobs do that ``attach`` has looked at."""
+"""The activity of the ranks and jobs that ``attach`` observed."""
 
 import operator
 import re
@@ -14,43 +14,43 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording, World, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
 
-#: Gone and those that cannot run; in a collective (also a backward pass or work that was queued); waiting for the GPU;
-#: the activities of live_frames.py; its own code; no stack was read.
+#: gone, stopped and kernel: it exited or cannot run. collective: also a backward pass or a wait for queued work. gpu:
+#: it waits for its GPU. Then the activities of live_frames.py. own: its own code. unknown: no stack was read.
 Kind = Literal["gone", "stopped", "kernel", "collective", "gpu", "own", "unknown"] | live_frames.Activity
-#: Those of which nothing is to be expected.
+#: Kinds that cannot make progress.
 UNABLE = ("gone", "stopped", "kernel")
-#: Of a core; below it a thread does next to nothing, above it works.
+#: Fractions of a core: below the first, a thread is nearly idle; above the second, it works.
 _IDLE, _BUSY = 0.02, 0.1
-#: Of a core, of gloo's threads that look for data a hundred times a second: above it they carry some.
+#: Fraction of a core. gloo's network threads poll a hundred times a second; above this, they also transfer data.
 _SENDING = 0.04
-#: A healthy loop sleeps and wakes far more often in some seconds than a thread that is waited for.
+#: Maximum context switches of a blocked thread in some seconds. A healthy loop sleeps and wakes far more often.
 _FEW_SWITCHES = 2
 _LITTLE_IO = 64 * 1024
-#: Between so many pairs of looks gloo's threads ran where a rank goes from collective to collective, or data comes in.
-#: Those of one that waits ran for a moment as it entered its last collective, between one pair.
+#: gloo's threads run between at least this many pairs of samples if a rank goes from collective to collective, or data
+#: comes in. If the rank waits, they ran between one pair only, when it entered its last collective.
 _EXCHANGES = 2
-#: A rank is called late by so many looks or more.
+#: Minimum number of samples for reporting a late rank.
 _LOOKS_OF_LATE = 4
-#: A loop without work: so many places, in so many functions, of the job's own code and nothing below it.
+#: Maximum number of lines and functions of a loop without work. It runs only the job's own code.
 _PLACES_OF_A_LOOP, _FUNCTIONS_OF_A_LOOP = 4, 2
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What one rank does. ``moves``: None where it cannot be told."""
+    """The activity of a rank. ``moves`` is None if unknown."""
 
     fact: LiveRankFact
     kind: Kind
-    call: str = ""  # all_reduce, of a collective; "the backward pass"
-    line: str = ""  # of the job's own code: /home/me/train.py:31 in main
+    call: str = ""  # of a collective: all_reduce, backward, wait
+    line: str = ""  # line of the job's own code: /home/me/train.py:31 in main
     moves: bool | None = None
-    loops: bool = False  # at a few lines, doing nothing else
-    words: str = ""  # "evaluates"; of one that cannot run: "stopped by a signal (state T)"
-    helper_line: str = ""  # where a worker of its data loader stands
+    loops: bool = False  # whether it repeats a few lines and does nothing else
+    words: str = ""  # "evaluates"; or why it cannot run: "stopped by a signal (state T)"
+    helper_line: str = ""  # line of a worker of its data loader
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The rank number."""
         return self.fact.rank
 
     @property
@@ -60,20 +60,20 @@ class Doing:
 
     @property
     def has_loaders(self) -> bool:
-        """Whether it waits for workers of a data loader."""
+        """Return True if it waits for workers of a data loader."""
         return self.kind == "data" and any(child.kind == "loader" for child in self.fact.children)
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks."""
+        """Return True if it waits for other ranks."""
         return self.kind == "collective" and self.moves is False
 
 
 def doing(rank: LiveRankFact) -> Doing:
-    """What a rank does, by its looks."""
+    """Return the activity of a rank, from its samples."""
     found = _doing(rank)
-    # It makes collectives with others again and again, however little time of a processor it gets, and whether it
-    # sleeps in each step. Beside NCCL's, gloo's may be those of a monitor.
+    # gloo's threads that ran repeatedly show collectives with other ranks, even if the rank gets little CPU time or
+    # sleeps in each step. In a rank with NCCL, they may belong to a monitor.
     counts = [look.gloo_switches for look in rank.looks]
     exchanges = not rank.over_nccl and sum(map(operator.lt, counts, counts[1:])) >= _EXCHANGES
     return replace(found, moves=True, loops=False) if exchanges and found.kind not in UNABLE else found
@@ -90,12 +90,12 @@ def _doing(rank: LiveRankFact) -> Doing:
     if call := _collective(rank, frames):
         return Doing(rank, "collective", call, _own_line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
-    # A script may be started by an import, too: of imports count what the job's innermost function has called.
+    # A script may also be started by an import, so only imports below the job's innermost function count.
     functions = [frame for frame in own if not frame.endswith(" in <module>")]
     imports = frames[frames.index(functions[-1]) + 1 :] if functions else frames
     for activity, words, pattern in live_frames.ACTIVITIES:
         searched = {"evaluation": own, "start": imports}.get(activity, frames)
-        # A module that is imported says nothing of what is done.
+        # A module-level frame does not show an activity.
         if any(pattern.search(frame) for frame in searched if not frame.endswith(" in <module>")):
             found = Doing(rank, activity, line=_own_line(frames), words=words)
             return _loading(found) if activity == "data" else _working(found)
@@ -146,7 +146,7 @@ def _moves_in_collective(rank: LiveRankFact, call: str) -> bool:
 
 
 def _rests(rank: LiveRankFact) -> bool:
-    """Whether the main thread and those of autograd have not run. NCCL's waits run without getting on."""
+    """Return True if the main, autograd and gloo network threads were idle. Waits in NCCL use the CPU."""
     first, last = rank.looks[0], rank.looks[-1]
     if last.autograd_switches > first.autograd_switches:
         return False
@@ -159,12 +159,12 @@ def _rests(rank: LiveRankFact) -> bool:
 
 
 def _loading(found: Doing) -> Doing:
-    """The rank that waits for data, and whether its workers get on, or it does itself where it has none."""
+    """Return the activity of a rank that waits for data, with the progress of its workers if it has any."""
     loaders = [child for child in found.fact.children if child.kind == "loader"]
     if not loaders:
         return _working(found)
     places = []
-    for child in loaders:  # a worker's own frames stand behind those of the rank that forked it
+    for child in loaders:  # a worker's own frames come after those of the rank that forked it
         frames = child.last.frames
         fork = next((at for at, frame in enumerate(frames) if frame.endswith(" in _worker_loop")), len(frames))
         places.append(_own_line(frames[fork + 1 :]))
@@ -181,7 +181,7 @@ def _loading(found: Doing) -> Doing:
 
 
 def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | None:
-    """None where workers are woken again and again, and do nothing: they may poll for what never comes."""
+    """Return None if the workers wake up repeatedly but do nothing: they may poll for data that never comes."""
     have_worked = any(
         child.last.cpu_s - child.first.cpu_s > _IDLE
         or (child.last.io_bytes or 0) - (child.first.io_bytes or 0) > _LITTLE_IO
@@ -196,7 +196,7 @@ def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | 
 
 
 def _working(found: Doing) -> Doing:
-    """Whether a rank outside of collectives gets on: None where that cannot be told."""
+    """Return the activity with the progress of a rank outside of collectives, None if unknown."""
     rank, loops, words = found.fact, _loops(found.fact), found.words
     helped = any(c.last.cpu_s - c.first.cpu_s > _BUSY for c in rank.children if c.kind != "loader")
     moves: bool | None
@@ -205,7 +205,8 @@ def _working(found: Doing) -> Doing:
     elif _io(rank) > _LITTLE_IO or helped:
         moves = True
     elif _cores_used(rank) <= _IDLE:
-        # Woken within a library, as by a network or a time-out; a line that sleeps again and again stands.
+        # Woken within a library, for example by network data or a timeout. A line of its own that only sleeps makes no
+        # progress.
         is_woken = _switched(rank) > _FEW_SWITCHES and _own_line(_frames(rank)) != _frames(rank)[-1]
         moves, words = (None, "wakes now and then") if is_woken else (False, words)
         if found.kind == "checkpoint":  # storage may take minutes to answer
@@ -218,7 +219,7 @@ def _working(found: Doing) -> Doing:
 
 
 def _goes_through_its_code(rank: LiveRankFact, *, is_known: bool) -> bool | None:
-    """Whether its stacks say so; a loop that asks for something again and again has few of them, and none of torch."""
+    """Return True if its stacks show progress, or None. A polling loop has few different stacks, and none in torch."""
     looks = [look.frames for look in rank.looks if look.frames]
     different = len(set(looks))
     if different <= 1:
@@ -228,7 +229,7 @@ def _goes_through_its_code(rank: LiveRankFact, *, is_known: bool) -> bool | None
 
 
 def _loops(rank: LiveRankFact) -> bool:
-    """Whether it runs a few lines of the job's own Python again and again, and calls nothing that takes time."""
+    """Return True if it repeats a few lines of the job's own Python and calls nothing that takes time."""
     looks = [look for look in rank.looks if look.frames]
     if len(looks) < 3 or _main_used(rank) + _queued(rank) <= _BUSY or _io(rank) > _LITTLE_IO:
         return False
@@ -300,7 +301,7 @@ def _own_line(frames: Sequence[str]) -> str:
 
 
 def last_to_come(ranks: Sequence[Doing]) -> tuple[Doing, str, int, int] | None:
-    """The rank for which all others waited in nearly all looks, its line, in how many looks, and of how many."""
+    """Return the rank that all others await in 3/4 of the samples, its line, the number of these samples and of all."""
     looks = list(zip(*(rank.fact.looks for rank in ranks), strict=False))
     read = [at for at in looks if all(look.frames for look in at)]
     last: dict[int, list[str]] = defaultdict(list)
@@ -320,27 +321,27 @@ def _waits_for_others(look: Look) -> bool:
     return in_backward or bool(inner and live_frames.COLLECTIVE_FILES.search(inner[-1]))
 
 
-#: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
+#: Names of jobs whose ranks meet at a loopback address or at an unknown address.
 _OF_ONE_HOST = re.compile(r"^(?:started by )?process |(?:^|, )(?:127\.|localhost:|\[?::1)")
 
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A job with what its ranks do, in the order of their numbers; on several hosts where each was looked at."""
+    """A job with the activity of each rank, in rank order, on all hosts that were observed."""
 
     hosts: tuple[LiveJobFact, ...]
     ranks: tuple[Doing, ...]
-    missing: Mapping[int, str | None]  # ranks that hosts should have and have not, and which host, where known
-    is_elsewhere: bool  # whether it has ranks that nobody looked at
+    missing: Mapping[int, str | None]  # ranks that should run on observed hosts but do not, and the host if known
+    is_elsewhere: bool  # whether it has ranks that were not observed
 
     @property
     def name(self) -> str:
-        """What names it."""
+        """The name of the job."""
         return self.hosts[0].job
 
     @property
     def world_size(self) -> int:
-        """Its ranks, also those that were not looked at."""
+        """The number of its ranks, including ranks that were not observed."""
         return max([len(self.ranks) + len(self.missing), *(host.world_size or 0 for host in self.hosts)])
 
     @property
@@ -350,7 +351,7 @@ class LiveJob:
 
     @property
     def unseen(self) -> list[int]:
-        """The ranks that nobody looked at, where they have numbers."""
+        """The ranks that were not observed; empty if ranks are not numbered."""
         if not self.is_numbered:
             return []
         known = {rank.rank for rank in self.ranks}.union(self.missing)
@@ -368,12 +369,12 @@ class LiveJob:
 
     @property
     def watched_s(self) -> float:
-        """The seconds from the first look to the last."""
+        """The seconds from the first sample to the last."""
         return max(host.watched_s for host in self.hosts)
 
 
 def unreached(recording: Recording) -> dict[str, str]:
-    """Why hosts could not be read, by their names."""
+    """Return why hosts could not be read, by host name."""
     world = recording.world or World()
     return {
         world.hostname(reading.node): reading.reason or ""
@@ -384,7 +385,7 @@ def unreached(recording: Recording) -> dict[str, str]:
 
 @once_a_recording
 def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
-    """The jobs of a recording of attach; what several hosts show of a job is put together."""
+    """Return the jobs of a recording of attach. A job on several hosts is merged."""
     ranks = grouped(((at.fact.job, at.node), doing(at.fact)) for at in recording.facts(LiveRankFact))
     jobs: list[tuple[list[LiveJobFact], list[Doing]]] = []
     for at in recording.facts(LiveJobFact):
