@@ -1,1 +1,1 @@
-"""What running jobs and their processes do, read from the machine."""
+"""Readers of running jobs and their processes on this machine."""

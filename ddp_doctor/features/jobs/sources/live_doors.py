@@ -1,8 +1,8 @@
-"""Doors that a job itself opened: the servers of torch's workers, and NCCL's RAS. Each call is bounded, and only reads.
+"""Data sources that a job itself opened: torch's worker servers, and NCCL's RAS. Each call only reads, with a timeout.
 
-torch.distributed.debug and elastic.control_plane start a server in each rank (torch 2.10, c10d/control_plane), which
-answers also while the script hangs: ``POST /handler/fr_trace_json`` and ``dump_traceback``. The server of a rank is
-told by its socket: the only one of the rank that listens on all addresses of IPv6 and is no store of the job.
+torch.distributed.debug and elastic.control_plane start a server in each rank (torch 2.10, c10d/control_plane). It
+answers even while the script hangs: ``POST /handler/fr_trace_json`` and ``dump_traceback``. A rank's server is found by
+its socket: the only one of the rank that listens on all IPv6 addresses and is not a store of the job.
 """
 
 import os
@@ -23,7 +23,7 @@ _LARGEST_BYTES = 32 << 20
 #: NCCL's RAS asks all other processes before it answers.
 _RAS_PATIENCE_S = 2.5
 _RAS_PORT = 28028  # NCCL 2.24, NCCL_RAS_ADDR
-#: Of a unix socket its path, else a port of this host.
+#: The path of a unix socket, or a port of this host.
 Address = str | int
 
 
@@ -56,7 +56,7 @@ def _asked(address: Address, method: str, path: str, end: float) -> bytes | None
 
 
 def _read(part: Callable[[int], bytes], end: float) -> bytes:
-    """All parts of an answer. Raises TimeoutError where it is not whole at the moment ``end``."""
+    """Return the entire answer. Raises TimeoutError if it is incomplete at the time ``end``."""
     answer = b""
     while len(answer) < _LARGEST_BYTES and (more := part(65536)):
         answer += more
@@ -66,7 +66,7 @@ def _read(part: Callable[[int], bytes], end: float) -> bytes:
 
 
 def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]:
-    """The servers of these ranks that answer until the moment ``end`` of time.monotonic(), by pid."""
+    """Return the servers of these ranks that answer before ``end`` of time.monotonic(), by pid."""
     likely: dict[int, Address] = {}
     for rank in ranks:
         path = rank.env.get("TORCH_WORKER_SERVER_SOCKET", "")
@@ -81,12 +81,12 @@ def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]
 
 
 def flight_dumps(servers: Mapping[int, Address], end: float) -> dict[int, bytes]:
-    """Each rank's flight recorder as JSON, by pid; without those that do not answer in time."""
+    """Return each rank's flight recorder as JSON, by pid, without ranks that do not answer in time."""
     return _from_all(servers, "POST", "/handler/fr_trace_json", end)
 
 
 def tracebacks(servers: Mapping[int, Address], end: float) -> dict[int, tuple[str, ...]]:
-    """Each rank's main thread, outermost first. faulthandler prints it last, its innermost frame first."""
+    """Return each rank's main thread, outermost frame first. faulthandler prints it last, innermost frame first."""
     answers = _from_all(servers, "POST", "/handler/dump_traceback", end)
     texts = {pid: answer.decode("utf-8", "replace").rstrip() for pid, answer in answers.items()}
     return {pid: listed(text.rpartition("\n\n")[2]) for pid, text in texts.items()}
@@ -101,7 +101,7 @@ def _from_all(servers: Mapping[int, Address], method: str, path: str, end: float
 
 
 def ras_port(ranks: Iterable[Candidate]) -> int | None:
-    """The port of NCCL's RAS, where one of these ranks listens on it: those of several users' jobs collide."""
+    """Return the port of NCCL's RAS if one of these ranks listens on it. Jobs of several users use the same port."""
     for rank in ranks:
         port = rank.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
@@ -112,7 +112,7 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
 
 
 def ras_status(port: int, end: float, *, as_json: bool = False) -> str:
-    """What RAS says of the job, "VERBOSE STATUS"; empty where it does not answer in time. As JSON from 2.28.7 on."""
+    """Return the answer of RAS to "VERBOSE STATUS", empty if it does not come in time. JSON needs NCCL 2.28.7."""
     patience_s = min(_RAS_PATIENCE_S, end - time.monotonic())
     if patience_s <= 0:
         return ""

@@ -1,4 +1,4 @@
-"""Which GPU a process computes on, and how busy that is, by NVML in a process that may hang and be killed."""
+"""The GPU of a process and how busy it is, from NVML in a child process that may hang and be killed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,27 @@ from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.machine import LiveContext
 
-#: For NVML; it takes a tenth of a second, and with a sick driver for ever.
+#: Timeout of NVML. It takes a tenth of a second, and hangs with a failed driver.
 _PATIENCE_S = 2.0
 _GPU_FILE = re.compile(r"/dev/(?:nvidia\d+|dxg)")  # dxg: WSL 2
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """The GPUs at one moment, by NVML's numbers, as nvidia-smi shows them."""
+    """The GPUs at one moment, by NVML's index as in nvidia-smi."""
 
-    busy: Mapping[int, int] = field(default_factory=dict)  # percent of the time in which any kernel ran
-    of: Mapping[int, int] = field(default_factory=dict)  # by pid; of several the one where it holds most memory
+    busy: Mapping[int, int] = field(default_factory=dict)  # percent of time that any kernel ran
+    of: Mapping[int, int] = field(default_factory=dict)  # by pid; the GPU with most of its memory
     refused: Refused | None = None
 
 
 def has_gpu(pid: int) -> bool:
-    """Whether a process has opened one."""
+    """Return True if a process has opened a GPU."""
     return any(_GPU_FILE.fullmatch(file) for file in proc.open_files(pid))
 
 
 def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
-    """How busy the GPUs are now; what NVML has not told by the moment ``end`` of time.monotonic() is refused."""
+    """Return the current use of the GPUs. What NVML does not report by ``end`` of time.monotonic() is refused."""
     done = LiveContext(env, end).child("gpu_use", f"{_PATIENCE_S:g}")
     try:
         return _gpu_use_in(json_object(done.stdout))
@@ -60,13 +60,13 @@ def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
 
 
 def gpu_of(rank: Candidate, uses: Sequence[GpuUse], ranks: Sequence[int]) -> int | None:
-    """The GPU of a rank: where the driver lists it; a likely one where that lists none of all ``ranks``, by pid."""
+    """Return the GPU of a rank as the driver lists it, or a likely GPU if it lists none of the pids ``ranks``."""
     of = {pid: gpu for use in uses for pid, gpu in use.of.items()}
     if not of.keys().isdisjoint(ranks):
         return of.get(rank.pid)
     if rank.backend != "nccl":
         return None
-    # CUDA's number of the GPU of a local rank, as is usual, among those that it may see.
+    # Usually, a local rank uses the GPU with its number among the visible GPUs.
     visible = [number.strip() for number in rank.env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if visible == [""]:
         return rank.local_rank

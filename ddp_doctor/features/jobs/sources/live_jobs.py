@@ -1,4 +1,4 @@
-"""The jobs of torch on this host: which processes are ranks of which job, and what is missing of it."""
+"""The torch jobs on this host: which processes are ranks of which job, and which ranks are missing."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from ddp_doctor.sources import proc
 
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
-#: Of a second; the ranks of a job start within it of each other, or later.
+#: Clock ticks of one second. A rank that exited started at most this long before the earliest running rank.
 _TOGETHER_TICKS = 100
 _PYTHON = re.compile(r"python|torchrun|\.py\b")
 _SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
@@ -34,13 +34,13 @@ _SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 
 @dataclass(frozen=True)
 class JobOnHost:
-    """One job, as far as it is on this host."""
+    """The part of a job that runs on this host."""
 
     key: str
     ranks: Mapping[int, Candidate]
     numbered_by: NumberedBy
-    children: Mapping[int, Sequence[int]]  # processes below each rank
-    zombies: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # by rank: pid, how it ended
+    children: Mapping[int, Sequence[int]]  # descendants of each rank
+    zombies: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # by rank: pid, and how it ended
     missing: tuple[int, ...] = ()
     world_size: int | None = None
     launcher: str | None = None
@@ -56,7 +56,7 @@ class JobOnHost:
     def renumbered(self, pids: Mapping[int | None, int]) -> "JobOnHost":
         """Return the job with these numbers, or unchanged if they do not cover its processes.
 
-        The processes that have ended take the other numbers, in the order of their starts.
+        Processes that have exited take the remaining numbers, in start order.
         """
         processes = {process.pid: process for process in self.ranks.values()}
         number_of = {pid: number for number, pid in sorted((n, pid) for n, pid in pids.items() if n is not None)}
@@ -82,13 +82,13 @@ class Host:
         found = (candidate(pid) for pid in sorted(self.parents) if pid not in own)
         self.with_torch = {process.pid: process for process in found if process is not None}
         self._families = _families(self.with_torch)
-        #: Ranks by pid, as far as anything tells them.
+        #: Ranks by pid, None if unknown.
         self._rank_of = {pid: process.rank for pid, process in self.with_torch.items()}
         for family in self._families.values():
             self._rank_of.update(family.ranks)
 
     def jobs(self) -> list[JobOnHost]:
-        """The jobs, in the order of their first processes."""
+        """Return the jobs, in the order of their first processes."""
         ranks = [*self.ranks()]
         by_name = grouped((self._job_name(process), process) for process in ranks)
         jobs = [self._job(*job) for name, of in by_name.items() for job in _split(name, of, self._rank_of)]
@@ -102,11 +102,11 @@ class Host:
             yield replace(self._job(name, processes), launchers=True, zombies={}, launcher_pid=None)
 
     def alone(self, pid: int) -> JobOnHost:
-        """A process with torch that is no rank, as a job of its own."""
+        """Return a process that has torch but is not a rank, as a separate job."""
         return self._job(f"process {pid}", [self.with_torch[pid]])
 
     def starter(self, pid: int) -> JobOnHost | None:
-        """Return the launcher that this process is or has started, if it starts ranks by further programs."""
+        """Return the launcher that this process is or has started, if it starts ranks through other programs."""
         processes = filter(None, map(readable, (pid, *below(pid, self.tree))))
         process = next((process for process in processes if starter(process)), None)
         if process is None:
@@ -115,19 +115,19 @@ class Host:
         return replace(job, launchers=True, zombies={}, launcher_pid=None)
 
     def starters(self) -> Iterable[JobOnHost]:
-        """Yield the launchers that start a program in Python by further programs, such as mpirun."""
+        """Yield the launchers that start a Python program through other programs, such as mpirun."""
         found = [
             pid for pid in self.parents if (p := readable(pid)) and starter(p) and _PYTHON.search(" ".join(p.command))
         ]
         return (job for pid in found if proc.parent(pid) not in found and (job := self.starter(pid)))
 
     def is_about(self, job: JobOnHost, pid: int) -> bool:
-        """Whether a process is of the job, or has started it."""
+        """Return True if a process belongs to the job or has started it."""
         is_below = any(pid in pids for pids in job.children.values())
         return is_below or any(pid in (process.pid, *ancestors(process.pid)) for process in job.ranks.values())
 
     def ranks(self) -> Iterable[Candidate]:
-        """Candidates that are ranks, and neither helpers of one nor who started them."""
+        """Yield the candidates that are ranks, without helpers of ranks and processes that only started ranks."""
         numbers = self._rank_of
         likely = [p for p in self.with_torch.values() if numbers[p.pid] is not None or p.has_groups]
         pids = {process.pid: process for process in likely}
@@ -141,12 +141,12 @@ class Host:
                 yield process
 
     def _is_helper_of(self, above: Candidate, process: Candidate) -> bool:
-        """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
+        """Return True if a descendant is a helper: it has the same rank, or neither has a rank and it has no groups."""
         rank = self._rank_of[above.pid]
         return rank == self._rank_of[process.pid] and (rank is not None or not process.has_groups)
 
     def _job_name(self, process: Candidate) -> str:
-        """What ranks of one job have in common on a host, and those of no other job."""
+        """Return the name that all ranks of a job on this host share, and ranks of other jobs do not."""
         family = self._families.get(process.pid) or self._families.get(process.parent)
         if family is not None and process.pid in family.ranks:
             return family.name
@@ -192,7 +192,7 @@ class Host:
         )
 
     def _zombies(self, parents: set[int], ranks: Sequence[Candidate]) -> list[tuple[int, int, str]]:
-        """Ended children of who started these ranks, of their name and begun with them: when, pid, how it ended."""
+        """Return the zombies with the same parent and name, started with these ranks: start, pid, how they ended."""
         name = proc.read(f"/proc/{ranks[0].pid}/comm")
         earliest = min(process.started for process in ranks) - _TOGETHER_TICKS
         found = []
@@ -208,17 +208,18 @@ class Host:
 
 @dataclass(frozen=True)
 class _Family:
-    """A rank that started the other ranks of its host, as Lightning's own launcher does; ranks by pid."""
+    """A rank that started the other ranks of its host, as Lightning's own launcher does. ``ranks`` are by pid."""
 
     name: str
     ranks: Mapping[int, int]
 
 
 def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
-    """The processes that started others with LOCAL_RANK 1 and on, and are local rank 0 themselves, by their pids.
+    """Return processes that started others with LOCAL_RANK 1 and up, and are local rank 0 themselves, by their pids.
 
-    All have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, and no RANK. Only its
-    memory shows those of the process that started the others (lightning.fabric.strategies.launchers.subprocess_script).
+    All have MASTER_ADDR, MASTER_PORT, NODE_RANK, LOCAL_RANK and WORLD_SIZE in their environment, but no RANK. The
+    process that started the others sets them itself, so only its memory shows them
+    (lightning.fabric.strategies.launchers.subprocess_script).
     """
     found = {}
     for parent, children in grouped((process.parent, process) for process in processes.values()).items():
@@ -239,9 +240,10 @@ def _families(processes: Mapping[int, Candidate]) -> dict[int, _Family]:
 def _split(
     name: str, ranks: Sequence[Candidate], rank_of: Mapping[int, int | None]
 ) -> Iterable[tuple[str, list[Candidate]]]:
-    """Split processes of one name into jobs. A job has each number once, and unnumbered ranks that are connected.
+    """Split processes of one name into jobs. In a job, each number occurs once, and unnumbered ranks are connected.
 
-    Jobs share MASTER_ADDR and MASTER_PORT in separate network namespaces, or if ranks of an earlier job live on.
+    Several jobs share MASTER_ADDR and MASTER_PORT in separate network namespaces, or if ranks of an earlier job
+    are still running.
     """
     if len(numbers := [rank_of[p.pid] for p in ranks if rank_of[p.pid] is not None]) > len(set(numbers)):
         by_network = grouped((network_of(process.pid), process) for process in ranks)
@@ -292,16 +294,16 @@ def _ranks_expected_here(ranks: Mapping[int, Candidate], world_size: int | None)
     if size is not None and process.local_rank is not None:
         return {rank - process.local_rank + at for at in range(size)}
     address = process.env.get("MASTER_ADDR", "")
-    # Only ranks of this host have met at such an address; before they have met, each host may have its own.
+    # Only ranks of this host can meet at such an address. Until then, each host may have its own job.
     if world_size and process.has_groups and (address == "localhost" or address.startswith("127.")):
         return set(range(world_size))
     return set()
 
 
 def ended(pid: int) -> str:
-    """How a zombie ended: ``SIGKILL``, ``exit 1``; empty where the kernel keeps that to itself.
+    """Return how a zombie ended: ``SIGKILL``, ``exit 1``; empty if the kernel does not reveal it.
 
-    Its stat then says 0 (fs/proc/array.c, do_task_stat), under the condition under which its namespaces show, too.
+    Its stat then shows 0 (fs/proc/array.c, do_task_stat), under the same condition as for reading its namespaces.
     """
     try:
         Path(f"/proc/{pid}/ns/user").readlink()
@@ -321,7 +323,7 @@ def _torch_version(pid: int) -> str | None:
 
 
 def of_slurm(job: JobOnHost, job_id: str) -> bool:
-    """Whether a job is of this job of SLURM, or of its step (``4711.0``), by its environment or its control group."""
+    """Return True if a job belongs to this SLURM job or step (``4711.0``), by its environment or control group."""
     process = next(iter(job.ranks.values()))
     job_id, _, step = job_id.partition(".")
     if step and process.env.get("SLURM_STEP_ID") != step:

@@ -34,7 +34,7 @@ _MODULES = {
 }
 #: Options of torchrun and accelerate without a value.
 _FLAGS = re.compile(r"-m|--(?:standalone|module|no_python|run_path|use_env|multi_gpu|cpu|debug|quiet|same_network)")
-#: Launchers that start the ranks of other nodes by further programs, and do not need torch themselves.
+#: Launchers that start the ranks of other nodes through other programs, and do not need torch themselves.
 _STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prterun", "prun"}
 _STARTERS |= {"srun", "pdsh", "deepspeed"}
 _CONFIGURED = re.compile(
@@ -89,7 +89,7 @@ def _configured(process: Candidate, file: str | None) -> dict[str, str]:
 
 
 def starter(process: Candidate) -> str:
-    """Return the name of a launcher that starts the ranks by further programs, such as mpirun; empty for others."""
+    """Return the name of a launcher that starts ranks through other programs, such as mpirun; empty for others."""
     names = [PurePath(word).name for word in process.command[:2]]
     return next((name for name in names if name in _STARTERS), "")
 
@@ -181,7 +181,7 @@ def _asked(host: str, port: int, end: float) -> tuple[str, bool]:
 def _program(words: Sequence[str]) -> tuple[str, int] | None:
     at = 0 if words and PurePath(words[0]).name in ("torchrun", "accelerate") else 1
     with suppress(IndexError):
-        while words[at].startswith("-") and words[at] != "-m":  # the interpreter's own
+        while words[at].startswith("-") and words[at] != "-m":  # the interpreter's own options
             at += 2 if words[at] in ("-X", "-W") else 1
         if words[at] == "-m":
             name = _MODULES.get(words[at + 1])

@@ -1,4 +1,4 @@
-"""Processes of jobs that run: which may be ranks, and looks at each. Nothing is changed, and no signal is sent."""
+"""Processes of running jobs: which may be ranks, and samples of each. Nothing is changed, and no signal is sent."""
 
 import os
 import platform
@@ -22,11 +22,11 @@ _TORCH = re.compile(r"/libtorch(?:_cpu|_python)?\.so")
 _COMPILERS = re.compile(
     r"_inductor[./]compile_worker|^(?:gcc|g\+\+|cc1plus|cc1|clang|clang\+\+|nvcc|ptxas|cicc|ninja|ld|as|cudafe\+\+)$"
 )
-#: Descendants of a rank that are looked at, and steps up to an ancestor.
+#: Maximum number of descendants of a rank that are read, and of steps up to an ancestor.
 _MOST_CHILDREN, _MOST_STEPS = 64, 8
 #: States of TCP sockets (linux/tcp_states.h).
 _ESTABLISHED, _CONNECTS, _LISTENS = "01", "02", "0A"
-#: A rank of gloo has as many connections as there are other ranks.
+#: A gloo rank has as many connections as there are other ranks.
 _MOST_CONNECTIONS = 1024
 
 
@@ -36,14 +36,14 @@ class Candidate:
 
     pid: int
     parent: int
-    started: int  # clock ticks since the boot
+    started: int  # clock ticks since boot
     env: Mapping[str, str]
     threads: Mapping[int, str]
     command: Sequence[str]
 
     @property
     def has_groups(self) -> bool:
-        """Whether it has joined a process group."""
+        """Return True if it has joined a process group."""
         return any(GROUP_THREADS.fullmatch(name) for name in self.threads.values())
 
     @property
@@ -53,29 +53,29 @@ class Candidate:
 
     @property
     def local_rank(self) -> int | None:
-        """Its number on this host by its environment."""
+        """The local rank from its environment."""
         return proc.number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
     @property
     def groups(self) -> int:
-        """Its process groups; 0 where no thread tells."""
+        """The number of its process groups, from its threads; 0 if they do not show any."""
         names = list(self.threads.values())
         return names.count(NCCL_WATCHDOG) or -(-names.count(GLOO_WORKER) // _THREADS_OF_GLOO)
 
     @property
     def backend(self) -> str | None:
-        """Whose groups it has, by their threads."""
+        """The backend of its groups, from its threads, or None if unknown."""
         names = self.threads.values()
         return "nccl" if NCCL_WATCHDOG in names else "gloo" if GLOO_WORKER in names else None
 
 
 def candidate(pid: int) -> Candidate | None:
-    """This process, where it has torch loaded and may be read."""
+    """Return this process if it has torch loaded and may be read, or None."""
     return readable(pid) if _TORCH.search(proc.read(f"/proc/{pid}/maps") or "") else None
 
 
 def readable(pid: int) -> Candidate | None:
-    """Return a process, with or without torch; None if it may not be read."""
+    """Return a process, with or without torch, or None if it may not be read."""
     fields, env = proc.stat_fields(pid), current_environment(pid)
     if not fields or env is None:
         return None
@@ -83,7 +83,7 @@ def readable(pid: int) -> Candidate | None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Its parent, the parent of that, and so on."""
+    """Return the parent of a process, the parent's parent, and so on."""
     found: list[int] = []
     while len(found) < _MOST_STEPS and (pid := proc.parent(pid)) > 0:
         found.append(pid)
@@ -91,7 +91,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def network_of(pid: int) -> str:
-    """Its network namespace; empty where that may not be read."""
+    """Return the network namespace of a process; empty if it may not be read."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -99,7 +99,7 @@ def network_of(pid: int) -> str:
 
 
 class Watched:
-    """One process that is looked at again and again."""
+    """A process that is sampled repeatedly."""
 
     def __init__(self, pid: int) -> None:
         self.pid = self.thread = pid  # the thread that trains
@@ -109,7 +109,7 @@ class Watched:
         self._network = [thread for thread, name in names.items() if name == GLOO_NETWORK]
 
     def look(self, frames: tuple[str, ...] = (), *, holds_gil: bool = False) -> Look | None:
-        """What /proc says of it now; None where it has gone."""
+        """Return a sample of the process from /proc, or None if it has exited."""
         fields = proc.stat_fields(self.pid)
         if not fields:
             return None
@@ -140,17 +140,17 @@ def _switches(pid: int, thread: int) -> int:
 
 @dataclass
 class Children:
-    """The processes below a rank, from the first look on."""
+    """The processes below a rank, with their first samples."""
 
     pids: Sequence[int]
     first: dict[int, Look] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Look at each for the first time."""
+        """Take the first sample of each."""
         self.first = {pid: look for pid in self.pids[:_MOST_CHILDREN] if (look := Watched(pid).look())}
 
     def seen(self, stacks: Mapping[int, tuple[str, ...]]) -> tuple[ChildSeen, ...]:
-        """Each with its last look; ``stacks`` of the last look, by pid."""
+        """Return each process with its last sample. ``stacks`` are from the last sample, by pid."""
         found = []
         for pid, first in self.first.items():
             last = Watched(pid).look(stacks.get(pid, ()))
@@ -162,7 +162,7 @@ class Children:
 
 
 def kind_of_child(pid: int) -> Literal["loader", "compiler", "other"]:
-    """What a process that a rank started is for. Workers of loaders call themselves pt_data_worker since torch 2.6."""
+    """Return the purpose of a process that a rank started. torch 2.6 and later name loader workers pt_data_worker."""
     name, command = (proc.read(f"/proc/{pid}/comm") or "").strip(), " ".join(proc.command(pid))
     if name.startswith("pt_data_worker"):
         return "loader"
@@ -172,7 +172,7 @@ def kind_of_child(pid: int) -> Literal["loader", "compiler", "other"]:
 
 
 def below(pid: int, tree: Mapping[int, Sequence[int]]) -> list[int]:
-    """All processes below one, by the children of each."""
+    """Return all descendants of a process. ``tree``: children by pid."""
     found: list[int] = []
     left = list(tree.get(pid, ()))
     while left and len(found) < _MOST_CHILDREN:
@@ -182,11 +182,11 @@ def below(pid: int, tree: Mapping[int, Sequence[int]]) -> list[int]:
     return found
 
 
-# --- why it stands still -----------------------------------------------------------------------------
+# --- why it makes no progress ------------------------------------------------------------------------
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether its control group, or one above it, is frozen."""
+    """Return True if its control group, or one above it, is frozen."""
     for line in (proc.read(f"/proc/{pid}/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -199,7 +199,7 @@ def is_frozen(pid: int) -> bool:
 
 
 def tracer(pid: int) -> str:
-    """``gdb (pid 77)``, who traces it; empty where nobody does."""
+    """Return the process that traces it, ``gdb (pid 77)``; empty if none does."""
     found = proc.status(pid).get("TracerPid", "0")
     if not found.isdigit() or found == "0":
         return ""
@@ -207,16 +207,16 @@ def tracer(pid: int) -> str:
     return f"{name} (pid {found})"
 
 
-#: What is read of a system call's arguments.
+#: Limits for reading a system call's arguments.
 _LONGEST_PATH = 512
 _MOST_FILES = 3
-_POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, what is waited for, what came
+_POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, requested events, returned events
 
 
 def waits_for(pid: int, thread: int, peers: Mapping[str, str]) -> str:
-    """``read from the FIFO /data/in``, ``flock of /data/lock``; empty where the kernel does not say, or it runs.
+    """Return ``read from the FIFO /data/in`` or ``flock of /data/lock``; empty if it runs or the kernel does not say.
 
-    ``peers``: the addresses at the other ends of sockets, by their inodes.
+    ``peers``: the addresses at the other ends of sockets, by inode.
     """
     words = (proc.read(f"/proc/{pid}/task/{thread}/syscall") or "").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -274,15 +274,15 @@ def _kind(path: str) -> str:
     return ""
 
 
-#: TCP connections by inode: this end, the other, bytes not acknowledged, retransmissions in a row.
+#: TCP connections by inode: local address, remote address, unacknowledged bytes, retransmissions in a row.
 Connections = Mapping[str, tuple[str, str, int, int]]
 
 
-# --- what the network has not taken -----------------------------------------------------------------
+# --- TCP connections ---------------------------------------------------------------------------------
 
 
 def connections(pids: Sequence[int]) -> dict[int, Connections]:
-    """The established TCP connections of each; those of a network namespace are read once."""
+    """Return the established TCP connections of each process. Each network namespace is read once."""
     of_network: dict[str, Connections] = {}
     found: dict[int, Connections] = {}
     for pid in pids:
@@ -316,18 +316,18 @@ def connects(pid: int) -> bool:
 
 
 def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
-    """Both ends of those that leave the host, by which other hosts know this process."""
+    """Return both ends of connections to other addresses. Other hosts identify this process by them."""
     found = {(this, other) for this, other, *_ in of.values() if this.rpartition(":")[0] != other.rpartition(":")[0]}
     return tuple(sorted(found)[:_MOST_CONNECTIONS])
 
 
 def sockets(pid: int) -> set[str]:
-    """The inodes of its sockets."""
+    """Return the inodes of its sockets."""
     return {file[8:-1] for file in proc.open_files(pid) if file.startswith("socket:[")}
 
 
 def listening(pid: int, *, any_address: bool = False) -> set[int]:
-    """The TCP ports on which it listens; ``any_address``: on all addresses of IPv6."""
+    """Return the TCP ports on which it listens; with ``any_address``, only those on all IPv6 addresses."""
     mine, found = sockets(pid), set()
     for file in ("tcp6",) if any_address else ("tcp", "tcp6"):
         for fields in _tcp_sockets(pid, file, _LISTENS):
@@ -338,12 +338,12 @@ def listening(pid: int, *, any_address: bool = False) -> set[int]:
 
 
 def listener(port: int) -> int | None:
-    """Return the process of this host that listens on a TCP port; None if none may be seen."""
+    """Return the process on this host that listens on a TCP port, or None if none is visible."""
     return next((pid for pid in proc.pids() if port in listening(pid)), None)
 
 
 def _address(text: str) -> str:
-    """``127.0.0.1:29500`` for 0100007F:733C; addresses of IPv6 as IPv4 where they are that."""
+    """Return ``127.0.0.1:29500`` for 0100007F:733C, and IPv4-mapped IPv6 addresses as IPv4."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
     raw = b"".join(words)
@@ -358,7 +358,7 @@ def _address(text: str) -> str:
 def unacknowledged(
     before: Connections, after: Connections, rank_at: Mapping[tuple[str, str], int]
 ) -> tuple[Unacknowledged, ...]:
-    """What was waiting to be acknowledged in both looks. ``rank_at``: ranks by (this end, the other end) of theirs."""
+    """Return data that was unacknowledged in both samples. ``rank_at``: ranks by their (local, remote) addresses."""
     found = []
     for inode, (this, other, queued, retransmissions) in after.items():
         if queued and inode in before and before[inode][2]:
@@ -375,7 +375,7 @@ _MOST_VARIABLES, _PAGE, _LONGEST_BYTES = 4096, 4096, 1 << 17
 
 
 def current_environment(pid: int) -> dict[str, str] | None:
-    """Return the variables of a process, those it set itself included; None if it may not be read.
+    """Return the variables of a process, including those it set itself, or None if it may not be read.
 
     Returns the variables at its start if its memory may not be read (ptrace(2)).
     """
@@ -431,7 +431,7 @@ def _variables(memory: int, pointer: int) -> Iterator[tuple[str, str]]:
 
 
 def _text(memory: int, at: int) -> str:
-    """Read page by page: the one after the text may not exist."""
+    """Read page by page, because the page after the text may not exist."""
     raw = b""
     while b"\0" not in raw and len(raw) < _LONGEST_BYTES:
         raw += os.pread(memory, _PAGE - (at + len(raw)) % _PAGE, at + len(raw))

@@ -1,4 +1,4 @@
-"""Python stacks of processes that run, by py-spy, which reads their memory and never stops them; else why not."""
+"""Python stacks of running processes from py-spy, which reads their memory and never stops them, or why it cannot."""
 
 import os
 import pwd
@@ -17,13 +17,13 @@ from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.commands import find_executable, run_command
 
-#: One stack takes a tenth of a second, on a busy machine a few.
+#: One stack takes a tenth of a second, or some tenths on a busy machine.
 _PATIENCE_S = 3.0
 _MOST_AT_ONCE = 8
 _LARGEST_SOURCE_BYTES = 4 << 20
 _LONGEST_WORDS = 200
 _SYS_PTRACE = 1 << 19  # linux/capability.h
-#: With a kilobyte of each variable, so that lists of tensors do not hide what stands behind them.
+#: Prints a kilobyte of each variable, so that lists of tensors do not hide the values after them.
 _LOCALS = "-lll"
 _NONE = ("None", "none")
 Frames = list[dict[str, object]]
@@ -32,7 +32,7 @@ _NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed beside ddp-
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of the thread that trains, outermost first, and of autograd's thread if it waits for that."""
+    """The stack of the thread that trains, outermost frame first, and of autograd's thread if it waits for that."""
 
     frames: tuple[str, ...] = ()
     holds_gil: bool = False
@@ -43,7 +43,7 @@ class Stack:
 
 
 def stacks(pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False) -> dict[int, Stack]:
-    """The stacks of all, several at a time, until the moment ``end`` of time.monotonic()."""
+    """Return the stacks of all processes, read several at a time until ``end`` of time.monotonic()."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if os.access(beside, os.X_OK) else find_executable("py-spy", env)
     if program is None:
@@ -60,10 +60,10 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
     done = run_command(words + [_LOCALS] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
         threads = json_value(done.stdout)
-        numbers = {str(pid), *proc.status(pid).get("NSpid", "").split()}  # in its own namespace it has another one
+        numbers = {str(pid), *proc.status(pid).get("NSpid", "").split()}  # it has another pid in its own namespace
         main = next(
             (thread for thread in threads if str(thread["os_thread_id"]) in numbers),
-            # One that a thread of its parent forked keeps the number that the thread had there.
+            # A process forked by a thread of its parent keeps that thread's number.
             threads[0] if len(threads) == 1 else None,
         )
         if main is None:
@@ -83,7 +83,7 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
 
 
 def _that_trains(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Frames]]) -> Mapping[str, Frames]:
-    """The main thread if it runs the job's own code; otherwise the thread that does, as in workers of Ray Train."""
+    """Return the main thread if it runs the job's own code; otherwise the thread that does, as in Ray Train workers."""
 
     def is_own(thread: Mapping[str, Frames]) -> bool:
         return any(is_of_the_users_files(str(frame["filename"])) for frame in thread["frames"])
@@ -93,7 +93,7 @@ def _that_trains(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Fram
 
 
 def _frames(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Frames]]) -> Frames:
-    """The main thread's frames, and of a backward on a GPU those of autograd's thread, as the CPU has them in one."""
+    """Return the main thread's frames. In a backward on a GPU, autograd's frames follow, as on the CPU."""
     frames = list(reversed(main["frames"]))
     if not frames or not BACKWARD.search(_text(frames[-1])):
         return frames
@@ -119,10 +119,10 @@ def _variables(frame: Mapping[str, object]) -> dict[str, str]:
 
 
 def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
-    """Whether the outermost call of torch.distributed was handed no group; None where it was, or that is not known.
+    """Return True if the outermost torch.distributed call got no group; None if it got one or that is unknown.
 
-    The frame of torch's wrapper tells, which holds the arguments as they were given: the call itself puts the default
-    group in the place of none. Calls without a wrapper leave theirs alone. No other variable is looked at.
+    The frame of torch's wrapper holds the arguments as they were given; the call itself replaces None with the default
+    group. Calls without a wrapper keep their arguments. No other variable is read.
     """
     for at, frame in enumerate(frames):
         if "/torch/distributed/" not in str(frame["filename"]):
@@ -138,7 +138,7 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
 
 
 def _without_group(call: str, args: str, kwargs: str) -> bool:
-    """Whether arguments as py-spy prints them name no group: ``(<Tensor at 0x7f00>, 0)`` and ``{"group": None}``."""
+    """Return True if py-spy's arguments name no group: ``(<Tensor at 0x7f00>, 0)`` and ``{"group": None}``."""
     named = re.search(r'"group": ([^,}]+)', kwargs)
     if named or "..." in kwargs or not kwargs:
         return named is not None and named[1] in _NONE
@@ -153,7 +153,7 @@ def _without_group(call: str, args: str, kwargs: str) -> bool:
 
 
 def why_refused(pid: int, output: str) -> Refused:
-    """Why the stack of a process cannot be read, and the one setting that grants it the next time."""
+    """Return why the stack of a process cannot be read, and the one setting that grants access next time."""
     own, other = proc.status(os.getpid()), proc.status(pid)
     capabilities = int(own.get("CapEff", "0"), 16)
     may_trace = bool(capabilities & _SYS_PTRACE)
@@ -205,7 +205,7 @@ def why_refused(pid: int, output: str) -> Refused:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or ``user 4711``."""
+    """Return the name of a user, or ``user 4711``."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -213,7 +213,7 @@ def user_name(uid: int) -> str:
 
 
 def source_line(frame: str, pid: int) -> str:
-    """The text of the line in which a frame of a process stands; empty where the file cannot be read."""
+    """Return the source line of a frame; empty if the file cannot be read."""
     place, _, _ = frame.partition(" in ")
     path, _, line = place.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""A job of SLURM: where it runs and whose it is, and what it has left, as SLURM tells."""
+"""A SLURM job, as SLURM reports it: its hosts, its user and its files."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from ddp_doctor.model.error_text import quoted
 from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.sources.commands import run_command
 
-#: SLURM's controller may be down, and answers large clusters slowly.
+#: SLURM's controller may be down, or answer slowly on large clusters.
 _PATIENCE_S = 10.0
-#: Variables with a path, or with the beginning of one.
+#: Variables whose value is a path or the beginning of a path.
 _NAMED = re.compile(
     r"^\s*(?:export\s+)?(?:TORCH_FR_DUMP_TEMP_FILE|TORCH_NCCL_DEBUG_INFO_TEMP_FILE|NCCL_DEBUG_FILE|TORCHELASTIC_ERROR_FILE)"
     r"=[\"']?([^\"'\n;#]{1,1000})",
@@ -27,14 +27,14 @@ _ROW = re.compile(
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job that runs."""
+    """A running job."""
 
-    number: str  # also of a task of an array: its own
+    number: str  # job ID; a task of an array has its own
     hosts: tuple[str, ...]
 
 
 def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
-    """A job that runs; None where SLURM cannot be asked here. Raises ValueError with one sentence where it does not."""
+    """Return a running job, or None if SLURM cannot be asked here. Raises ValueError if the job cannot be used."""
     if not _JOB_ID.fullmatch(job_id):
         raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; use an ID such as 4711 or 4711_3")
     words = ("squeue", "--noheader", "--jobs", job_id, "--format", "%A|%i|%T|%u|%U|%N", "--states", "all")
@@ -59,10 +59,10 @@ def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
 
 
 def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path]:
-    """Files and folders of a job, those that exist: slurm-ID.out in ``folder``, and what SLURM knows of it.
+    """Return the existing files and directories of a job: slurm-ID.out in ``folder``, and those that SLURM knows.
 
-    SLURM forgets a job some minutes after its end, and then its accounting is asked, where there is one. Raises
-    ValueError where ``job_id`` is no number of a job.
+    SLURM forgets a job some minutes after its end. Then its accounting is asked, if there is any. Raises ValueError if
+    ``job_id`` is not a job ID.
     """
     if not _JOB_ID.fullmatch(job_id):
         raise ValueError(f"{quoted(job_id)} is not a SLURM job ID; use an ID such as 4711 or 4711_3")
@@ -79,7 +79,7 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
     script = run_command(("scontrol", "write", "batch_script", job_id, "-"), env, _PATIENCE_S).stdout
     if not script:
         script = run_command(("sacct", "-j", job_id, "--batch-script"), env, _PATIENCE_S).stdout
-    # The files whose paths begin as the script says; what it puts together from more than these names is left out.
+    # The files whose paths begin as in the script. Paths with other variables than these are skipped.
     known = {"SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "HOME": env.get("HOME", ""), "USER": env.get("USER", "")}
     for value in _NAMED.findall(script):
         path = re.sub(r"\$\{?(\w+)\}?", lambda name: known.get(name[1], name[0]), value.strip())

@@ -1,15 +1,15 @@
-"""System calls in which processes wait, by their numbers (linux asm/unistd_64.h, asm-generic/unistd.h)."""
+"""System calls in which processes wait, by number (linux asm/unistd_64.h, asm-generic/unistd.h)."""
 
 from typing import Literal, NamedTuple
 
 
 class Call(NamedTuple):
-    """``takes``: how its arguments tell for what; ``word`` stands before that, ``alone`` where that is not known."""
+    """A system call. ``takes``: how its arguments show what it waits for. Text: ``word`` and that, or ``alone``."""
 
     name: str
     takes: Literal["descriptor", "path", "pollfds", "epoll", ""] = "descriptor"
     word: str = "of"
-    at: int = 0  # which argument the path is
+    at: int = 0  # index of the path argument
     alone: str = ""
 
 
@@ -37,7 +37,7 @@ _NUMBERS: tuple[tuple[Call, tuple[int | None, int | None]], ...] = (
     (Call("select", ""), (23, None)),
     (Call("pselect6", ""), (270, 72)),
 )
-#: By the machine as uname(2) names it.
+#: By machine name as in uname(2).
 CALLS = {
     machine: {number: call for call, numbers in _NUMBERS if (number := numbers[column]) is not None}
     for column, machine in enumerate(("x86_64", "aarch64"))
