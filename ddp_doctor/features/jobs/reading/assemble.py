@@ -1,4 +1,4 @@
-"""From what the files of one job say, each by itself, to one fact: which rank each line is of, and how it ended."""
+"""Merge what the files of one job show into one fact: the rank of each line, and how each rank ended."""
 
 import re
 from bisect import bisect_left
@@ -16,25 +16,25 @@ from ddp_doctor.features.jobs.reading.scan import ALL_WORDS, FileScan, Seen
 from ddp_doctor.features.jobs.reading.words import search_for
 from ddp_doctor.model.base import grouped
 
-#: Kept of a job; a log of nothing but errors has more.
+#: Maximum number of signs kept for a job. A log full of errors has more.
 _MOST_SIGNS = 20_000
-#: What so many lines follow is near the end of its file.
+#: A line with at most this many lines after it is near the end of its file.
 _NEAR_THE_END_LINES = 50
-#: An attempt that printed no more has only begun; the one before it counts.
+#: An attempt that printed at most this many lines has only begun. The attempt before it counts.
 _LINES_OF_A_RESTART = 12
-#: The group whose ranks are the job's, as torch names it, or does not (before 2.3).
+#: torch's names of the default group, whose ranks are the job's ranks; no name before 2.3.
 _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
-#: How c10d's lines name the rank of the default group, before torch 2.2 without the group.
+#: The rank of the default group in c10d's lines; without the group before torch 2.2.
 _RANK_SAID = re.compile(r"\[(?:PG ID 0 [^\]]{0,80}|PG 0 [^\]]{0,80})?Rank (?P<rank>\d{1,7})\]")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
-#: A sign, the rank that said it first, all ranks that said it, and torchrun's attempt.
+#: A sign, the first rank that printed it, all ranks that printed it, and torchrun's attempt.
 _OfRanks: TypeAlias = tuple[Seen, int | None, set[int], int]
 
 
 def fact_of_text(name: str, text: str, year: int) -> JobLogFact:
-    """What a text says that is no file; ``year`` is for times that are printed without one."""
+    """Return the facts from a text that is not a file. ``year`` is for times printed without a year."""
     scan, data = FileScan(name, year), text.encode()
     scan.feed(data, search_for(ALL_WORDS)(data))
     scan.end()
@@ -42,7 +42,7 @@ def fact_of_text(name: str, text: str, year: int) -> JobLogFact:
 
 
 class Job:
-    """The files of one job, in the order in which they were given."""
+    """The files of one job, in the given order."""
 
     def __init__(self, scans: Sequence[FileScan]) -> None:
         self._scans = scans
@@ -77,11 +77,11 @@ class Job:
             scan.name: sorted(seen.where.line for seen in scan.seen.values() if seen.sign == "restarted")
             for scan in scans
         }
-        self._last_attempt = 0  # until all are known
+        self._last_attempt = 0  # until all attempts are known
         self._last_attempt = max((self._attempt(scan.name, scan.lines) for scan in scans), default=0)
 
     def fact(self, files: Sequence[FileSeen]) -> JobLogFact:
-        """What the output of the job says."""
+        """Return the facts that the output of the job shows."""
         signs = tuple(self._signs())
         return JobLogFact(
             files=tuple(files),
@@ -95,19 +95,19 @@ class Job:
         )
 
     def transports(self) -> Iterator[tuple[int | None, NcclTransportFact]]:
-        """What NCCL says of its paths, for each process: its rank, where that is known."""
+        """Yield NCCL's transports in each process, with its rank if known."""
         for scan in self._scans:
             for process, fact in transport_facts(scan.nccl.texts, scan.nccl.version).items():
                 yield self._of_process.get(_process(process)) if process else None, fact
 
     def all_reduces(self) -> Iterator[AllReduceFact]:
-        """What nccl-tests measured, as its tables in the files say."""
+        """Yield the all-reduces that nccl-tests measured, from the tables in the files."""
         for scan in self._scans:
             if (fact := scan.measured.fact(self.world_size or 0)) is not None:
                 yield fact
 
     def _attempt(self, file: str, line: int) -> int:
-        """In which of torchrun's attempts a line was printed; the last where nothing tells, as in a kernel's log."""
+        """Return the attempt of torchrun that printed a line; the last attempt if unknown, as in a kernel log."""
         of_path, restarts = attempt_of_path(file), self._restarts[file]
         if of_path is not None:
             return of_path
@@ -130,7 +130,7 @@ class Job:
                     yield scan, Origin(ending.rank, ending.local_rank, host=ending.host, pid=ending.pid)
 
     def _offsets(self, pairs: Sequence[tuple[FileScan, Origin]]) -> dict[str, int | None]:
-        """By file, what its local ranks lack to be ranks; None where that differs within the file."""
+        """Return by file the difference of rank and local rank, or None if it varies within the file."""
         offsets: dict[str, set[int]] = {}
         for scan, origin in pairs:
             path = self._paths[scan.name]
@@ -140,7 +140,7 @@ class Job:
         return {name: found.pop() if len(found) == 1 else None for name, found in offsets.items()}
 
     def _ranks_of_processes(self) -> dict[tuple[str, int], int]:
-        """Ranks by host and pid: as prefixes say, and as NCCL says where its communicator is that of the job."""
+        """Return ranks by host and pid, from prefixes and from NCCL's communicators of all ranks of the job."""
         found = {
             (origin.host, origin.pid): origin.rank
             for _, origin in self._origins()
@@ -153,7 +153,7 @@ class Job:
         return found
 
     def _rank_of(self, scan: FileScan, origin: Origin) -> int | None:
-        """The rank of a line: by its prefix, else NCCL's process, a local rank, srun's number, the file's name."""
+        """Return the rank of a line: from its prefix, NCCL's process, a local rank, srun's number or the file name."""
         if origin.rank is not None:
             return origin.rank
         known = self._of_process.get((origin.host, origin.pid)) if origin.host and origin.pid else None
@@ -171,7 +171,7 @@ class Job:
         return path if path is not None else self._sole_rank(scan)
 
     def _rank_said(self, seen: Seen) -> int | None:
-        """The rank that a line of torch names itself: a rank of the job only in its default group."""
+        """Return the rank that a line of torch itself names. It is a rank of the job only in the default group."""
         said = _RANK_SAID.search(seen.where.text)
         rank = seen.values.get("group_rank", "") or (said["rank"] if said else "")
         known = rank.isdecimal() and (self.world_size is None or int(rank) < self.world_size)
@@ -198,7 +198,7 @@ class Job:
                     merged[key] = self._merged(merged[key], scan, seen, rank)
                     continue
                 if len(merged) >= _MOST_SIGNS:
-                    key = (seen.sign, scan.name)  # the last of them, for the end decides
+                    key = (seen.sign, scan.name)  # the last of them, because the end decides
                 merged[key] = (seen, rank, set() if rank is None else {rank}, attempt)
         for seen, rank, ranks, attempt in merged.values():
             yield SignSeen(
@@ -218,7 +218,7 @@ class Job:
             )
 
     def _merged(self, of: _OfRanks, scan: FileScan, seen: Seen, rank: int | None) -> _OfRanks:
-        """One sign for all ranks that say the same: how that rank ends counts which has not got over it."""
+        """Merge equal signs of several ranks. The rank whose output ends soon after it counts: it did not recover."""
         kept, _, ranks, attempt = of
         if rank is None or rank in ranks:
             kept.times += seen.times

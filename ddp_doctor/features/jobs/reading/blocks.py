@@ -1,4 +1,4 @@
-"""Texts of several lines that one process prints: a Python traceback, torchelastic's summary, a sign over lines."""
+"""Multi-line texts that one process prints: a Python traceback, torchelastic's summary, a sign over several lines."""
 
 import re
 
@@ -10,15 +10,15 @@ _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
 _PARSER = re.compile(r"[/\\](?:json|simplejson|yaml|omegaconf|tomllib)[/\\]")
-#: Lines of an exception group stand behind a bar, which a line of code may also begin with.
+#: Lines of an exception group start with a bar. A line of code may also start with one.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
-#: Lines of code, written by several processes at once, between the place of an error of syntax and its name.
+#: Maximum lines of code, written by several processes at once, between the place of a syntax error and its name.
 _LINES_OF_SYNTAX = 12
-#: The name of an exception that several processes wrote at once, and what is copied in such a line.
+#: The name of an exception that several processes wrote at once, and the repeated text in such a line.
 _COPIED_NAME = re.compile(r"([A-Za-z_][\w.]{3,80}?)\1+\b")
 _COPIES = re.compile(r"(.{2,200}?)\1+")
 _LONGEST_COPIES = 2_000
-#: Names of exceptions by which a traceback ends that begins without its first line.
+#: Names of exceptions that end a traceback without its first line.
 _SURELY = re.compile(r"(?:Error|Exception|Interrupt|Exit|Expired|Timeout|OutOfMemory\w*)$")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
 RAS_WORD = "Job summary"
@@ -30,9 +30,9 @@ FRAME_WORD = b'", line '
 
 
 class Block:
-    """Lines of one process; ``add`` says whether more are wanted. ``first_line`` is a number in the file."""
+    """Lines of one process. ``add`` returns True if more are wanted. ``first_line`` is a line number of the file."""
 
-    #: Of its own; a recursion's traceback is cut by Python itself.
+    #: Maximum number of its lines. Python itself truncates the traceback of a recursion.
     MOST_LINES = 400
 
     def __init__(self, first_line: int) -> None:
@@ -61,7 +61,7 @@ def _once(text: str) -> str:
 
 
 class Traceback(Block):
-    """From "Traceback (most recent call last):", or a frame if that line is missing, to the line of the exception."""
+    """A traceback, from "Traceback (most recent call last):" or, if that is missing, a frame, to the exception."""
 
     def __init__(self, first_line: int, text: str, of: Ending | None = None) -> None:
         super().__init__(first_line)
@@ -76,7 +76,7 @@ class Traceback(Block):
         self.type: str | None = None
         self.message = ""
         self.text = ""
-        self.reader = ""  # the last frame that is of no parser, with its code
+        self.reader = ""  # the last frame that is not in a parser, with its code
         self._is_parser = False
         if not self._is_whole:
             self._wants_more(text)
@@ -103,7 +103,7 @@ class Traceback(Block):
         return False
 
     def values(self) -> dict[str, str]:
-        """What is recorded of it."""
+        """Return the values to record."""
         own = [frame for frame in of_the_job(self.frames) if is_of_the_job(frame)]
         where = (own or self.frames or [""])[-1]
         return {
@@ -117,7 +117,7 @@ class Traceback(Block):
 
 
 class Failure(Block):
-    """One rank in torchelastic's summary: time, host, rank, exitcode, error_file, traceback."""
+    """A rank in torchelastic's summary: time, host, rank, exitcode, error_file, traceback."""
 
     def __init__(self, first_line: int, text: str) -> None:
         super().__init__(first_line)
@@ -132,9 +132,9 @@ class Failure(Block):
 
 
 class Ras(Block):
-    """An answer of NCCL's RAS, printed into the output of a job: its lines with their numbers, and some behind it."""
+    """An answer of NCCL's RAS in the output of a job: its lines with their numbers, and some lines after it."""
 
-    MOST_LINES = 4_000  # one for each rank in trouble
+    MOST_LINES = 4_000  # one for each rank that it lists
 
     def __init__(self, first_line: int, text: str) -> None:
         super().__init__(first_line)
@@ -150,7 +150,7 @@ class Ras(Block):
 
 
 class SignBlock(Block):
-    """The lines that a sign's pattern may reach over, or without a sign the text of an exit."""
+    """The lines that a sign's pattern may span, or the text of an exit if there is no sign."""
 
     def __init__(self, first_line: int, lines: int, text: str, sign: Sign | None = None) -> None:
         super().__init__(first_line)

@@ -42,11 +42,11 @@ def is_utf16(head: bytes, _name: str = "") -> bool:
     """Return True if a file is UTF-16: by its byte-order mark, or because every other byte is zero."""
     few, many = sorted((head[:400:2].count(0), head[1:400:2].count(0)))
     is_alternate = len(head) >= 8 and many * 5 > len(head[:400]) * 2 and few * 20 < len(head[:400])
-    return head[:2] in _BYTE_ORDER_MARKS or is_alternate  # zeros in a row are what a crash of the host leaves
+    return head[:2] in _BYTE_ORDER_MARKS or is_alternate  # a crash of the host leaves zeros in a row
 
 
 def chunks_of_utf16(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The text of a UTF-16 file as UTF-8, in pieces that end with a line end unless a line is very long."""
+    """Yield the text of a UTF-16 file as UTF-8, in pieces that end with a line end unless a line is very long."""
     decoder, carried = None, ""
     for block in blocks:
         if decoder is None:
@@ -66,7 +66,7 @@ def is_entries(head: bytes, _name: str = "") -> bool:
     if head[:1] not in (b"{", b"[") or head.startswith(b'{"log":'):
         return False
     first = head.partition(b"\n")[0]
-    most = max(Counter(_MESSAGE.findall(first)).values(), default=0)  # one entry has each key once
+    most = max(Counter(_MESSAGE.findall(first)).values(), default=0)  # an entry has each key once
     return b'"__REALTIME_TIMESTAMP"' in first or most > 1
 
 
@@ -77,7 +77,7 @@ def is_entry_per_line(head: bytes) -> bool:
 
 
 def chunks_of_entries(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The messages of entries, one entry per line, chunk by chunk. Raises ValueError if there is none."""
+    """Yield the messages of entries, one entry per line, chunk by chunk. Raises ValueError if there is none."""
     has_message = False
     for chunk in chunks:
         text = ""
@@ -91,7 +91,7 @@ def chunks_of_entries(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def text_of_entries(data: bytes) -> str:
-    """The messages of all entries, with the host before each line. Raises ValueError if there is none."""
+    """Return the messages of all entries, with the host before each line. Raises ValueError if there is none."""
     lines = [line for value in _values(data.decode("utf-8", "replace")) for line in _lines_in(value)]
     if not lines:
         raise ValueError(_NO_MESSAGE)
@@ -131,13 +131,13 @@ def _lines_in(value: Any) -> Iterator[str]:
 
 
 def document(head: bytes) -> str:
-    """Return what a text is that no job printed: JSON, Python's source or Markdown; empty for any other."""
+    """Return the kind of a text that no job printed: JSON, Python source or Markdown; empty for any other."""
     text = head[:_LONGEST_DOCUMENT].decode("utf-8", "replace")
     with suppress(ValueError, RecursionError):
         return "JSON" if json_object(text) and "\n" in text.strip() else ""
     if _DEFINITION.search(text):
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in its strings
+            warnings.simplefilter("ignore")  # about escapes in its strings
             ast.parse(text)
             return "Python source"
     is_markdown = len(_HEADING.findall(text)) > 1 and ("\n```" in text or "](" in text)

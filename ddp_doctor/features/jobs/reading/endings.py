@@ -1,4 +1,4 @@
-"""How ranks ended, as torchelastic, mp.spawn, srun and mpirun say it; and what lines tell of the whole job."""
+"""The endings of ranks, as printed by torchelastic, mp.spawn, srun and mpirun; and facts about the entire job."""
 
 import re
 import signal
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.parse.text import plain
 
-#: More ranks than any job has: what a line lists beyond is not read.
+#: More ranks than any job has. Further ranks in a line are not read.
 _MOST_RANKS = 100_000
 
 
 class Ending(NamedTuple):
-    """How a rank ended. ``rank`` None: known by its host and process or local rank alone."""
+    """The ending of a rank. ``rank`` is None if only its host and process, or its local rank, is known."""
 
     rank: int | None
     said: str
@@ -38,13 +38,13 @@ _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,10}) on node (?P<host>\S{1,255}) exited on"
     r" signal (?P<signal>\d{1,3})"
 )
-#: Lightning's launcher, of the first that ended; it then ends the others.
+#: Lightning's launcher prints this for the first process that exits, and then ends the others.
 _CHILD = re.compile(
     r"\[rank: (?P<rank>\d{1,7})\] Child process with PID (?P<pid>\d{1,10}) terminated with code (?P<code>-?\d{1,5})"
 )
-#: mp.spawn's line in front of a process's traceback.
+#: mp.spawn's line before a process's traceback.
 SPAWN_RAISED = re.compile(r"-- Process (\d{1,7}) terminated with the following error:")
-#: mp.spawn's number is the rank where one call starts them all (torch/multiprocessing/spawn.py).
+#: mp.spawn's number is the rank if one call starts all ranks (torch/multiprocessing/spawn.py).
 _SPAWN = re.compile(
     r"process (?P<number>\d{1,7}) terminated with (?:exit code (?P<code>\d{1,5})|signal (?P<signal>SIG[A-Z0-9]{2,8}))"
 )
@@ -52,13 +52,13 @@ _MPIRUN_EXIT = re.compile(
     r"Process name: \[(?:\[\d+,\d+\],|\S{1,200}@\d+,|\S{1,200},)(?P<rank>\d{1,7})\]"
     r"\s+Exit code: +(?P<code>\d{1,5})"
 )
-#: Ray Train's list of its workers, and its words in front of what a worker's exception or death looked like.
+#: Ray Train's list of its workers, and its text before the exception or death of a worker.
 _RAY = re.compile(
     r"\b(?:ip=(?P<host>[\w.:-]{1,255}), pid=(?P<pid>\d{1,10})\) world_rank=(?P<rank>\d{1,7}),"
     r" local_rank=(?P<local>\d{1,7})"
     r"|Rank (?P<failed>\d{1,7}) Error Snippet\]:)"
 )
-#: As glibc's strsignal names them, for srun.
+#: Names of signals by glibc's strsignal, as srun prints them.
 _SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
 ENDING_WORDS = (
     b"failed (exitcode: ",
@@ -70,7 +70,7 @@ ENDING_WORDS = (
     b") world_rank=",
     b" Error Snippet]:",
 )
-#: These begin texts of several lines.
+#: Words that begin multi-line texts.
 EXIT_WORD = b"Process name: ["
 SUMMARY_WORD = b"  time      : "
 
@@ -80,7 +80,7 @@ def _ended(code: int) -> tuple[int | None, str | None]:
 
 
 def endings_in(text: str) -> Iterator[Ending]:
-    """The ranks of which one line tells how they ended."""
+    """Yield the endings of ranks that one line shows."""
     if found := _FAILED.search(text):
         code, name = _ended(int(found[1]))
         yield Ending(None, found[0], pid=int(found[3]), local_rank=int(found[2]), exit_code=code, signal=name)
@@ -109,7 +109,7 @@ def endings_in(text: str) -> Iterator[Ending]:
 
 
 def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
-    """The rank of one entry of torchelastic's summary."""
+    """Return the ending of the rank in one entry of torchelastic's summary, or None."""
     rank, code = (_RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", "")))
     if not rank or not code:
         return None
@@ -127,7 +127,7 @@ def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
 
 
 def ending_of_mpirun(text: str) -> Ending | None:
-    """The rank of mpirun's "Process name … Exit code"."""
+    """Return the ending of the rank in mpirun's "Process name … Exit code", or None."""
     found = _MPIRUN_EXIT.search(text)
     return Ending(int(found["rank"]), found[0].replace("\n", " "), exit_code=int(found["code"])) if found else None
 
@@ -142,15 +142,15 @@ def _numbers(tasks: str) -> Iterator[int]:
             yield from numbers
 
 
-#: tqdm's bar: per cent, and the minutes that it has run.
+#: tqdm's bar: percent, and the time that it has run.
 _BAR = re.compile(rb"(?<!\d)(\d{1,2})%\|[^|\r\n]{0,400}\|[^\[\r\n]{1,60}\[(?:(\d{1,3}):)?(\d\d):(\d\d)<")
-#: What a program itself prints: words, and no line of torch or of a traceback.
+#: A line of the program itself: words, but not a line of torch or of a traceback.
 _OWN_WORDS = re.compile(rb"(?!.*(?:ProcessGroup|\[[Rr]ank ?\d|terminate called|NCCL ))\S.*[A-Za-z]{3}")
 _BAR_WITHIN, _LONGEST_BEFORE = 1 << 16, 400
 
 
 def before_time_out(chunk: bytes, end: int) -> dict[str, str]:
-    """The line before a line, and the last bar of progress where it is not complete: its per cent and seconds."""
+    """Return the line before a line, and percent and seconds of the last progress bar if it is not complete."""
     before = chunk[max(chunk.rfind(b"\n", 0, end) - _BAR_WITHIN, 0) : max(chunk.rfind(b"\n", 0, end), 0)].rstrip()
     line = before.rpartition(b"\n")[2].rpartition(b"\r")[2]
     said = {"before": plain(line[:_LONGEST_BEFORE].decode("utf-8", "replace"))} if _OWN_WORDS.match(line) else {}
@@ -167,7 +167,7 @@ def _unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
 
 
 def since_complete(chunk: bytes, end: int) -> dict[str, str]:
-    """How many lines that are not of NCCL stand between a communicator's completion and a place in the output."""
+    """Count the lines that are not from NCCL between a communicator's completion and a place in the output."""
     start = chunk.rfind(b"Init COMPLETE", max(end - _BAR_WITHIN, 0), end)
     others = [line for line in chunk[start:end].split(b"\n")[1:] if line.strip() and b"NCCL" not in line]
     return {"since_complete": str(len(others))} if start >= 0 else {}
@@ -201,13 +201,13 @@ _LAUNCHERS = {
     "srun": re.compile("^srun: "),
     "mpirun": re.compile("^mpirun "),
 }
-#: Those that start ranks by torchrun's agent.
+#: Launchers that start ranks through torchrun's agent.
 OF_TORCHRUN = ("accelerate", "torchrun")
 
 
 @dataclass
 class JobFacts:
-    """What lines tell of the job as a whole; the first that speaks counts."""
+    """Facts about the entire job. The first line that shows a fact counts."""
 
     torch_version: str | None = None
     world_size: int | None = None
@@ -226,7 +226,7 @@ class JobFacts:
             if len(self._nodes) == 3 and self._nodes["min_nodes"] == self._nodes["max_nodes"]:
                 self.world_size = self._nodes["max_nodes"] * self._nodes["nproc_per_node"]
         launcher = _launcher(text)
-        if launcher == OF_TORCHRUN[0] or (launcher and self.launcher not in OF_TORCHRUN):  # which srun may have started
+        if launcher == OF_TORCHRUN[0] or (launcher and self.launcher not in OF_TORCHRUN):  # srun may start them
             self.launcher = launcher
         self._learn_backend(text)
 

@@ -1,4 +1,4 @@
-"""The processes that print into a file, with which lines they and the file end, and what the last lines conclude.
+"""The processes that print into a file, the last lines of each and of the file, and what these lines show.
 
     epoch 9: loss 0.113                        steps: the same text with other numbers
     Training complete, model saved to out.pt   a good end
@@ -19,9 +19,9 @@ from ddp_doctor.features.jobs.reading.prefix import LONGEST_PREFIX, Origin, Pref
 from ddp_doctor.features.jobs.reading.words import AFTER, search_for
 from ddp_doctor.model.base import grouped
 
-#: Lines that a program may print after its good end: notices of libraries, an empty bar, a shell's times.
+#: Maximum number of lines after a good end: notices of libraries, an empty bar, a shell's times.
 _LINES_AFTER_THE_END = 40
-#: Steps are at least so many different lines of one shape, the last of them so near the end of the output.
+#: Minimum number of different lines of one shape that are steps, and the maximum number of lines after the last.
 _LEAST_STEPS = 3
 _LINES_AFTER_A_STEP = 20
 
@@ -111,12 +111,12 @@ _OF_LAUNCHERS = re.compile(
 
 
 _LOSS = re.compile(r"(?:^|[^a-z])loss(?:es)?\b[^a-z\d\n]{0,12}(?:(?P<not_finite>nan|inf)\b|\d)", re.IGNORECASE)
-#: So many lines in a row show that a loss stays NaN.
+#: Minimum number of lines in a row for a loss that stays NaN.
 _LEAST_LOSSES = 3
 
 
 class Conclusion(NamedTuple):
-    """The numbers of these lines, or None: a good end, the last of steps, the most telling line, the first of NaN.
+    """The line numbers of a good end, the last step, the most telling line and the first NaN, or None.
 
     ``is_finished``: the run ended, not only a checkpoint or an epoch. ``stops``: nothing follows the last step.
     """
@@ -176,20 +176,20 @@ def _last_step(tail: Sequence[tuple[int, str]]) -> int | None:
     return None
 
 
-#: How the watcher begins its lines, which quote and explain and are no words of the job's.
+#: The start of the watcher's lines. They quote and explain, and are not output of the job.
 OWN = b"ddp-doctor: "
-#: Lines of a chunk that are looked at, from its end.
+#: Maximum number of lines of a chunk that are read, from its end.
 _MOST_LINES = 20_000
 _MOST_STREAMS = 20_000
-#: Lines from the end that are searched for a good end and for steps.
+#: Number of lines from the end that are searched for a good end and for steps.
 _LAST_LINES = 500
-#: NCCL prepares communication, or has made a communicator: it continued after what it warned of before.
+#: NCCL prepares communication or has made a communicator, so it continued after its earlier warnings.
 _GOES_ON = re.compile(
     r"NCCL INFO (?:Channel \d+(?:/\d+)? ?: \d+\[|Connected all|Using network |Trees \[|.{1,300} - Init COMPLETE)"
 )
-#: Streams of lines without a prefix that tells processes apart.
+#: Streams of lines without a prefix that identifies the process.
 OF_ANYBODY = frozenset(("", "time "))
-#: What follows a failure and is still of it: stacks of Python, of C++ and of the system, and where they are cut.
+#: Lines after a failure that belong to it: stacks of Python, of C++ and of the system, and marks of omitted lines.
 _OF_STACK = re.compile(
     r'\s*(?:frame #\d+: |#\d+ +(?:0x|<)|File "[^"]{1,400}", line \d|[~^]{2,}$|\.\.\. \d+ lines|Extension modules?: '
     r"|<omitting |(?:Current thread|Thread) 0x|\*\*\* (?:Aborted|Process|Signal|End of error)|@ +0x[0-9a-f]+"
@@ -199,7 +199,7 @@ _OF_STACK = re.compile(
 
 @dataclass
 class Stream:
-    """Those lines of a file that have the same prefix: of one process, or of several where there is none."""
+    """The lines of a file that have the same prefix: of one process, or of several if there is no prefix."""
 
     origin: Origin
     last: LogLine | None = None
@@ -207,27 +207,27 @@ class Stream:
 
 
 class Ends:
-    """The streams of one file; ``where`` makes a line that is kept of a text and its number."""
+    """The streams of one file. ``where`` returns the line to keep for a text and its line number."""
 
     def __init__(self, prefixes: Prefixes, where: Callable[[str, int], LogLine]) -> None:
         self.streams: dict[str, Stream] = {}
         self.of_rank: dict[int, tuple[LogLine, float | None]] = {}
-        self.said: int | None = None  # number of the last line that is no part of a stack
+        self.said: int | None = None  # number of the last line outside of a stack
         self.good_end: LogLine | None = None
         self.is_finished = False
         self.stops = False  # the file ends with the last step
         self.last_step: LogLine | None = None  # if steps continue to the end
         self.unusual: LogLine | None = None  # the last line about a fault, or the last line of the file
-        self.nan_since: LogLine | None = None  # from there on every loss is NaN or infinite
+        self.nan_since: LogLine | None = None  # from this line on, every loss is NaN or infinite
         #: The last line about NCCL preparing communication, by host and pid.
         self.nccl_goes_on: dict[tuple[str | None, int], int] = {}
         self._left = _LAST_LINES
-        self._tail: list[tuple[int, str]] = []  # the last lines, the last first
+        self._tail: list[tuple[int, str]] = []  # the last lines, the last line first
         self._prefixes = prefixes
         self._where = where
 
     def note(self, origin: Origin) -> bool:
-        """Take who printed a line; says whether that is somebody new."""
+        """Note who printed a line, and return True if it is a new stream."""
         known = self.streams.get(origin.stream)
         if known is None:
             if len(self.streams) >= _MOST_STREAMS:
@@ -239,10 +239,10 @@ class Ends:
         return False
 
     def look(self, chunks_from_the_end: Iterable[bytes], lines: int) -> None:
-        """Find the last line of each stream. Chunks of whole lines, the last first; no more are taken than are needed.
+        """Find the last line of each stream. Takes chunks of whole lines, the last first, and no more than needed.
 
-        In the first two, and the last lines, each line is looked at; before them only where the prefix of a missing
-        stream stands.
+        Each line is read in the first two chunks and among the last lines. Before them, only lines with the prefix of a
+        missing stream are read.
         """
         for index, chunk in enumerate(chunks_from_the_end):
             raw_lines = chunk.removesuffix(b"\n").split(b"\n")

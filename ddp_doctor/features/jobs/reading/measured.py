@@ -1,4 +1,4 @@
-"""All-reduces that others measured: nccl-tests (its table, or the JSON of -J), and NCCL Inspector's lines.
+"""All-reduces measured by other tools: nccl-tests (its table, or the JSON of -J), and NCCL Inspector's lines.
 
     # Collective test starting: all_reduce_perf
     #  Rank  0 Group  0 Pid  64904 on       n1 device  0 [0000:17:00] NVIDIA A100
@@ -6,8 +6,9 @@
          8388608       2097152     float     sum      -1    51.03  164.38  287.67      0    50.80  165.12  288.96      0
     # Out of bounds values : 0 OK
 
-nccl-tests (src/common.cu, src/util.cu): out of place first; before 2.13 the last column is the largest error. Up to 2.9
-there is no root. Inspector, plugins/profiler/inspector of NCCL 2.28, one object a line:
+nccl-tests (src/common.cu, src/util.cu) prints the out-of-place results first. Before 2.13, the last column is the
+largest error. Up to 2.9, there is no root column. Inspector (plugins/profiler/inspector of NCCL 2.28) prints one object
+per line:
 
     {"header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1}, "metadata": {"hostname": "n1"}, "coll_perf":
      {"coll": "AllReduce", "coll_sn": 7, "coll_msg_size_bytes": 1024, "coll_exec_time_us": 61,
@@ -55,7 +56,7 @@ class Table:
         self.sizes: list[SizeResult] = []
         self._devices: dict[int, str] = {}  # by rank
         self._nccl: str | None = None
-        self.begun = False  # a test that has not ended
+        self.begun = False  # whether a test has begun and not ended
         self.begun_at = 0
         self.rows = 0
         self._test = ""
@@ -76,13 +77,13 @@ class Table:
             self.rows += 1
         if (row := _ROW.match(text)) and len(self.sizes) < _MOST_SIZES:
             time_us, algbw, busbw = (float(row[column]) for column in (2, 3, 4))
-            # A reduce-scatter moves half of it: the bandwidth of its bus is below the other.
+            # A reduce-scatter moves half of the data, so its bus bandwidth is below its algorithm bandwidth.
             if self._test.endswith("all_reduce_perf") or (not self._test and busbw >= algbw * 0.98):
                 wrong = int(row[5]) if row[5].isdigit() else 0
                 self.sizes.append(_size(int(row[1]), [time_us], [algbw], [busbw], wrong=wrong))
 
     def fact(self, ranks: int) -> AllReduceFact | None:
-        """What was measured; ``ranks`` where the table does not tell."""
+        """Return the measured all-reduces, or None. ``ranks`` is used if the table does not show their number."""
         if not self.sizes:
             return None
         names = tuple(name for _, name in sorted(self._devices.items()))
@@ -98,12 +99,12 @@ class Table:
 
 
 def is_nccl_tests(head: bytes, _name: str = "") -> bool:
-    """Whether a file is what nccl-tests writes with -J."""
+    """Return True if a file is the JSON that nccl-tests writes with -J."""
     return head.lstrip()[:1] == b"{" and b'"out_of_place"' in head and b'"bus_bw"' in head
 
 
 def text_of_nccl_tests(data: bytes) -> str:
-    """The table that nccl-tests would have printed. Raises ValueError."""
+    """Return the table that nccl-tests would have printed. Raises ValueError."""
     try:
         report = json_value(data)
         test = next((str(arg) for arg in report.get("args", ()) if str(arg).endswith("_perf")), "")
@@ -123,14 +124,14 @@ def text_of_nccl_tests(data: bytes) -> str:
 
 
 def is_inspector(head: bytes, _name: str = "") -> bool:
-    """Whether a file is what NCCL Inspector writes."""
+    """Return True if a file was written by NCCL Inspector."""
     return head.lstrip()[:1] == b"{" and b'"coll_perf"' in head[:4096]
 
 
 def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
-    """By rank, the all-reduces of its largest communicator: the median of each of its most frequent sizes.
+    """Yield by rank the all-reduces of the largest communicator: the median for each of its most frequent sizes.
 
-    Raises ValueError where no line can be read. The last line of a job that was killed is cut off.
+    Raises ValueError if no line can be read. The last line of a job that was killed is truncated.
     """
     found: dict[tuple[int, int], dict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     lines = 0

@@ -1,7 +1,8 @@
-"""NCCL's INFO lines, few of them kept for each process: what parse/nccl_log reads.
+"""NCCL's INFO lines, a few of them for each process, as the input of parse/nccl_log.
 
-Nearly all of an INFO log are lines of channels, the same pair of ranks on each, and what every communicator says again.
-So lines of channels are made equal, a chunk at a time, and of the others only those are read that are new.
+Nearly all lines of an INFO log are about channels, with the same pair of ranks on each, or repeat what another
+communicator printed. So lines about channels are made equal, a chunk at a time. Of the other lines, only new ones are
+read.
 """
 
 import re
@@ -13,7 +14,7 @@ from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.parse.text import plain
 
-#: Words of the lines that are not of channels.
+#: Words of the lines that are not about channels.
 NCCL_WORDS = (
     b"NCCL version ", b" set by environment to ", b" set to ", b"NET/IB :", b"NET/IB: ", b"NET/Socket :",
     b"NET/Socket: ", b"Using network ", b" busId ", b" nRanks ", b"GPU Direct RDMA Disabled", b"P2P is disabled",
@@ -22,21 +23,21 @@ NCCL_WORDS = (
     b"oaded coll plugin ", b"oaded external ", b"Using tuner plugin ", b"NET/OFI Initializing ", b" coll channels",
     b"Init COMPLETE", b" - COMPLETE",
 )  # fmt: skip
-#: NCCL itself cuts a line at 1024.
+#: NCCL itself truncates a line at 1024.
 _LONGEST_LINE = 1_100
 _INFO = b"NCCL INFO "
 _CHANNEL = re.compile(rb"NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ")
 _PROCESS = re.compile(r"([^\s:\[\]]{1,64}:\d{1,10}):\d{1,10} (?:\[-?\d{1,3}\] )?$")
 _VERSION = re.compile(rb"NCCL version \d+\.\d+\.\d+(?:\+cuda[\d.]+)?")
-#: The end of a line of which another process wrote over the beginning.
+#: The end of a line whose beginning another process overwrote.
 _TORN = re.compile(rb"comm 0x[0-9a-f]{1,16} rank \d{1,7} nranks .{0,200}COMPLETE")
 _DEVICE = re.compile(rb"comm 0x[0-9a-f]+ rank (\d{1,7}) nranks (\d{1,7}) cudaDev (\d{1,3})")
-#: Processes of which lines are kept; of further ones only their ranks.
+#: Maximum number of processes whose lines are kept. For further processes, only the ranks are kept.
 _MOST_PROCESSES = 1_024
 _MOST_HEADS = 20_000
-#: "Init START" or "Init COMPLETE" ends a line.
+#: "Init START" or "Init COMPLETE" is in the last characters of a line.
 _WORD_AT_END = 16
-#: Of one process.
+#: Maximum for one process.
 _MOST_INITS = 100
 
 
@@ -44,21 +45,21 @@ class NcclLines:
     """INFO lines by process, ``host:pid``, each pair of ranks and transport once, up to MOST_CHARACTERS."""
 
     def __init__(self) -> None:
-        #: By process, in order: what a line says without the number of its channel, and what stands before that.
+        #: By process, in order: the text of a line without the number of its channel, and the text before that.
         self.texts: dict[bytes, dict[bytes, bytes]] = {}
         self._room: dict[bytes, int] = {}
         self._full: set[bytes] = set()  # processes that have no room left
         self._heads: dict[bytes, bytes] = {}
-        #: A line of its own, without a process.
+        #: NCCL's version, from a line without a process.
         self.version: str | None = None
-        #: Numbers of the lines between which communicators of a process began and became complete.
+        #: By process: the line numbers between which its communicators began and became complete.
         self.inits: dict[bytes, list[tuple[int, int]]] = {}
         self._begun: dict[bytes, int] = {}
-        #: The largest communicator that a process was seen in: its rank there, the ranks, CUDA's number of the GPU.
+        #: By process: its rank in its largest communicator, the size of that, and CUDA's index of the GPU.
         self.ranks: dict[bytes, tuple[int, int, int]] = {}
 
     def channels(self, chunk: bytes) -> None:
-        """Take the lines of channels in a chunk of whole lines."""
+        """Take the lines about channels in a chunk of whole lines."""
         if b" via " not in chunk or _INFO not in chunk:
             return
         without_numbers = _CHANNEL.sub(b"\0", chunk)
@@ -70,7 +71,7 @@ class NcclLines:
                     self._keep(process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : ")
 
     def lines(self, chunk: bytes, places: Iterable[int], number: int = 1) -> None:
-        """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order; ``number`` is its first."""
+        """Take the lines of a chunk that have NCCL_WORDS at these places, in order. ``number`` is its first line."""
         end = counted = 0
         for at in places:
             if at >= end:
@@ -95,7 +96,7 @@ class NcclLines:
             kept.append((self._begun.pop(process, 0 if not kept else number), number))
 
     def is_in_init(self, process: bytes, number: int) -> bool:
-        """Whether a line of a process stands within the beginning of a communicator that became complete."""
+        """Return True if a process printed a line while it initialized a communicator that became complete."""
         return any(first <= number <= last for first, last in self.inits.get(process, ()))
 
     def _line(self, line: bytes) -> None:
@@ -148,7 +149,7 @@ class NcclLines:
 def transport_facts(
     texts: Mapping[bytes, Mapping[bytes, bytes]], version: str | None
 ) -> dict[bytes, NcclTransportFact]:
-    """What the lines of each process, HOST:PID, say. One is empty: of lines without a process."""
+    """Return the facts from the lines of each process, HOST:PID. The empty key is for lines without a process."""
     facts = {}
     for process, kept in (texts or {b"": {}}).items():
         lines = b"\n".join(before + text for text, before in kept.items()).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What stands before the text of a line of output: who printed it, and when.
+"""The prefixes of a line of output, which show who printed it and when.
 
     [default3]:[rank11]: Traceback (most recent call last):          torchrun --tee, and torch's own rank
     [rank3]:[E1122 03:04:05.678901234 ProcessGroupNCCL.cpp:616] …    c10d since 2.4
@@ -10,7 +10,7 @@
     node1:8811:8840 [3] NCCL INFO …                                  NCCL; the bracket is CUDA's number of the GPU
     {"log":"step 400\\n","stream":"stdout","time":"2026-…"}           Docker's files
 
-Several stand behind each other. Templates of torchrun's prefix: torch/distributed/run.py --log-line-prefix-template.
+A line may have several. Templates of torchrun's prefix: torch/distributed/run.py --log-line-prefix-template.
 """
 
 import re
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ddp_doctor.parse.json_value import json_object
 from ddp_doctor.parse.text import plain
 
-#: A line's beginning holds all prefixes; what is behind is looked at without them.
+#: Characters at the start of a line that hold all prefixes. The rest is read without them.
 LONGEST_PREFIX = 600
 _MOST_PREFIXES = 8
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -40,8 +40,8 @@ def _compiled(*rows: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]
     return tuple((kind, re.compile(pattern)) for kind, pattern in rows)
 
 
-#: Kind and pattern by the first character. Kinds of launchers stand in _LAUNCHERS; those in _ONCE do not
-#: stand before each line of a text of several lines.
+#: Kind and pattern, by the first character. Kinds of launchers are in _LAUNCHERS. Kinds in _ONCE are not repeated on
+#: each line of a multi-line text.
 _BRACKETS = _compiled(
     ("rank", r"\[rank(?P<rank>\d{1,7})\]:[ ]?"),
     ("nccl2", r"\[TC\]\[rank=(?P<group_rank>\d{1,7})\]\[name=(?P<group>[^\]]{0,200})\][ ]?"),
@@ -72,7 +72,7 @@ _LETTERS = _compiled(
         rf"(?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} {_HOST} [\w./()-]{{1,60}}(?:\[\d+\])?: ?",
     ),
     ("time", rf"{_CTIME}(?=\[\d+,)"),  # mpirun --timestamp-output
-    (  # engines write so what their workers raise, each line
+    (  # for exceptions of an engine's workers, on each line
         "logger",
         rf"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL) (?P<month>\d\d)-(?P<day>\d\d) {_CLOCK} \[?\S{{1,200}}:\d+\] ?",
     ),
@@ -84,36 +84,36 @@ _DIGITS = _compiled(
 )
 _RAY = _compiled(("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?"))
 _QUOTE = _compiled(("quote", "> ?"))  # of Markdown
-#: By a prefix's first character, and the second of one in brackets; "a" and "0" stand for letters and digits.
+#: By the first character of a prefix, and the second after a bracket. "a" and "0" stand for letters and digits.
 _ROWS = {"a": _LETTERS, "0": _DIGITS, "(": _RAY, ">": _QUOTE, "[a": _BRACKETS, "[0": _BRACKETS_OF_DIGITS}
-#: How lines begin whose prefixes are learned.
+#: First characters of lines whose prefixes are learned.
 _OPEN = frozenset(("a", "0", "+"))
-#: Behind a time, as journald and rsyslog write it.
+#: After a time, as journald and rsyslog write it.
 _PROGRAM = re.compile(rf"{_HOST} (?P<program>kernel|systemd[\w-]*|slurm[\w-]*|nvidia[\w-]*|dmesg)(?:\[\d+\])?: ?")
 _STERN_POD = re.compile("\\+ ([\\w.-]{1,255}) \u203a ([\\w.-]{1,255})")
 _STERN = re.compile(r"(?P<host>[\w.-]{1,255}) ([\w.-]{1,255}) ")
-#: pdsh, DeepSpeed's launcher: a host is believed where what follows is surely a line of a rank.
+#: pdsh, DeepSpeed's launcher. A host is accepted if a line of a rank certainly follows.
 _PDSH = re.compile(rf"{_HOST}: (?P<surely>(?=\[rank\d|Traceback \(|[^\s:]{{1,255}}:\d+:\d+ \[\d))?")
 _SYSLOG_TIME = re.compile(rf"[A-Z][a-z]{{2}} +\d{{1,2}} {_CLOCK} ")
-#: Its messages of several lines have a time on the first alone, however the kernel log was written.
+#: The driver prints a time only on the first line of a message, however the kernel log was written.
 _OF_DRIVER = "NVRM: "
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
 _ONCE = frozenset(("quote", "time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (("rank", "rank"), ("local", "local_rank"), ("task", "task"), ("pid", "pid"), ("gpu", "gpu"))
-#: Keys of entries in JSON whose values are lines of output.
+#: Keys of JSON entries whose values are lines of output.
 _WRAPPERS = ("log", "data", "message", "msg")
 _LAUNCHERS = frozenset(("torchrun", "srun", "mpirun", "kubernetes", "ray"))
 
-#: The start of another process's text in the middle of a line, where writes of several were mixed.
+#: The start of another process's text in the middle of a line, if writes of several processes were mixed.
 _INNER = re.compile(rf"\[rank\d{{1,7}}\]:|[A-Za-z0-9][\w.-]{{0,100}}:\d+:\d+ \[-?\d{{1,3}}\] {_NCCL_NEXT}")
 
 
 class Origin(NamedTuple):
-    """Who printed a line, as far as its prefixes tell. ``stream`` is the same for all lines of a text of several."""
+    """The process that printed a line, from its prefixes. ``stream`` is the same for all lines of a multi-line text."""
 
     rank: int | None = None
     local_rank: int | None = None
-    task: int | None = None  # srun's number: a rank, or a node where a launcher runs in the task
+    task: int | None = None  # srun's number: a rank, or a node if a launcher runs in the task
     host: str | None = None
     pid: int | None = None
     gpu: int | None = None
@@ -125,14 +125,14 @@ class Origin(NamedTuple):
 
 
 def clean(raw: bytes) -> str:
-    """Bytes of a line as text without colors, controls and marks that turn its direction."""
+    """Return the bytes of a line as text without colors, control characters and marks that turn its direction."""
     return plain(raw.decode("utf-8", "replace"))
 
 
 class Prefixes:
-    """Reads the prefixes of one file's lines; learns what only some of its lines show.
+    """A reader of the prefixes in one file. It learns prefixes that only some lines show.
 
-    ``year`` is that of clocks which print none.
+    ``year`` is for clocks that do not print one.
     """
 
     def __init__(self, year: int) -> None:
@@ -142,9 +142,9 @@ class Prefixes:
         self._driver: Origin | None = None  # of the last line of NVIDIA's driver that had a prefix
 
     def split(self, line: str, word: str = "") -> tuple[Origin, str]:
-        """Who printed a clean line, and its text.
+        """Return who printed a clean line, and its text.
 
-        Where the writes of several processes were mixed in it, of the one that wrote ``word``.
+        If the writes of several processes were mixed in it, return those of the process that wrote ``word``.
         """
         fields: dict[str, Any] = {}
         stream: list[str] = []
@@ -171,7 +171,7 @@ class Prefixes:
                 break
             kind, match = found
             if kind == "srun" and "launcher" in fields:
-                break  # a number of the program's own behind a launcher's prefix
+                break  # a number that the program printed after a launcher's prefix
             self._take(kind, match, fields, stream)
             at = match.end()
         return line[at:]
@@ -204,7 +204,7 @@ class Prefixes:
         if kind == "nccl2" and groups["group"] in ("0", "default_pg"):
             fields.setdefault("rank", int(groups["group_rank"]))
         for name, field in _NUMBERS:
-            # torch's own word of its rank counts more than a launcher's number
+            # torch's own rank takes precedence over a launcher's number
             if name in groups and (kind == "rank" or field not in fields):
                 fields[field] = int(groups[name])
         if "host" in groups and (kind != "kubernetes" or "host" not in fields):
@@ -230,17 +230,17 @@ class Prefixes:
 
 def _extend(stream: list[str], kind: str, prefix: str) -> None:
     if kind == "glog" and stream and stream[-1].startswith("[rank"):
-        stream.pop()  # the further lines of such a message have no prefix of torch's
+        stream.pop()  # further lines of such a message do not have torch's prefix
     elif kind == "syslog":
         stream.append(_SYSLOG_TIME.sub("", prefix))
     elif kind not in _ONCE:
         stream.append(prefix)
     elif kind == "time" and not stream:
-        stream.append("time ")  # where one line has the time, so has the next of the same text
+        stream.append("time ")  # if one line has the time, so does the next line of the same text
 
 
 def _seconds(groups: Mapping[str, str | None], year: int) -> float | None:
-    """Seconds since the epoch; of a clock without a zone, as if it were UTC. None where there is no such time."""
+    """Return seconds since the epoch, as UTC if the clock has no time zone, or None if there is no such time."""
     month = groups.get("month_name")
     date = groups.get("date") or f"{groups.get('year') or year}-{month or groups.get('month')}-{groups.get('day')}"
     midnight_s = _midnight_s(date)
@@ -267,15 +267,15 @@ def _midnight_s(date: str) -> int | None:
 
 
 def attempt_of_path(name: str) -> int | None:
-    """The number of torchrun's attempt whose folder a file stands in."""
+    """Return the number of torchrun's attempt from the directory of a file, or None."""
     found = re.search(r"(?:^|/)attempt_(\d{1,6})/", name)
     return int(found[1]) if found else None
 
 
 def of_path(name: str) -> Origin:
-    """What a file's path tells of the process that wrote it.
+    """Return what a file's path shows about the process that wrote it.
 
-    torchrun's folders hold …/attempt_0/LOCAL_RANK/stderr.log; others write rank_3.log, rank-3.err, log.rank3.txt.
+    torchrun writes …/attempt_0/LOCAL_RANK/stderr.log. Other programs write rank_3.log, rank-3.err or log.rank3.txt.
     """
     if found := re.search(r"(?:^|/)attempt_\d+/(?P<local>\d{1,7})/[^/]*$", name):
         return Origin(local_rank=int(found["local"]), launcher="torchrun")

@@ -1,4 +1,4 @@
-"""What NCCL's RAS says of a job, as text or JSON, with a note behind each line that names a rank in trouble.
+"""The answer of NCCL's RAS about a job, as text or JSON, with a note after each dead, unresponsive or late rank.
 
     Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
         #  in group  per comm  per node  per comm  in group
@@ -15,10 +15,10 @@
       Rank 7 has launched up to operation 6649 -- GPU 7 managed by process 483079 on node 172.16.64.210
 
 (NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc, 2.24 to 2.31.) The counts are of launches, not of
-what is complete, and are taken one after the other: a rank is behind for a moment in a job that is well. Only a second
-answer with the same counts shows that it stands still. The ranks listed are the minority, ahead or behind: if at least
-half of the ranks are behind, the note gives their number and names none. A communicator that is smaller than the
-largest numbers its ranks anew, so the note names processes.
+completed operations, and are read one after another, so in a healthy job a rank may be behind for a moment. Only a
+second answer with the same counts shows that it makes no progress. The listed ranks are the minority, ahead or behind.
+If at least half of the ranks are behind, the note gives their number and names none. A communicator that is smaller
+than the largest has its own rank numbers, so the note names processes.
 
 JSON is converted to these lines first.
 """
@@ -33,7 +33,7 @@ from ddp_doctor.features.jobs.facts import Launched
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 
-#: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
+#: NCCL's and CUDA's versions are printed before it. Further down in a job's output, scan.py finds it.
 _BEGINS_WITHIN = 500
 _TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})\s+(\d{1,7})(?:\s+[\d-]{1,15}){2}\s+(\d{1,7})\s+(\d{1,8})\s+[A-Z]")
 _BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
@@ -44,17 +44,17 @@ _RANK = re.compile(r"^\s+Rank (\d{1,7}) .{0,80}?managed by process (\d{1,10}) on
 _MANAGED = re.compile(r"managed by (process \d{1,10} on node \S{1,255})")
 _DEAD = re.compile(r"Process (\d{1,10}) on node (\S{1,255}) managing GPU")
 _OF_PAIRS = ("Send", "Recv", "SendRecv")
-#: NCCL 2.28.9 leaves a comma out behind the GPU of a rank that is missing.
+#: NCCL 2.28.9 omits a comma after the GPU of a missing rank.
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d{1,5})(\s+"status")')
 
 
 def is_ras(head: bytes, _name: str = "") -> bool:
-    """Whether a file is what ncclras, or RAS's socket, answers."""
+    """Return True if a file is an answer of ncclras or of RAS's socket."""
     return b"Job summary\n===" in head[:_BEGINS_WITHIN] or (b'"communicators"' in head and b'"missing_ranks' in head)
 
 
 def text_of_ras(data: bytes) -> str:
-    """The answer with its notes, line by line. Raises ValueError for JSON that is truncated."""
+    """Return the answer with its notes, line by line. Raises ValueError for truncated JSON."""
     text = data.decode("utf-8", "replace")
     lines = _of_text(text if b"Job summary" in data else _text_of_json(text))
     answers = Counter(note._replace(answer=0) for note in {note for _, note in lines if note})
@@ -64,16 +64,16 @@ def text_of_ras(data: bytes) -> str:
 
 
 def stand_still(first: str, last: str) -> tuple[Launched, ...]:
-    """The counts of the largest communicator that differ between its ranks and are the same in both answers, as text.
+    """Return the counts of the largest communicator that differ between its ranks and are equal in both text answers.
 
-    None where any of them has moved. Those of pairs, Send and Recv, may differ in a job that is well.
+    Empty if any of them has changed. Counts of pairs (Send and Recv) may differ in a healthy job.
     """
     counts = [_differing(answer) for answer in (first, last)]
     return counts[0] if counts[0] == counts[1] else ()
 
 
 def launches(answer: str) -> dict[int, int]:
-    """How many collectives each rank has launched, by the largest communicator of an answer as JSON; else none."""
+    """Return how many collectives each rank launched in the largest communicator of a JSON answer; empty otherwise."""
     try:
         groups = json_object(_NO_COMMA.sub(r"\1,\2", answer[answer.find("{") :]))["communicators"]
         world: dict[str, Any] = max(groups, key=lambda group: group["size"], default={})
@@ -98,7 +98,7 @@ def _differing(answer: str) -> tuple[Launched, ...]:
 
 
 class _Note(NamedTuple):
-    """A rank in trouble, or several ranks without their numbers; ``most``: operations that others have launched.
+    """A dead, unresponsive or late rank, or several such ranks. ``most``: operations that others have launched.
 
     ``group`` is the communicator, and ``answer`` the number of the answer in the text.
     """
@@ -168,7 +168,7 @@ class _Counts:
 class _Text:
     def __init__(self, text: str) -> None:
         self.counts = [_Counts("", is_world=True)]
-        #: By operation of the world: what ranks by name have launched, and what ranks without names.
+        #: By operation of the largest communicator: the counts of named ranks, and of ranks without names.
         self.named: dict[str, dict[int, int]] = defaultdict(dict)
         self.unnamed: dict[str, list[int]] = defaultdict(list)
         self._dead = set(_DEAD.findall(text)) if "considered dead" in text else set()
@@ -181,7 +181,7 @@ class _Text:
         self._launched = 0
 
     def note(self, line: str) -> _Note | None:
-        """Of a rank that the line names, or of the counts that follow it."""
+        """Return a note on the rank that the line names, or on the counts that follow it."""
         if self._where(line):
             return _Note(None, _HEADER)
         if one := _ONE.match(line):
@@ -199,7 +199,7 @@ class _Text:
         return None
 
     def judged(self, note: _Note | None, block: int, answer: int) -> _Note | None:
-        """With what the others of its block have launched; None if the rank is not behind, or most ranks are."""
+        """Return the note with the counts of its block, or None if the rank is not behind or most ranks are."""
         if note is None or note.state not in ("", _HEADER):
             return note
         counts = self.counts[block]

@@ -1,4 +1,4 @@
-"""One pass over a file's bytes: lines without any word of a sign are not looked at."""
+"""One pass over a file's bytes, which skips lines without any word of a sign."""
 
 import re
 from bisect import bisect_left
@@ -32,14 +32,14 @@ from ddp_doctor.features.jobs.table import SIGNS
 from ddp_doctor.features.jobs.table.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.parse.redact import masked
 
-#: So many lines of a chunk are read in any case: texts of several lines have ended by then.
+#: Lines of a chunk that are always read: multi-line texts have ended by then.
 _READ_LINES = 512
-#: Bytes that are compared first, and at most at once.
+#: The number of bytes compared first, and the maximum compared at once.
 _FIRST_BYTES, _MOST_BYTES = 256, 1 << 16
 
 
 class Skip(NamedTuple):
-    """How often a part of a chunk stands there again, which need not be read."""
+    """The repetitions of a part of a chunk, which need not be read."""
 
     times: int
     size: int  # bytes of the part
@@ -47,15 +47,15 @@ class Skip(NamedTuple):
 
 
 class Repeats:
-    """Looks at the lines of one chunk that are read, in order, for a part that repeats."""
+    """A search for repeated parts among the lines of one chunk that are read, in order."""
 
     def __init__(self, chunk: bytes) -> None:
         self._chunk = chunk
         self._read = 0
-        self._last: dict[bytes, int] = {}  # where each line stood last
+        self._last: dict[bytes, int] = {}  # last position of each line
 
     def skip(self, at: int, end: int) -> Skip | None:
-        """How much may be left out before the line at ``at``; the last two rounds are read."""
+        """Return what may be skipped before the line at ``at``, or None. The last two repetitions are read."""
         self._read += 1
         if self._read < _READ_LINES:
             return None
@@ -72,7 +72,7 @@ class Repeats:
         return Skip(times, size, self._chunk.count(b"\n", before, at))
 
     def _same(self, at: int, size: int) -> int:
-        """How many bytes from there on equal those ``size`` bytes before."""
+        """Count the bytes from ``at`` on that equal those ``size`` bytes before."""
         same, step, grows = 0, _FIRST_BYTES, True
         while grows or step >= size:
             start, stop = at + same, at + same + step
@@ -84,13 +84,13 @@ class Repeats:
         return same
 
 
-#: Characters of a line that are kept.
+#: Maximum number of characters kept of a line.
 LONGEST_TEXT = 400
-#: A text of several lines has ended where its process printed nothing in so many lines of the file.
+#: A multi-line text has ended if its process printed nothing in this many lines of the file.
 _LONGEST_GAP = 4_096
-#: Kept of one file and sign: texts that differ. Further ones are counted with the last.
+#: Maximum number of different texts kept for one file and sign. Further ones are counted with the last.
 _MOST_OF_A_SIGN = 5_000
-#: Of one process, open at the same time.
+#: Maximum number of open blocks of one process.
 _MOST_BLOCKS = 8
 _LONGEST_VALUE = 20 * LONGEST_TEXT
 #: A logger's level in front of a traceback that its program only reports, or the name of an actor that is not a rank.
@@ -98,11 +98,11 @@ _LOGGED = re.compile(
     r"(?:^|[\]: ])(?:[DIW]\d{4} |\[?(?:DEBUG|INFO|WARNING)\b)"
     r"|^\((?:TrainController|PlacementGroupCleaner|PreemptionWatcher|raylet|gcs_server|autoscaler)\b"
 )
-#: Lines in which all ranks of a job print why they did not start.
+#: Maximum number of lines in which all ranks of a job print why they did not start.
 _LINES_OF_A_START = 100
-#: Nothing that is counted has so many digits.
+#: A count never has this many digits.
 _NO_NUMBER = re.compile(r"-?\d{19}")
-#: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
+#: At the start, each line is read to learn who prints into the file, until this many lines show no new process.
 _SAME_AGAIN = 300
 _LONGEST_HEAD = 20_000
 
@@ -128,13 +128,13 @@ for _sign, _ in SIGNS.values():
 _SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
 _OF_ENDLESS_TESTS = _SIGNS.pop(TEST_BEGINS.encode())
 _OF_RAS = _SIGNS[RAS_NOTE.encode()]
-#: All words, and by their numbers what each is for.
+#: All words, and the uses of each by its number.
 ALL_WORDS = tuple(dict.fromkeys((*_SIGNS, *_OTHERS)))
 _USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
 _NCCL = {number for number, (_, use) in enumerate(_USES) if use == "nccl"}
-#: No line is looked at for these alone.
+#: Words that alone do not make a line worth reading.
 _APART = {number for number, (signs, use) in enumerate(_USES) if use in ("nccl", "last") and not signs}
-#: The words of signs of which the last in a file counts, and those that must not follow.
+#: The words of signs whose last occurrence in a file counts, and words that must not follow them.
 _LAST = {
     sign.id: [{ALL_WORDS.index(word.encode()) for word in words} for words in (sign.words, sign.unless)]
     for sign, _ in SIGNS.values()
@@ -143,7 +143,7 @@ _LAST = {
 _PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
 
 
-#: Texts of several lines, by the use of the word that they begin with.
+#: Multi-line texts, by the use of the word that they begin with.
 _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
     "summary": Failure,
     "exit": lambda number, text: SignBlock(number, 2, text),
@@ -151,13 +151,13 @@ _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
 }
 
 
-#: What the lines before the first of a sign tell, by its tier.
+#: What the lines before the first occurrence of a sign show, by its tier.
 _BEFORE_SIGN = {"watchdog": endings.before_time_out, "nccl": endings.since_complete}
 
 
 @dataclass
 class Seen:
-    """A sign of one process; ``origin`` as the prefixes of its first line tell."""
+    """A sign of one process. ``origin`` is from the prefixes of its first line."""
 
     sign: str
     where: LogLine
@@ -172,39 +172,39 @@ def _process(origin: Origin) -> tuple[object, ...]:
 
 
 class FileScan:
-    """What one file's lines say. Feed it chunks of whole lines and the words that were found in them, in order."""
+    """The facts from one file's lines. Feed it chunks of whole lines, and the words found in them, in order."""
 
     def __init__(self, name: str, year: int) -> None:
         self.name = name
         self.lines = 0
         self.seen: dict[tuple[object, ...], Seen] = {}
-        self.endings: dict[tuple[Ending, int], LogLine] = {}  # by torchrun's attempt: the last that says it
+        self.endings: dict[tuple[Ending, int], LogLine] = {}  # by torchrun's attempt: the last such line
         self.facts = JobFacts()
         self.nccl = NcclLines()
         self.measured = Table()
         self.numbered = 0  # lines of the head that begin with a number such as srun's
-        self.kernel = 0  # … that the kernel wrote
-        self.head = 0  # lines that were all looked at
+        self.kernel = 0  # lines of the head from the kernel
+        self.head = 0  # lines at the start that were all read
         self._prefixes = Prefixes(year)
         self.ends = Ends(self._prefixes, self.where)
         self.streams = self.ends.streams
         self._nothing_new = 0
-        self._restarts = 0  # torchrun's and ends of runs, so far
+        self._restarts = 0  # restarts by torchrun and ends of runs, so far
         self._runs = Runs()
         self._clock_s = 0.0  # of the last line that had one
         self._last_ending: tuple[Ending | None, int] = None, 0
-        #: Lines that say again what is kept, by the sign, the text and the process.
+        #: Lines that repeat what is kept, by sign, text and process.
         self._again: dict[tuple[object, ...], Seen] = {}
-        self._counts = 1, 0  # how often lines up to a number count: others like them were not read
+        self._counts = 1, 0  # how often each line counts, up to a line number, because equal lines were skipped
         self._ras: list[tuple[int, str]] = []  # lines of all answers, with their numbers
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
-        self._at = b"", 0  # the chunk, and where the line at hand ends in it
+        self._at = b"", 0  # the chunk, and the end of the current line in it
         self._last_signs: dict[str, tuple[str, int]] = {}  # line and its number
-        self._within_line = False  # the last chunk ended within a line
+        self._within_line = False  # whether the last chunk ended within a line
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
-        """Take the next chunk; it ends with a line end but for a line that is longer than a chunk, and the last."""
+        """Take the next chunk. It ends with a line end, unless a line is longer than a chunk or it is the last."""
         first = self.lines + (not self._within_line)
         self.nccl.lines(chunk, (start for word, start, _ in found if word in _NCCL), first)
         self.nccl.channels(chunk)
@@ -239,7 +239,7 @@ class FileScan:
             self.lines += chunk.count(b"\n", at) + self._within_line
 
     def end(self) -> None:
-        """Close what is open at the end of the file."""
+        """Close open blocks at the end of the file."""
         for stream in list(self._open):
             for block in self._open.pop(stream):
                 self._close(block, self.streams[stream].origin)
@@ -269,7 +269,7 @@ class FileScan:
                 self._last_signs[sign] = (clean(line), number)
 
     def _leave_out(self, skip: Skip, number: int) -> None:
-        """What was left out counts with the next lines, which are like it, and which begin at this number."""
+        """Count the skipped lines with the next lines, which are equal and start at this number."""
         self._counts = skip.times + 1, number + skip.lines - 1
         for blocks in self._open.values():
             for block in blocks:
@@ -316,7 +316,7 @@ class FileScan:
         if "run" in uses:
             for end in self._runs.note(text, origin.stream, number, self._clock_s):
                 self._begin_run(end)
-            self._restarts += 1  # what follows may be of another run
+            self._restarts += 1  # the following lines may be of another run
         for use in uses & _BLOCKS.keys():
             self._begin(origin, _BLOCKS[use](number, text))
         for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
@@ -372,7 +372,7 @@ class FileScan:
             blocks.append(block)
 
     def _offer(self, origin: Origin, text: str, number: int) -> None:
-        """Hand a line to the blocks of its process, and close those whose process says nothing more."""
+        """Pass a line to the blocks of its process, and close blocks that are complete or too old."""
         for block in self._open.pop(origin.stream, ()):
             if block.add(text, number):
                 self._open.setdefault(origin.stream, []).append(block)
@@ -414,7 +414,7 @@ class FileScan:
             return self.seen[key]
         self._kept[sign] = self._kept.get(sign, 0) + 1
         if self._kept[sign] > _MOST_OF_A_SIGN:
-            key = (sign,)  # the last of them is kept, for the end decides
+            key = (sign,)  # keep the last of them, because the end decides
         safe = {
             name: masked(value[:_LONGEST_VALUE])
             for name, value in values.items()
@@ -430,13 +430,13 @@ class FileScan:
         seen.last_line = number
 
     def where(self, text: str, number: int, word_at: int = 0) -> LogLine:
-        """A line as it is kept: cut around what was found, and without credentials."""
+        """Return a line as it is kept: cut around what was found, and without credentials."""
         start = max(word_at - LONGEST_TEXT // 4, 0) if word_at > LONGEST_TEXT * 3 // 4 else 0
-        # What is masked may have begun before the cut.
+        # Masked text may begin before the cut.
         shown = masked(text[max(start - LONGEST_TEXT, 0) : start + 2 * LONGEST_TEXT])
         shown = shown[min(start, LONGEST_TEXT) :]
         return LogLine(file=self.name, line=number, text=shown[:LONGEST_TEXT].rstrip())
 
     def kind(self) -> str:
-        """What the lines at the beginning look like."""
+        """Return the kind of the file, from the lines at its start."""
         return "kernel log" if self.kernel * 2 > self.head else "output"

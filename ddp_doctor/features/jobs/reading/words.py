@@ -4,15 +4,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
-#: Characters of a line, or of a piece of it between carriage returns, around a word.
+#: Maximum number of characters around a word, in a line or in a piece of it between carriage returns.
 BEFORE, AFTER = 4_000, 8_000
-#: Number of the word, start and end of each occurrence in the bytes, by the lines they stand in; words may overlap.
+#: The number of the word, start and end of each occurrence in the bytes, ordered by line. Words may overlap.
 Search = Callable[[bytes], list[tuple[int, int, int]]]
 
 
 @lru_cache(maxsize=4)
 def search_for(words: tuple[bytes, ...]) -> Search:
-    """A search that releases Python's lock; where its library is missing, one a hundred times slower."""
+    """Return a search that releases Python's lock; without its library, a search that is a hundred times slower."""
     try:
         from ahocorasick_rs import BytesAhoCorasick, Implementation
     except ImportError:
@@ -22,7 +22,7 @@ def search_for(words: tuple[bytes, ...]) -> Search:
 
 
 def _by_expression(words: Sequence[bytes]) -> Search:
-    # In a look-ahead, so that words are found that overlap; of words that begin alike, the longest matches.
+    # The look-ahead finds words that overlap. Of words with the same beginning, the longest matches.
     longest_first = sorted(words, key=len, reverse=True)
     expression = re.compile(b"(?=(" + b"|".join(map(re.escape, longest_first)) + b"))")
     within = {word: [words.index(part) for part in words if word.startswith(part)] for word in words}
@@ -40,7 +40,7 @@ def _by_expression(words: Sequence[bytes]) -> Search:
 def pieces(
     chunk: bytes, at: int, end: int, found: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[int, int, set[int]]]:
-    """The pieces of a long line, or of one with carriage returns, that hold words; the last piece where none does."""
+    """Yield the pieces of a long line or one with carriage returns that hold words; the last piece if none does."""
     if not found:
         start = max(chunk.rfind(b"\r", at, end - 1) + 1, at)
         yield start, min(end, start + AFTER), set()
