@@ -1,11 +1,11 @@
 """The causes of failed jobs, by code: JOB_CAUSES; and all signs in a job's output: SIGNS.
 
-To add a cause: a row in the module of its subject, with the next free code, and
-tests/features/jobs/logs/samples/NAME.md with output in which it is named and output in which it is not. What other
-programs say of a cause that is there: a sign in its row.
+To add a cause, add a row with the next free code to the module of its subject. Add
+tests/features/jobs/logs/samples/NAME.md with output in which it is named and output in which it is not. Add texts of
+other programs about an existing cause as signs in its row.
 
-Sources beside those of the rows. Machines: UCX src/uct/ib; Open MPI; libibverbs; aws-ofi-nccl; vLLM v1/worker; ROCm
-ROCR-Runtime; CUDA's names of its errors; gloo transport/tcp/pair.cc; accelerate utils/launch.py; PBS, LSF;
+Sources in addition to those of the rows. Machines: UCX src/uct/ib; Open MPI; libibverbs; aws-ofi-nccl; vLLM v1/worker;
+ROCm ROCR-Runtime; CUDA's names of its errors; gloo transport/tcp/pair.cc; accelerate utils/launch.py; PBS, LSF;
 NVIDIA/open-gpu-kernel-modules kernel_gsp.c. Jobs: torch 1.1 to 2.15; accelerate utils/operations.py; DeepSpeed
 runtime/engine.py and comm/comm.py; Megatron-LM core/parallel_state.py and core/rerun_state_machine.py; Lightning;
 Horovod common/controller.cc; Ray exceptions.py; Open MPI; glibc malloc; LSF, Slurm; NCCL src/include/checks.h
@@ -35,7 +35,7 @@ _MODULES = (host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, lau
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())
 )
-#: Of which cause a sign is; None for one that only points.
+#: Each sign with its cause, or None if the sign only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
     **{name: (sign._replace(id=name), cause) for cause in JOB_CAUSES for name, sign in cause.signs.items()},
     **{
@@ -44,9 +44,9 @@ SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
         for name, sign in module.SIGNS.items()
     },
 }
-#: Ids of signs in older recordings, with today's.
+#: Ids of signs in older recordings, with the current ids.
 RENAMED = {"memory-not-registered-untold": "reg-mr-failed-without-errno"}
-#: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
+#: Causes in a job's code for which ``ddp-doctor lint`` has a similar finding in the script.
 FOUND_BY_LINT = frozenset(
     (
         "backend-device-mismatch", "checkpoint-mismatch", "collective-mismatch", "cross-group-deadlock",
@@ -58,5 +58,5 @@ _BY_NAME = {cause.name: cause for cause in JOB_CAUSES}
 
 
 def cause_named(name: str) -> JobCause:
-    """The cause of this class."""
+    """Return the cause of this class."""
     return _BY_NAME[name]

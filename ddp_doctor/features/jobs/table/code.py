@@ -13,7 +13,7 @@ from ddp_doctor.features.jobs.table.signs import (
     proof,
 )
 
-#: What libraries say of files that they cannot decode.
+#: Messages of libraries about files that they cannot decode.
 _NOT_DECODED = (
     "cannot identify image file", "image file is truncated", "Truncated File Read", "EOFError: Ran out of input",
     "PytorchStreamReader failed", "The file might be corrupted", "BadZipFile", "tarfile.ReadError", "zlib.error: Error",
@@ -30,9 +30,9 @@ CAUSES = {
         remedies=(in_code("Read the traceback in the evidence; later tracebacks of other ranks may be consequences"),),
         next_check="run the named line on one process with the same batch",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
-        # Judged from the sign "exception" (pointers.py): causes/evidence.py.
+        # Evaluated from the sign "exception" (pointers.py): causes/evidence.py.
     ),
-    # Judged from exceptions, too: causes/exceptions.py.
+    # Also evaluated from exceptions: causes/exceptions.py.
     "DDJ227": JobCause(
         name=FILE_NOT_ACCESSIBLE,
         title="{who} cannot open a file[: {message}][ ({where})]",
@@ -311,7 +311,7 @@ CAUSES = {
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
                 r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
             ),
-            "library-not-found": Sign(  # below the words of a library
+            "library-not-found": Sign(  # on the line after a library's message
                 ": cannot open shared object file",
                 r"^(?:\[rank\d+\]: ?)?(?P<missing>lib[^\s:]+): cannot open shared object",
             ),
@@ -363,7 +363,7 @@ CAUSES = {
                 r"|already at minimum - cannot decrease"
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
             ),
-            "loss-exception": proof(  # a guard of the job's own, by its exception
+            "loss-exception": proof(  # raised by a check in the job's own code
                 (
                     "FloatingPointError: ",
                     *(f"{loss} is {value}" for loss in ("loss", "Loss") for value in ("nan", "NaN", "inf")),

@@ -47,7 +47,7 @@ CAUSES = {
             "unfinished-reduction": proof(
                 (
                     "Expected to have finished reduction in the prior iteration",
-                    "has parameters that were not used in producing the loss",  # Lightning's words for it
+                    "has parameters that were not used in producing the loss",  # Lightning's text
                 ),
                 r"(?s)not used in producing the loss|finished reduction in the prior iteration"
                 r"(?=(?:.*?did not receive grad for rank (?P<group_rank>\d+))?)"
@@ -115,7 +115,7 @@ CAUSES = {
                 "has been modified by an inplace operation",
                 r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
             ),
-            "buffer-changed-in-lines": Sign(  # broken into lines, as in reports
+            "buffer-changed-in-lines": Sign(  # wrapped, as in reports
                 "needed for gradient computation has been",
                 r"(?s)has been(?!\s+modified by an inplace operation:"
                 r" \[)\s+modified\s+by\s+an\s+inplace\s+operation:\s+\[(?P<tensor>torch\.[\w.]+\s\[\d+\])\]",
@@ -181,7 +181,7 @@ CAUSES = {
                 r"|NET/IB : (?:[^\n]{0,60} peer (?P<peer>[\w.:%\[\]-]+)<\d+>)?[^\n]{0,60}collective mismatch error,? "
                 r"local size (?P<local>\d+) remote(?: size (?P<remote>\d+))?",
             ),
-            "fingerprint-of-one": proof(  # a line that was cut before the second rank
+            "fingerprint-of-one": proof(  # a line truncated before the second rank
                 "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
             ),
             "mismatch-of-old-nccl": nccl.sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
@@ -206,7 +206,7 @@ CAUSES = {
         next_check="run with TORCH_FR_BUFFER_SIZE=2000 and"
         " TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the dumps",
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
-        # Judged from the table of time-outs: causes/time_outs.py.
+        # Evaluated from the timeouts: causes/time_outs.py.
     ),
     "DDJ172": code_cause(
         name="timeout-long-rank0-work",
@@ -219,7 +219,7 @@ CAUSES = {
         ),
         next_check="py-spy dump --pid PID of that rank while other ranks wait",
         references=("torch 2.15, distributed/constants.py",),
-        # Judged from the table of time-outs: causes/time_outs.py.
+        # Evaluated from the timeouts: causes/time_outs.py.
     ),
     "DDJ173": JobCause(
         name="peer-died-secondary",
@@ -237,6 +237,6 @@ CAUSES = {
         ),
         next_check="the output of every rank (torchrun --log-dir=logs --tee 3, srun --label, mpirun --tag-output)",
         references=("gloo transport/tcp/pair.cc; errno(3)",),
-        # The judge: signs of role victim (pointers.py) alone.
+        # Evaluated only from signs of role victim (pointers.py).
     ),
 }

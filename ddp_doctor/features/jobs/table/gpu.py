@@ -1,6 +1,6 @@
-"""Causes in GPUs, NVLinks and NVSwitches: faults of the hardware, and of what sets it up.
+"""Causes in GPUs, NVLinks and NVSwitches: faults of the hardware, and of the software that sets it up.
 
-Lines of the kernel name the GPU by its bus id. CUDA's errors are printed by torch ("CUDA error: …") and by NCCL ("Cuda
+Lines of the kernel name the GPU by its bus ID. CUDA's errors are printed by torch ("CUDA error: …") and by NCCL ("Cuda
 failure 700 '…'", without the number before NCCL 2.20).
 """
 
@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.gpu.xids import (
 )
 
 _XID = ("NVRM: Xid",)
-#: Xids of which another sign knows more, and those that mean nothing for the GPU.
+#: Xids about which another sign shows more, and Xids that do not mean a fault of the GPU.
 _KNOWN_XIDS = "|".join(
     str(code)
     for code in (*XIDS, RECOVERY_ACTION)
@@ -33,21 +33,21 @@ _DRAIN = on_node(
     cost="ends every process on the GPU; resets GPUs joined by NVLink together",
 )
 
-#: Signs of no cause of their own.
+#: Signs that belong to no cause.
 SIGNS = {
-    # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
-    # job that is killed the kernel's log has them.
+    # The driver cleans up after a program that exited or that another Xid stopped. Not the sign of a victim: the kernel
+    # log has these lines after every killed job.
     "xid-of-victim": kernel.context(_XID, rf"{XID_LINE}(?P<xid>43|45)\b"),
-    # Errors over which NVLink recovered: causes/fallbacks.py.
+    # Errors from which NVLink recovered: causes/fallbacks.py.
     "nvlink-not-fatal": kernel.context(
         (*_XID, ": SXid (PCI:"),
         rf"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>{BUS})[^)]{{0,24}}\): (?P<xid>\d{{1,6}}), [^\n]{{0,100}}?Non-?[Ff]atal\b",
     ),
-    # What the driver asks for after another Xid: a reset, a reboot.
+    # The action that the driver requests after another Xid: a reset or a reboot.
     "xid-recovery": kernel.pointer(
         _XID, rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)"
     ),
-    # All that NCCL says of NVLS before it fails, want of memory too.
+    # All messages of NCCL about NVLS before it fails, including lack of memory.
     "nvls-fails": nccl.context(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
@@ -76,7 +76,7 @@ CAUSES = {
             "nvswitch-fatal": kernel.proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
             "cuda-nvlink-error": proof("uncorrectable NVLink error detected"),
             "nvlink-without-p2p": nccl.sign("P2P is disabled between NVLINK connected GPUs"),
-            # of a process that the driver ended: the Xid before it
+            # for a process that the driver ended: the Xid before it
             "xid-after-nvlink": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b"
             ),
@@ -96,7 +96,7 @@ CAUSES = {
         signs={
             "xid-memory": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
             "cuda-ecc-error": proof("uncorrectable ECC error encountered"),
-            # by themselves they ended nothing: a hint, below what other lines say
+            # they do not end a job themselves: a hint, below other lines
             "xid-row-remapped": nccl.hint(_XID, rf"{XID_LINE}63\b"),
             "xid-after-memory": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
@@ -122,7 +122,7 @@ CAUSES = {
         signs={
             "xid-off-bus": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
             "off-bus": kernel.proof("has fallen off the bus", OFF_BUS_LINE),
-            # One message of three lines; lines of other CPUs may stand between them.
+            # One message of three lines. Lines of other CPUs may be between them.
             "off-bus-in-lines": kernel.proof(
                 "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
@@ -178,7 +178,7 @@ CAUSES = {
         ),
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
         references=(CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
-        instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
+        instead_of=("nccl-not-built",),  # a torch with CUDA prints the message
         found_by=("DD316",),
         signs={
             "system-not-initialized": Sign(
@@ -217,7 +217,7 @@ CAUSES = {
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
-            # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
+            # Includes 401 and 801: no multicast in a virtual machine or a partition of the switches.
             "nvls-bind-failed": nccl.hint(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
@@ -260,7 +260,7 @@ CAUSES = {
                 r"|unspecified launch failure|misaligned address|invalid program counter"
                 r"|operation not supported on global/shared address space)",
             ),
-            # Of the tier of exceptions: a program did it, and may say better itself what it did.
+            # In the tier of exceptions, because a program caused it, and its own message may be more precise.
             "xid-of-program": hint(_XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b"),
             "kernel-failed-by-name": hint(
                 (

@@ -1,7 +1,7 @@
 """Causes between processes and GPUs: who may use which GPU, and how the GPUs of a node reach each other.
 
-Some of these show as nothing but a hang at the first collective. Their signs are hints, which count beside a time-out
-and where nothing better is known.
+Some of these show only as a hang at the first collective. Their signs are hints, which count along with a timeout if
+nothing better is known.
 """
 
 from ddp_doctor.features.jobs.table.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
@@ -11,8 +11,8 @@ from ddp_doctor.features.jobs.table.signs import NCCL_WARN, TEST_BEGINS, Sign, c
 from ddp_doctor.model.known_error import Page
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
-#: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
-#: without a result: the line is looked at when the output has ended without one (reading/scan.py).
+#: A timeout of one of the first collectives, by torch's number of it. nccl2 of torch 2.15 prints no number. Also
+#: nccl-tests without a result: the line counts if the output has ended without one (reading/scan.py).
 _HANGS = (
     (
         "Watchdog caught collective operation timeout",
@@ -22,7 +22,7 @@ _HANGS = (
     ),
     rf"WorkNCCL\(SeqNum=(?P<first>[1-3]),|NCCL operation timed out|Operation timed out after \d+ ms|{TEST_BEGINS}",
 )
-#: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
+#: torch's message for a GPU that two ranks use, and for little else. Since 1.13, NCCL's last error follows it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
 _SAME_GPU = tuple(f"{ranks} {say} using the same GPU" for ranks in ("ranks", "Ranks") for say in ("are", "detected"))
 #: Each process starts on GPU 0 unless it chooses another.
@@ -43,11 +43,11 @@ _WITHOUT_TRANSLATION = on_node(
     undo="grubby --update-kernel=ALL --remove-args=iommu=pt",
 )
 
-#: Signs of no cause of their own.
+#: Signs that belong to no cause.
 SIGNS = {
     "mig-device": context(("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g.")),
     "iommu-translates": context(("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"')),
-    # CUDA refuses what NCCL takes for possible between two GPUs.
+    # CUDA refuses P2P that NCCL considers possible between two GPUs.
     "p2p-refused": nccl.context(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
@@ -95,7 +95,7 @@ CAUSES = {
                     "RuntimeError: Found no NVIDIA driver on your system",
                     "machine only has: []",  # Lightning
                 ),
-                r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
+                r"^(?!.*failed call to cuInit)",  # TensorFlow, which continues
             )
         },
     ),
@@ -189,7 +189,7 @@ CAUSES = {
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            "acs-redirects": nccl.hint(  # of lspci -vvv: requests between devices go up to the root complex
+            "acs-redirects": nccl.hint(  # lspci -vvv: requests between devices go up to the root complex
                 "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+"
             ),
             "acs-hint": nccl.sign(
@@ -287,7 +287,7 @@ CAUSES = {
                     "device < num_gpus",
                     "machine only has: [",  # Lightning
                 ),
-                # NCCL meets it where it imports another container's memory.
+                # NCCL prints it when it imports another container's memory.
                 r"^(?!.*(?:transport/p2p|only has: \[\]))",
             )
         },

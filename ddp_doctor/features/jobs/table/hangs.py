@@ -1,6 +1,6 @@
-"""Causes of a job that does not get on: who waits for whom, and what the rank does for which the others wait.
+"""Causes of a job without progress: which rank waits for which, and what the awaited rank does.
 
-DDJ195 to DDJ199 the dumps of torch's flight recorder show (causes/wait_graph.py); those from DDJ301 on, attach
+DDJ195 to DDJ199 are found in dumps of torch's flight recorder (causes/wait_graph.py), DDJ301 and up by attach
 (causes/live.py).
 """
 

@@ -112,7 +112,7 @@ CAUSES = {
             "shm-open-denied": nccl.proof(
                 ("Call to shm_open failed", "shm_open failed to open"), r"Permission denied", run_code="DD237"
             ),
-            "semaphore-not-made": Sign(  # Python's locks are files there, too
+            "semaphore-not-made": Sign(  # Python's locks are files in /dev/shm
                 "_multiprocessing.SemLock(",
                 r"(?s)SemLock\(.*?(?:PermissionError|FileNotFoundError|\[Errno 38\])",
                 lines=4,
@@ -200,8 +200,8 @@ CAUSES = {
             "Kubernetes: container status OOMKilled",
             "Ray: ray.exceptions.OutOfMemoryError",
         ),
-        # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
-        # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
+        # The judge names it as likely, not proved, if a rank ended with signal 9 (pointers.py: exit-code,
+        # received-signal, srun-exit) or a DataLoader worker was "Killed", and no other cause explains that.
         signs={
             "kernel-oom": kernel.proof(
                 (
@@ -262,7 +262,7 @@ CAUSES = {
                 r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate|joblib)).*No space left on device"
                 r"(?:: ['\"](?P<path>[^'\"]+))?",
             ),
-            "checkpoint-cut-short": Sign(  # torch.save onto a full disk: libstdc++ does not tell the error number
+            "checkpoint-cut-short": Sign(  # torch.save onto a full disk: libstdc++ does not report the error number
                 ("PytorchStreamWriter failed writing", ". unexpected pos "),
                 r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
             ),
@@ -335,16 +335,16 @@ CAUSES = {
             "memory-not-registered": nccl.sign(
                 "Call to ibv_",
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
-                # likely: some memory of GPUs cannot be registered either, without dma-buf
+                # only likely: without dma-buf, some GPU memory cannot be registered either
                 run_code="DD238",
             ),
-            # the first is printed by every program, whether it needs the memory or not
+            # every program prints it, whether it needs the memory or not
             "memlock-warning": nccl.sign(
                 "RLIMIT_MEMLOCK is ",
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
-            "reg-mr-failed-without-errno": nccl.hint(  # NCCL up to 2.19 does not tell why
+            "reg-mr-failed-without-errno": nccl.hint(  # NCCL up to 2.19 does not print the reason
                 "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$"
             ),
             "memlock-of-others": nccl.sign(

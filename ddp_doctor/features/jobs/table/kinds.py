@@ -1,4 +1,4 @@
-"""What makes jobs fail, as data: a cause, the texts in a job's output that are signs of it, and what to do."""
+"""Causes of failed jobs, as data: a cause, the texts in a job's output that are signs of it, and its fixes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,12 +12,12 @@ CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 
 
 class JobCause(NamedTuple):
-    """One thing that makes jobs fail; ``name`` is its class in the report.
+    """A cause of failed jobs. ``name`` is its class in the report.
 
-    ``title`` is a sentence; in braces stand values of the sign's pattern, and ``{who}``, the ranks or hosts that
+    ``title`` is a sentence. Names in braces are values of the sign's pattern, and ``{who}`` is the ranks or hosts that
     printed it. ``next_check`` is a command or a setting that would prove it. ``instead_of``: classes whose signs are
-    symptoms of this one, and are not named beside it. ``found_by``: codes of rules that find it before a job, or in its
-    script; the likeliest first.
+    symptoms of this one, so they are not named along with it. ``found_by``: codes of rules that find it before a job or
+    in its script, the likeliest first.
     """
 
     name: str
@@ -35,7 +35,7 @@ class JobCause(NamedTuple):
     code: str = ""  # its key in the table
 
 
-#: Causes by where the fault is, and whether the same job may be started again: "no" is that somebody has to mend
+#: Causes by the place of the fault, and whether the same job may be started again. "no" means that a person has to fix
 #: something first.
 code_cause = partial(JobCause, domain="code", restart="no")
 host_cause = partial(JobCause, domain="host", restart="no")

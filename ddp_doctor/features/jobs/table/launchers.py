@@ -141,7 +141,7 @@ CAUSES = {
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value"
                 r"(?:.*, Got: (?P<got>\d{1,10})$)?",
             ),
-            "rank-twice": nccl.hint(  # NCCL's own first contact
+            "rank-twice": nccl.hint(  # NCCL's bootstrap
                 "ranks has already checked in"
             ),
         },
@@ -162,15 +162,15 @@ CAUSES = {
         ),
         next_check="ss -ltn on the first node while the job starts must list the endpoint's port",
         references=("torch 2.4 to 2.15, distributed/elastic/rendezvous/c10d_rendezvous_backend.py",),
-        # The judge: where the address answers with “refused” (store-refused, pointers.py) and no other cause stands on
-        # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
-        # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
+        # The judge: it is likely if the address answers with “refused” (store-refused, pointers.py) and no other cause
+        # is on the endpoint's host (port-in-use, an exception). With timeouts only, the network may also be the cause
+        # (firewall-or-unreachable). With hostname-unresolvable for the same host, that is the cause.
         signs={
-            # torchrun on other nodes says the same when the one that served it has ended
+            # torchrun on other nodes prints the same after the node that served the rendezvous has exited
             "rendezvous-connection": launcher.hint(
                 "RendezvousConnectionError: ", beside=("store-refused", "store-unreached")
             ),
-            # each node then serves a rendezvous of its own, and waits for the others
+            # each node then serves a separate rendezvous and waits for the others
             "endpoint-is-localhost": launcher.sign(
                 "  rdzv_endpoint  ", r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])", beside=("rendezvous-timeout",)
             ),
@@ -190,7 +190,7 @@ CAUSES = {
         ),
         next_check="getent ahosts NAME on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
-        # The hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
+        # Healthy jobs print that the hostname of a *client* socket cannot be retrieved (err=-3), so it is not a sign.
         found_by=("DD510", "DD526"),
         signs={
             "name-not-resolved": launcher.sign(  # torch repeats it until the name resolves
@@ -203,7 +203,7 @@ CAUSES = {
                     "torch 1.12 to 2.15, c10d/socket.cpp",
                 ),
             ),
-            "gloo-name-not-resolved": proof(  # gloo looks for the address of the host's own name
+            "gloo-name-not-resolved": proof(  # gloo looks up the address of the host's own name
                 "rp != nullptr. Unable to find address for: ",
                 r"rp != nullptr\. Unable to find address for: (?P<name>\S+)",
             ),
@@ -319,8 +319,9 @@ CAUSES = {
         ),
         next_check="run with PYTHONFAULTHANDLER=1 and ulimit -c unlimited, then coredumpctl gdb PID",
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
-        # The judge: also a rank that ended with signal 11, 7, 4 or 8 (pointers.py) where nothing else explains it, then
-        # as possible alone. Signal 6 is mostly a watchdog's (terminated-by-watchdog) or gloo's (gloo-sizes-differ).
+        # The judge also names it, only as possible, if a rank ended with signal 11, 7, 4 or 8 (pointers.py) and no
+        # other cause explains that. Signal 6 is usually from a watchdog (terminated-by-watchdog) or gloo
+        # (gloo-sizes-differ).
         signs={
             "fatal-python-error": Sign(
                 "Fatal Python error: ", r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})", is_final=True
@@ -412,7 +413,7 @@ CAUSES = {
         remedies=(remedy("Ask the scheduler who stopped it", "sacct -j JOB -o JobID,State,End"),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
-        # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
+        # The judge does not name it along with scheduler-time-limit, scheduler-preempted or scheduler-node-failure.
         signs={
             "cancelled": launcher.proof(
                 "CANCELLED AT ", r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))"
@@ -423,7 +424,7 @@ CAUSES = {
                 r"|Received (?:15|3|(?:Signals\.)?SIG(?:TERM|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|3)$",
             ),
-            "driver-told-to-end": launcher.hint("*** SIGTERM received at"),  # Ray's; its workers end so as well
+            "driver-told-to-end": launcher.hint("*** SIGTERM received at"),  # Ray's; its workers also end this way
             "ended-by-owner": launcher.sign(
                 (
                     "TERM_OWNER",

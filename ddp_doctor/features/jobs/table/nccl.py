@@ -1,7 +1,7 @@
-"""Causes in NCCL's settings, and what its own tools show.
+"""Causes in NCCL's settings, and in the output of its own tools.
 
-Values that it refuses, ranks whose settings or releases do not fit each other; RAS (reading/ras.py notes whom it
-names), its diagnostics, nccl-tests.
+Values that NCCL refuses; ranks whose settings or releases do not match; RAS (reading/ras.py notes the ranks that it
+names); NCCL's diagnostics; nccl-tests.
 """
 
 from ddp_doctor.features.jobs.table.kinds import JobCause, code_cause, host_cause, sick_gpu
@@ -35,7 +35,7 @@ CAUSES = {
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
             ),
             "segment-without-a-name": nccl.sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
-            # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+            # values from another release are read at other places: "nroots 1 vs 16796938"
             "met-another-release": nccl.sign(
                 "mismatch in info from procs", r"mismatch in info from procs, nranks (\d+) vs \1\b"
             ),
@@ -61,7 +61,7 @@ CAUSES = {
             "rank-beyond-world": nccl.proof(
                 "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)"
             ),
-            "world-sizes-differ": nccl.sign(  # which of the two is wrong, the first rank does not know
+            "world-sizes-differ": nccl.sign(  # the first rank does not know which of the two is wrong
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
                 r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
             ),

@@ -1,6 +1,6 @@
 """Causes in the network as NCCL chooses it: addresses, interfaces, firewalls, plug-ins.
 
-What NCCL says when it cannot connect, by version::
+Messages of NCCL when it cannot connect, by version::
 
     Connect to 10.0.0.2<41234> failed : No route to host                                                  2.4 to 2.9
     Net : Connect to 10.0.0.2<41234> failed : No route to host                                            2.10 to 2.15
@@ -12,7 +12,7 @@ What NCCL says when it cannot connect, by version::
     ncclOsSocketPollConnect to 10.0.0.2<41234> failed with error …                                        2.29 on
 
 and torch's store: "The client socket has failed to connect to [node0]:29500 (errno: 110 - Connection timed out)."
-A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
+A refused connection is not due to a firewall: no process listens there, because the peer has exited or not started.
 """
 
 from ddp_doctor.features.jobs.table.kinds import host_cause, network_cause, sick_host, sick_network
@@ -23,9 +23,9 @@ _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
 _BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
 _PLUGINS = "NCCL 2.4 to 2.30, src/plugin/net.cc and src/plugin/plugin_open.cc"
 _CONNECT = ("connect to ", "Connect to ")
-#: Loopback, link-local, and the bridges of Docker and libvirt as they are set up unless told otherwise.
+#: Loopback, link-local, and the default bridges of Docker and libvirt.
 _OWN = r"127\.|169\.254\.|fe80:|::1<|172\.17\.|192\.168\.122\."
-#: … but for loopback: ranks of one node meet there.
+#: … without loopback, where ranks of one node meet.
 _ONE_LINK = r"(?:169\.254\.|fe80:|172\.17\.|192\.168\.122\.)"
 _PEER = r"[cC]onnect to (?P<peer>{address}[^\s<]{{1,60}})<(?P<port>\d+)>"
 _NO_WAY = (
@@ -41,11 +41,11 @@ _NO_INTERFACE = (
 )
 _NAME = setting("NCCL_SOCKET_IFNAME", "eth0", "the interface that joins the nodes; ip route get PEER names it")
 
-#: Signs of no cause of their own: nobody listens there any more, or not yet.
+#: Signs that belong to no cause: no process listens there yet, or any longer.
 SIGNS = {
     "connect-refused": nccl.victim(_CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)"),
     "interface-set": context("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to"),
-    # Each rank is alone on its node, as the launcher was told.
+    # Each rank is alone on its node, according to the launcher's options.
     "one-rank-a-node": context(
         ("nproc_per_node", "nproc-per-node", "ntasks-per-node", "LOCAL_WORLD_SIZE"),
         r"(?:nproc[_-]per[_-]node|ntasks-per-node|LOCAL_WORLD_SIZE)[= ]1\b",
@@ -75,7 +75,7 @@ CAUSES = {
             "nccl-cannot-connect": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)"
             ),
-            "nccl-connect-failed": nccl.sign(  # NCCL 2.2 and 2.3, which do not tell the address
+            "nccl-connect-failed": nccl.sign(  # NCCL 2.2 and 2.3, which do not print the address
                 "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
             ),
@@ -108,7 +108,7 @@ CAUSES = {
                 rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
                 r"|Connection refused)",
             ),
-            "connection-not-permitted": Sign(  # a sandbox, or a filter on this very machine
+            "connection-not-permitted": Sign(  # a sandbox, or a filter on this host
                 ("(errno: 1 - Operation not permitted", "(errno: 13 - Permission denied"),
                 r"connect to \[?(?P<peer>[^\s\],]{1,255}?)\]?:(?P<port>\d{1,5}) \(errno: (?:1"
                 r"|13) - (?P<reason>[^)]+)\)",
@@ -180,7 +180,7 @@ CAUSES = {
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
                 lines=12,
             ),
-            "interface-missing": nccl.proof(  # far apart, or of several processes
+            "interface-missing": nccl.proof(  # lines that may be far apart, or from several processes
                 _NO_INTERFACE, beside=("interface-set",)
             ),
             "oob-interface-missing": nccl.proof(
@@ -191,7 +191,7 @@ CAUSES = {
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
             ),
-            # who refuses there is this machine itself, on whose interface nobody listens
+            # this machine itself refuses the connection: no process listens on its interface
             "peer-address-of-own-machine": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
@@ -245,8 +245,8 @@ CAUSES = {
                 "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
             ),
-            # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
-            # everyday life.
+            # The plug-in exists, but a library that it needs does not. A missing libnccl-net.so itself is normal: there
+            # is no plug-in.
             "net-plugin-lacks-library": nccl.sign(
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"

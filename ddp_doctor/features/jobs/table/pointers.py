@@ -1,4 +1,4 @@
-"""Signs that are no cause themselves: who ended and how, victims, time-outs, advice.
+"""Signs that are not causes themselves: which process ended and how, victims, timeouts, advice.
 
 Sources: torch 2.4 to 2.15, c10d/ProcessGroupNCCL.cpp, nccl2/ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, TCPStore.cpp,
 socket.cpp, TraceUtils.h, distributed_c10d.py, distributed/elastic/agent/server/api.py and multiprocessing; gloo
@@ -20,7 +20,7 @@ from ddp_doctor.features.jobs.table.signs import (
 from ddp_doctor.knowledge import victims
 from ddp_doctor.model.known_error import Page
 
-#: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
+#: The start of ProcessGroupNCCL's lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
 
 _WAITED = Page(
@@ -35,8 +35,8 @@ _RENDEZVOUS = Page(
     "torch 2.15 c10d/TCPStore.cpp, distributed/elastic/rendezvous/api.py",
 )
 _TIME_OUTS = {
-    # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
-    # be a number within the group; the process that printed the line is what counts.
+    # ProcessGroupNCCL of torch 1.8 to 2.15 (called nccl-legacy there). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]"
+    # may be a number within the group, so the process that printed the line counts.
     "watchdog-timeout": watchdog.pointer(
         "Watchdog caught collective operation timeout",
         _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
@@ -44,14 +44,14 @@ _TIME_OUTS = {
         r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
         page=_WAITED,
     ),
-    "watchdog-last-work": watchdog.pointer(  # where the group stands; wording of 2.3 and of 2.6
+    "watchdog-last-work": watchdog.pointer(  # the progress of the group; texts of 2.3 and of 2.6
         ("detected by watchdog at work", "Timeout at NCCL work"),
         _GROUP
         + r"(?:(?:failure|Exception \(either an error or timeout\)) detected by watchdog at work(?: sequence id)?"
         r"|Timeout at NCCL work): (?P<work>\d+).*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
         r".*?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
-    # nccl2 of torch 2.15: neither number nor operation.
+    # nccl2 of torch 2.15 prints neither number nor operation.
     "nccl2-timeout": watchdog.pointer(
         ("NCCL operation timed out", "Operation timed out after ", "due to timeout - "),
         r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
@@ -68,7 +68,7 @@ _TIME_OUTS = {
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
         page=_WAITED,
     ),
-    "monitored-barrier": watchdog.pointer(  # the one time-out that names the ranks that did not come
+    "monitored-barrier": watchdog.pointer(  # the only timeout that names the missing ranks
         "failed to pass monitoredBarrier in",
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
     ),
@@ -87,12 +87,12 @@ _TIME_OUTS = {
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
         page=_RENDEZVOUS,
     ),
-    "store-timeout": watchdog.pointer(  # with gloo, the key of a rank that has not left its address yet
+    "store-timeout": watchdog.pointer(  # with gloo, the key of a rank that has not stored its address yet
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
         r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
     ),
-    "store-id-timeout": watchdog.pointer(  # NCCL's first word from rank to rank goes through the store, from rank 0
+    "store-id-timeout": watchdog.pointer(  # NCCL's first message between ranks goes through the store, from rank 0
         "is setting up NCCL communicator and ",
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
@@ -112,7 +112,7 @@ _TIME_OUTS = {
     ),
     "store-refused": pointer(
         "The client socket has failed to connect to",
-        # 22, 97, 99: one of several addresses of the host is of a kind that is not served; torch tries the next.
+        # 22, 97, 99: one of the host's addresses is of a kind that is not served. torch tries the next.
         r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
     ),
     "watchdog-stuck": watchdog.pointer(
@@ -130,7 +130,7 @@ _EXCEPTIONS = (
     "CalledProcessError", "NameError", "OutOfMemoryError",
 )  # fmt: skip
 _ENDS = {
-    "nccl-error": nccl.pointer(  # that a call of NCCL failed; its warnings say why
+    "nccl-error": nccl.pointer(  # a call of NCCL failed; its warnings show why
         (*victims.OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
         page=Page(_HIDDEN, ("DD521", "DD237", "DD238", "DD531"), _RESULTS, ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")),
     ),
@@ -144,7 +144,7 @@ _ENDS = {
         ),
         page=Page(_HIDDEN, ("DD446", "DD306", "DD304", "DD330", "DD605"), _RESULTS, ("NCCL_DEBUG",)),
     ),
-    "command-killed": pointer(  # a shell's words for how a command ended; the shell may start it again
+    "command-killed": pointer(  # a shell's message on how a command ended; the shell may start it again
         " Killed  ", rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})"
     ),
     "core-dumped": pointer(
@@ -152,12 +152,12 @@ _ENDS = {
         r"(?P<signal>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint"
         r" trap)\s{1,20}\(core dumped\)",
     ),
-    # Of a traceback whose beginning is missing: output that was cut, or only its end.
+    # A traceback without its beginning: output that was truncated, or only its end.
     "last-line-of-exception": pointer(
         tuple(f"{name}: " for name in _EXCEPTIONS),
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
     ),
-    "exit-code": launcher.pointer(  # torchrun's agent, of the rank that it saw first on its node
+    "exit-code": launcher.pointer(  # torchrun's agent, on the failed rank that it saw first on its node
         "failed (exitcode: ",
         r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
     ),
@@ -188,18 +188,18 @@ _ENDS = {
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
     ),
-    "child-ended": launcher.pointer(  # Lightning's, which then ends the others
+    "child-ended": launcher.pointer(  # Lightning's launcher, which then ends the others
         "] Child process with PID ", r"\[rank: (?P<rank>\d{1,7})\] Child process with PID \d+ terminated with code"
     ),
     "mpi-abort": launcher.pointer("MPI_ABORT was invoked on rank ", r"was invoked on rank (?P<rank>\d{1,7})"),
     "mpirun-did-not-start": launcher.pointer("mpirun was unable to "),
-    "command-ended": launcher.pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
+    "command-ended": launcher.pointer(  # from launchers that name no rank: DeepSpeed, accelerate
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
     ),
     "interrupted": launcher.pointer("KeyboardInterrupt"),
     "called-abort": pointer("terminate called after throwing an instance of", r"an instance of '(?P<type>[^']+)'"),
-    "service-says-failed": launcher.pointer(  # SageMaker, of the user's script
+    "service-says-failed": launcher.pointer(  # SageMaker, on the user's script
         ("ExecuteUserScriptError", "Training job failed"), r"ExecuteUserScriptError|\bFailed - Training job failed"
     ),
     "launcher-gave-up": launcher.pointer("errors.ChildFailedError"),
@@ -208,7 +208,6 @@ _ENDS = {
         r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
     ),
     "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
-    # The line of NCCL's source to which an error came up: a call of the program failed.
     "cuda-error-of-watchdog": nccl.pointer("watchdog thread terminated with exception: CUDA error: "),
     "srun-did-not-start": launcher.pointer(
         (
@@ -218,6 +217,7 @@ _ENDS = {
             "container start failed",
         )
     ),
+    # A line of NCCL's source that an error has reached: a call of the program failed.
     "nccl-error-returned": nccl.pointer(
         ("group.cc:", "init.cc:", "transport.cc:", "enqueue.cc:"),
         r"NCCL INFO (?:(?!\S*(?:transport|plugin|graph|misc|ras)/)\S*/)?(?:group|init|enqueue|transport)\.cc:\d+"
@@ -271,7 +271,7 @@ _VICTIMS = {
         r"(?:Sending process (?P<pid>\d+) )?closing signal",
     ),
     "told-to-dump": victim("Observed flight recorder dump signal from another rank"),
-    "dump-signal": victim(  # of the group that a rank was made with first; the number is of the rank that prints it
+    "dump-signal": victim(  # of the first group that a rank created; the number belongs to the printing rank
         (
             "Received a dump signal due to a collective timeout from",
             "Received a dump signal from ",  # torch 2.3 to 2.5
@@ -293,9 +293,9 @@ _VICTIMS = {
     ),
     "barrier-broken": victim("successfully reached monitoredBarrier, but received errors"),
     "teardown-abort": victim("terminate called without an active exception"),
-    "abort-handler": victim("*** SIGABRT received at"),  # absl's, in workers of Ray; NCCL's watchdog ends so as well
+    "abort-handler": victim("*** SIGABRT received at"),  # absl's, in Ray workers; NCCL's watchdog also ends this way
     "worker-terminated": victim("is killed by signal: Terminated"),
-    # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.
+    # A step is also cancelled if one of its tasks fails (srun --kill-on-bad-exit); the job is not.
     "step-cancelled": victim(
         ("CANCELLED AT ", "srun: Job step aborted", "srun: Terminating"),
         r"\*\*\* STEP \S+ ON (?P<host>\S+) CANCELLED AT \S+ (?!DUE TO)|srun: (?:Job step aborted|Terminating)",
@@ -316,15 +316,15 @@ _VICTIMS = {
     "waits-for-resources": launcher.context(
         _WAITS, unless=(*_GOT_RESOURCES, "srun: error: Unable to ", "salloc: error: Unable to ")
     ),
-    # A node also says it when its job ends well, after the node that served the rendezvous.
+    # A node also prints it when its job ends successfully, after the node that served the rendezvous.
     "rendezvous-lost": victim(
         ("has failed to send a keep-alive heartbeat to the rendezvous", "has failed to shutdown the rendezvous"),
         r"(?:node '(?P<host>[\w.-]{1,255}?)_\d+_\d+' )?has failed to",
         beside=("closing-signal", "exception"),
     ),
-    # A launcher of the same rendezvous has ended: of another node, or of an earlier job with the same id.
+    # A launcher of the same rendezvous has exited: on another node, or in an earlier job with the same ID.
     "rendezvous-closed": victim("RendezvousClosedError"),
-    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
+    # torch's warnings about rank 0's store, also printed if rank 0 only exited before the others.
     "store-gone": victim(
         ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
         beside=("closing-signal", "exit-code", "exception", "nccl-error"),
@@ -344,11 +344,11 @@ _VICTIMS = {
     ),
 }
 
-#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
+#: Signals that end a command, as shells name them. SIGTERM is omitted: it ends what is no longer needed.
 _SIGNALS = (
     r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
 )
-#: How a shell, make, a container or a service says that a command failed.
+#: Messages of a shell, make, a container or a service that a command failed.
 _BAD_ENDS = (
     "Killed", "killed ", "Segmentation fault", "segmentation fault", "Bus error", "bus error", "Aborted", "abort ",
     "Illegal instruction", "illegal hardware instruction", "Floating point exception", "floating point exception",
@@ -372,12 +372,12 @@ _NO_EVIDENCE = {
     "launcher-summary": launcher.sign(
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"), role="advice"
     ),
-    # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
+    # Python's text before a traceback that ended nothing: from a destructor, or from its logging.
     "exception-ignored": context(
         ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
         r"^(?:Exception ignored|--- Logging)",
     ),
-    # One answer of NCCL's RAS, as text; for ranks that are behind in two answers see rank-behind.
+    # One answer of NCCL's RAS, as text. For ranks that are behind in two answers, see rank-behind.
     "ras-mismatch": context(
         "ranks have different ",
         r"ranks have different (?P<what>status|\w+ operation counts)[^\n]*"
@@ -390,14 +390,14 @@ _NO_EVIDENCE = {
     "stack-of-process": context(STACK_NOTE, rf"^{STACK_NOTE}(?P<place>.+)"),
     # torch prints it when a process exits without destroying its groups.
     "groups-not-destroyed": context("destroy_process_group() was not called before program exit"),
-    # A complaint, of whatever: a failure where the output ends with it.
+    # Any complaint: a failure if the output ends with it.
     "complaint": context(
         ("NCCL WARN ", "Exception: "),
         rf"NCCL WARN (?!.*(?:{HARMLESS_WARNINGS}))"
         r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
     ),
-    # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
-    # A monitor of the job is ended when the job is.
+    # A message of a shell, make, a container or a service that a command failed: a failure if the output ends with it.
+    # Monitors do not count, because they are ended with the job.
     "ended-badly": launcher.context(
         _BAD_ENDS,
         rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"

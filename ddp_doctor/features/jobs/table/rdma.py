@@ -1,6 +1,6 @@
 """Causes in the RDMA network: InfiniBand, RoCE and EFA.
 
-What NCCL says when a transfer fails, by version::
+Messages of NCCL when a transfer fails, by version::
 
     NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129                               2.3 to 2.9
     NET/IB : Got completion from peer 10.0.0.2<4312> with error 12, opcode 1, len 9, vendor err 129      2.10 to 2.19
@@ -9,9 +9,9 @@ What NCCL says when a transfer fails, by version::
     NET/IB: Got completion from peer 10.0.0.2<4312> with status=transport retry counter exceeded(12)
         opcode=Send(0) vendor_err=129  localGid ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.2 hca mlx5_0     2.28.7 on
 
-GIDs stand there for RoCE alone. The status is libibverbs' (enum ibv_wc_status): 12 that the peer did not answer for all
-tries, 5 that the connection had failed before. From which side, and whether on the first transfer or after hours, only
-the whole output tells.
+GIDs are printed for RoCE only. The status is libibverbs' (enum ibv_wc_status): 12 means that the peer answered none of
+the tries, 5 that the connection had failed before. Only the entire output shows which side failed, and whether on the
+first transfer or after hours.
 """
 
 from ddp_doctor.features.jobs.table.kinds import host_cause, network_cause, sick_network
@@ -29,9 +29,9 @@ _ON_DEVICE = r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?"
 
 
 def completion(statuses: str, ahead: str = "") -> str:
-    """A failed transfer with one of these statuses, an alternation of numbers; ``ahead`` looks at the rest of the line.
+    """Return a pattern for a failed transfer with one of these statuses, an alternation of numbers.
 
-    Its peer and HCA are kept.
+    ``ahead`` looks at the rest of the line. The peer and the HCA are kept.
     """
     return (
         rf"Got completion {ahead}"
@@ -57,7 +57,7 @@ _WITHOUT_NODE = remedy(
     scope="cluster",
 )
 
-#: Signs of no cause of their own: what follows after a connection has failed.
+#: Signs that belong to no cause: they follow after a connection has failed.
 SIGNS = {"rdma-flushed": nccl.victim(_GOT, completion("5"))}
 
 CAUSES = {
@@ -298,7 +298,7 @@ CAUSES = {
             "efa-no-answer": nccl.sign(
                 ("Unresponsive receiver", "unreachable remote", "Unreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"
             ),
-            # libfabric makes an address handle, which asks the device for the way there
+            # libfabric makes an address handle, which asks the device for the route
             "efa-address-refused": nccl.hint("Unable to insert remote address into address vector"),
             "efa-completed-with-error": nccl.hint(
                 "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC"

@@ -1,4 +1,4 @@
-"""What to do after a job failed, as the rows of its causes say it."""
+"""Fixes for failed jobs, for the rows of their causes."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ def remedy(
     undo: str = "",
     container: tuple[str, ...] = (),
 ) -> Remedy:
-    """What to do after a job failed, which nobody tries here."""
+    """Return a fix for a failed job, which ddp-doctor does not test."""
     return Remedy(
         summary=summary, commands=commands, scope=scope, settings=settings, cost=cost, undo=undo, container=container
     )
@@ -25,10 +25,10 @@ on_node = partial(remedy, scope="node")
 
 
 def setting(name: str, value: str, why: str = "") -> Setting:
-    """A variable to set."""
+    """Return a variable to set."""
     return Setting(name=name, value=value, why=why)
 
 
 def unset(name: str, why: str = "") -> Setting:
-    """A variable to take away."""
+    """Return a variable to unset."""
     return Setting(name=name, action="unset", why=why)

@@ -1,4 +1,4 @@
-"""Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
+"""Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and whether they are compatible."""
 
 from ddp_doctor.features.jobs.table.kinds import CUDA_ERRORS, JobCause, host_cause, sick_host
 from ddp_doctor.features.jobs.table.remedies import in_code, on_node, remedy, setting
@@ -93,7 +93,7 @@ CAUSES = {
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
-            # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
+            # nccl-tests' own CUDA calls had worked by then, so only NCCL's runtime is too new for the driver.
             "nccl-tests-refused": proof(
                 "Test NCCL failure",
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
@@ -174,7 +174,7 @@ CAUSES = {
                     "too many Topo links",
                     *(f" of node {kind} not found" for kind in ("cpu", "gpu", "net", "nic", "pci", "system")),
                 ),
-                # torch repeats the texts of warnings behind "Last error:", without the file.
+                # torch repeats the texts of warnings after "Last error:", without the file.
                 rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h|cu){NCCL_WARN}(?:Error : )?(?:Could not find"
                 r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"

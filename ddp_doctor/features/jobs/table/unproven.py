@@ -1,11 +1,11 @@
-"""A failure of which the output does not say the cause, and what would say it the next time."""
+"""A failure whose cause the output does not show, and fixes that would show it the next time."""
 
 from ddp_doctor.features.jobs.table.kinds import JobCause
 from ddp_doctor.features.jobs.table.remedies import in_code, remedy
 
 #: The code of a failure without a known cause.
 NOT_PROVEN = "DDJ198"
-#: Classes of jobs of which nothing says that they failed.
+#: Classes of jobs whose output does not show a failure.
 NOT_FAILED = ("job-starting", "end-not-shown")
 #: The class of jobs that failed and then finished.
 RECOVERED = "failed-then-finished"
@@ -15,7 +15,7 @@ _EVERY_RANK = (
     "srun --label --output=job-%j.out python train.py",
     "mpirun --tag-output python train.py",
 )
-#: What shows more of the next failure: of a collective that times out, of NCCL, of a start, of a process that exits.
+#: Fixes that show more of the next failure: of a timed-out collective, of NCCL, of a start, of a process that exits.
 RECORD_NCCL = remedy(
     "Restart with recording for the next failure: torch's flight recorder writes"
     " each rank's state when a collective times out, and NCCL writes its warnings",
@@ -52,7 +52,7 @@ CAUSES = {
         finds="Ranks died, were ended or timed out, and neither the output nor a dump shows what happened before.",
         why="The ranks that waited print a timeout, and the remaining ranks print a closed connection. Neither"
         " message names the rank, the GPU or the link at fault.",
-        # Which of them fits the output: causes/unproven.py.
+        # causes/unproven.py chooses those that fit the output.
         remedies=(RECORD_NCCL, RECORD_GLOO, SHOW_WARNINGS, START_ALL, CREATE_GROUPS, KEEP_OUTPUT),
         next_check="ddp-doctor logs with the output of all ranks",
         references=(
