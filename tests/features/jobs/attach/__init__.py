@@ -1,3 +1,3 @@
-"""What the jobs of worlds.py are, without torch, which takes two seconds to import."""
+"""Facts about the jobs of worlds.py, without torch, which takes two seconds to import."""
 
 RANKS = 3

@@ -1,4 +1,4 @@
-"""A rank of a job over gloo, of which the last one stands still; torchrun or srun say which rank it is."""
+"""A rank of a gloo job whose last rank makes no progress. torchrun or srun determines the rank."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ def main() -> None:
 
     dist.init_process_group("gloo", rank=RANK, world_size=SIZE)
     dist.barrier()
-    os.write(1, b"begun\n")  # In one piece: the ranks share a pipe
+    os.write(1, b"begun\n")  # in one piece, because the ranks share a pipe
     if SIZE - 1 == RANK:
         lock = threading.Lock()
         lock.acquire()

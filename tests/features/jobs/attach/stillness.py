@@ -1,4 +1,4 @@
-"""When ranks that are to hang do hang, which no time tells on a busy machine."""
+"""Waiting until ranks that should hang do hang, for which no fixed time is enough on a busy machine."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from tests.waiting import wait_until
 
 
 def wait_until_still(pids: Iterable[int], ended: Iterable[int] = ()) -> None:
-    """Wait until no main thread of ``pids`` has run between 50 looks in a row, and each of ``ended`` is a zombie."""
+    """Wait until no main thread of ``pids`` has run between 50 samples in a row, and each of ``ended`` is a zombie."""
     pids, ended = list(pids), list(ended)
     seen: deque[list[tuple[str, ...]]] = deque(maxlen=50)
     assert pids

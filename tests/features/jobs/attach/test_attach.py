@@ -1,4 +1,4 @@
-"""Jobs that really hang, seen from outside; and processes at which there is nothing to look."""
+"""Jobs that really hang, observed from outside; and processes that cannot be observed."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from tests.features.jobs.attach import RANKS
 from tests.features.jobs.attach.stillness import wait_until_still
 from tests.waiting import LIMIT_S, wait_until
 
-#: What is to be named for each way, and which rank.
+#: The expected causes of each way, with their ranks.
 NAMED = {
     "loader": [("data-loader-stuck", [2])],
     "other-collective": [("collective-mismatch", [1])],
@@ -41,7 +41,7 @@ def _tree() -> dict[int, list[int]]:
 
 
 def _state(pid: int) -> str:
-    """S also of one that runs at the moment: ranks that meet in a file look into it again and again."""
+    """Return the state, with S instead of R: ranks that meet in a file poll it."""
     return proc.stat_fields(pid)[0].replace("R", "S")
 
 
@@ -49,7 +49,7 @@ def _state(pid: int) -> str:
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("worlds")
     command = [sys.executable, "-m", "tests.features.jobs.attach.worlds", str(folder), *NAMED]
-    env = {**os.environ, "TMPDIR": str(folder)}  # multiprocessing's directories outlive processes that are killed
+    env = {**os.environ, "TMPDIR": str(folder)}  # multiprocessing's directories outlive killed processes
     with subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.DEVNULL) as started:
         try:
             _wait_until_still(started.pid, folder)
@@ -59,9 +59,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def _wait_until_still(pid: int, folder: Path) -> None:
-    """Wait until each rank has begun and no main thread of the jobs that hang runs, nor one of their data loaders."""
+    """Wait until each rank has begun, and no main thread of the hanging jobs or of their data loaders runs."""
     wait_until(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED))
-    tree = _tree()  # of the last two one gets on, and in the other ranks look into the file of their store
+    tree = _tree()  # of the last two jobs, one makes progress, and in the other ranks poll the file of their store
     *hanging, killed, _ = tree[pid]
     wait_until_still((rank for job in hanging for rank in tree[job]), ended=tree[killed][2:])
     tree = _tree()  # with the workers of the data loaders
@@ -106,7 +106,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has exited; its parent"):
             attach.attach([ended.pid])
     with pytest.raises(UsageError, match="process 4194305 does not exist on this host"):
-        attach.attach([4194305])  # above the largest pid there can be
+        attach.attach([4194305])  # above the largest possible pid
     with pytest.raises(UsageError, match="expected a job ID"):
         attach.attach(slurm_job="4711; true")
     with pytest.raises(UsageError, match="that belongs to SLURM job 999999999 and has torch loaded"):
@@ -200,7 +200,7 @@ def test_process_that_starts_local_ranks_from_1_is_local_rank_0(
     ],
 )
 def test_each_number_is_once_in_a_job(parents: list[int], ranks: list[int], parts: list[list[int]]):
-    pids = [4194305 + at for at in range(4)]  # above the largest pid there can be
+    pids = [4194305 + at for at in range(4)]  # above the largest possible pid
     processes = [Candidate(pid, parent, 1, {}, {}, ["train"]) for pid, parent in zip(pids, parents, strict=True)]
 
     found = live_jobs._split("localhost:29500", processes, dict(zip(pids, ranks, strict=True)))

@@ -1,6 +1,6 @@
-"""Small gloo jobs that hang, each in its way, or get on: ``python -m tests.features.jobs.attach.worlds FOLDER WAY...``
+"""Small gloo jobs that hang in different ways, or do not: ``python -m tests.features.jobs.attach.worlds FOLDER WAY...``
 
-torch is imported once; each job is a process that forks three ranks and waits for nobody.
+torch is imported once. Each job is a process that forks three ranks and does not wait for them.
 """
 
 import os
@@ -57,7 +57,7 @@ def train(way: str, rank: int, folder: Path) -> None:
         dist.new_group([0, 1, 2])
     while way == "moving":
         dist.all_reduce(number)
-        threading.Event().wait(0.01)  # leaves the processors to the other jobs
+        threading.Event().wait(0.01)  # leaves CPU time to the other jobs
     dist.all_reduce(number)
 
 

@@ -1,13 +1,13 @@
-"""Outputs of failed jobs, and what must be named for each: tests/features/jobs/logs/samples.
+"""Outputs of failed jobs, and the expected cause of each: tests/features/jobs/logs/samples.
 
-CLASS.md has those of one cause, each below a heading and a sentence on the situation. Below "Named" the cause is
-named in each, below "Silent" it is not; a line behind the sentence says what is expected else::
+CLASS.md has the outputs of one cause, each below a heading and a sentence on the situation. The cause is named in
+each output below "Named", and not in those below "Silent". A line after the sentence states other expectations::
 
-    Expected: likely, rank 3          (confidence, then culprits; “nobody” where there is none)
+    Expected: likely, rank 3          (confidence, then culprits; “nobody” if there is none)
     Expected: port-in-use             (of a silent one: the cause that is named instead)
     Expected: nothing                 (of a silent one: there is no failure in it)
 
-A sample of several files has one block each, its info string being the name: ```text rank1.log
+A sample of several files has one block for each, with the file name as its info string: ```text rank1.log
 """
 
 import re
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^```text ?(.*)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 class Sample(NamedTuple):
     """The output of one job."""
 
-    cause: str  # the class whose document it stands in
+    cause: str  # the class of its document
     name: str
     files: dict[str, str]  # text by file name
     expected: tuple[str, ...] = ()  # the words of "Expected:"

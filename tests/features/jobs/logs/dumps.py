@@ -1,4 +1,4 @@
-"""Dumps of real gloo ranks that hang (make_dumps.py wrote dumps.json, of torch 2.13), and how tests judge them."""
+"""Dumps of real gloo ranks that hang (dumps.json, which make_dumps.py wrote with torch 2.13), and their diagnosis."""
 
 import json
 import pickle
@@ -29,7 +29,7 @@ def as_json(dump: Dump) -> bytes:
 
 
 def as_pickle(dump: Dump, protocol: int = 2) -> bytes:
-    """As torch pickles what it writes as JSON: tuples, None for no time, numbers in pg_status, frames."""
+    """Return a JSON dump as torch pickles it: tuples, None for no time, numbers in pg_status, frames."""
     entries = [
         {
             **entry,
@@ -60,7 +60,7 @@ def verdicts(of: Iterable[Fact]) -> tuple[Judged, ...]:
 
 
 def named(of: Iterable[Fact]) -> tuple[str | None, set[int | None]]:
-    """The one cause, and the ranks it blames; (None, …) where no cause is named."""
+    """Return the one cause and the ranks it blames; (None, …) if no cause is named."""
     found = verdicts(of)
     assert len(found) < 2
     culprits = {culprit.rank for judged in found for culprit in judged.culprits}

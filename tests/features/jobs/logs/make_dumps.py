@@ -1,8 +1,8 @@
 """Dumps of gloo ranks that really hang: ``python -m tests.features.jobs.logs.make_dumps FOLDER [--ranks 2,4,8]``.
 
 Each situation gets FOLDER/SITUATION-RANKS with the pickle (nccl_trace_rank_N) and the JSON (rankN.json) of each rank.
-All of them run at once: torch is imported in this process alone, and each rank is a fork of it that dumps its own
-recorder from a thread and is killed afterwards.
+All of them run at once. Only this process imports torch. Each rank is a fork of it that dumps its own recorder from a
+thread and is killed afterwards.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from tests.waiting import LIMIT_S, wait_forever, wait_until
 
-#: Looks without a new entry after which a recorder is at rest; a busy machine delays them like the rank.
+#: Samples without a new entry after which a recorder is at rest. A busy machine delays them like the rank.
 _LOOKS = 100
 
 
 class Situation(NamedTuple):
-    """What rank ``rank`` of ``size`` does after two ordinary collectives; ``sub`` are its first members' group."""
+    """What rank ``rank`` of ``size`` does after two ordinary collectives. ``sub``: the group of the first ranks."""
 
     do: Callable[[int, int, Any], None]
-    cause: str | None  # the class to be named, of more than two ranks; None: nothing is wrong
-    culprits: Callable[[int], set[int]]  # of how many ranks; of two, often nobody
+    cause: str | None  # the class to be named, with more than two ranks; None if nothing is wrong
+    culprits: Callable[[int], set[int]]  # by number of ranks; often none of two
 
 
 def _all_reduce(group: Any = None) -> None:
@@ -119,7 +119,7 @@ def _the_first_of_more_than_two(size: int) -> set[int]:
 
 
 def members_of_sub(size: int) -> list[int]:
-    """The ranks of the sub-group: half of them, and no fewer than two."""
+    """Return the ranks of the sub-group: half of the ranks, and at least two."""
     return list(range(max(2, size // 2)))
 
 
@@ -137,7 +137,7 @@ SITUATIONS = {
 
 
 def make(folder: Path, situations: Sequence[str], sizes: Sequence[int]) -> None:
-    """Write the dumps of these situations; Raises AssertionError if a rank that can answer wrote none."""
+    """Write the dumps of these situations. Raises AssertionError if a rank that can answer wrote none."""
     import torch
     import torch._dynamo.utils
     import torch.nn.parallel
@@ -167,10 +167,10 @@ def make(folder: Path, situations: Sequence[str], sizes: Sequence[int]) -> None:
 
 
 def _be_rank(folder: Path, situation: Situation, rank: int, size: int) -> NoReturn:
-    """This rank's life; it is killed in the end, and never goes on in its parent's code."""
+    """Run as this rank until it is killed. Never returns to its parent's code."""
     import torch.distributed as dist
 
-    signal.alarm(round(2 * LIMIT_S))  # its end, if its parent was killed
+    signal.alarm(round(2 * LIMIT_S))  # ends it if its parent was killed
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         stores: Any = dist
@@ -202,7 +202,7 @@ def _dump_when_quiet(folder: Path, rank: int, size: int) -> None:
 
 
 def wait_until_at_rest(dump: Callable[[], bytes]) -> None:
-    """Wait until the recorder had no new entry for many looks."""
+    """Wait until the recorder has had no new entry for many samples."""
     looks: list[bytes] = []
 
     def is_at_rest() -> bool:
@@ -214,7 +214,7 @@ def wait_until_at_rest(dump: Callable[[], bytes]) -> None:
 
 
 def kept(folder: Path, size: int) -> dict[str, dict[str, object]]:
-    """The JSON of each rank by situation, as tests/features/jobs/logs/dumps.json has it."""
+    """Return the JSON of each rank by situation, as in tests/features/jobs/logs/dumps.json."""
     return {
         name: {
             str(rank): json.loads(path.read_text())

@@ -1,8 +1,8 @@
 """Dumps of gloo ranks with 200 collectives in 4 groups: ``python -m tests.features.jobs.logs.make_many FOLDER WHAT``.
 
-WHAT: "through"; "skipped", where rank 2 leaves out an all-reduce of the default group, so that the others wait for it
-in the last one; "size", where it gives more numbers than the others to one all-reduce more. Each rank writes the pickle
-nccl_trace_rank_N and stops. torch is imported in this process alone, and each rank is a fork of it.
+WHAT: "through"; "skipped", where rank 2 omits an all-reduce of the default group, so that the others wait for it in the
+last one; "size", where it passes more numbers than the others to one additional all-reduce. Each rank writes the pickle
+nccl_trace_rank_N and stops. Only this process imports torch, and each rank is a fork of it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RANKS, ROUNDS, CULPRIT = 4, 50, 2
 
 
 def be_rank(folder: Path, what: str, rank: int) -> None:
-    """This rank's life."""
+    """Run as this rank."""
     import torch
     import torch.distributed as dist
     from torch._C import _distributed_c10d
 
     c10d, stores = _distributed_c10d, dist
     torch.set_num_threads(1)
-    store = stores.FileStore(str(folder / ".store"), RANKS)  # type: ignore[attr-defined]  # exported without a word
+    store = stores.FileStore(str(folder / ".store"), RANKS)  # type: ignore[attr-defined]  # exported implicitly
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     members = ([0, 1], [2, 3], [0, 2])
     groups: list[Any] = [dist.new_group(of) for of in members]
@@ -56,7 +56,7 @@ def be_rank(folder: Path, what: str, rank: int) -> None:
     dump: bytes = c10d._dump_fr_trace()  # type: ignore[attr-defined]
     (folder / f".{rank}").write_bytes(dump)
     (folder / f".{rank}").rename(folder / f"nccl_trace_rank_{rank}")
-    os.kill(os.getpid(), signal.SIGSTOP)  # gloo would end a rank that gets more than it asked for
+    os.kill(os.getpid(), signal.SIGSTOP)  # gloo would end a rank that receives more than it asked for
 
 
 def main(folder: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Output inside other formats, and py-spy dumps: the cause is the one of the plain text."""
+"""Output inside other formats, and py-spy dumps: the cause is the same as for plain text."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the INFO lines of NCCL say of a job, in the wording of each time. Written from NCCL's source."""
+"""The facts that NCCL's INFO lines show about a job, in the text of each release. Written from NCCL's source."""
 
 from pathlib import Path
 

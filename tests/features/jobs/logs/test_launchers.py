@@ -1,4 +1,4 @@
-"""Answers for the output of launchers other than torchrun: Lightning, Ray Train, mpirun, srun, accelerate."""
+"""Findings for the output of launchers other than torchrun: Lightning, Ray Train, mpirun, srun, accelerate."""
 
 from pathlib import Path
 

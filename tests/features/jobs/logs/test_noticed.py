@@ -1,4 +1,4 @@
-"""Signs of trouble that did not end a job: information, and still no failure."""
+"""Signs of trouble that did not end a job: info findings, and no failure."""
 
 from pathlib import Path
 

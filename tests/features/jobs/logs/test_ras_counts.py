@@ -1,4 +1,4 @@
-"""Counts of NCCL's RAS in two answers, which say whether ranks stand still; the first is NCCL 2.27.5's own text."""
+"""Counts of NCCL's RAS in two answers, which show whether ranks make progress; the first is NCCL 2.27.5's own text."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a job left is read whatever wraps it, prefixes, folders, archives, bars; and junk costs a sentence."""
+"""A job's output is read in any form: prefixes, directories, archives, bars. Junk is reported in one sentence."""
 
 import bz2
 import gzip
@@ -227,7 +227,7 @@ def test_a_file_read_in_small_pieces_says_the_same(size: int, tmp_path: Path, mo
 def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = TRACEBACKS + SIGN
     found = _of(tmp_path, text)
-    search_for = words.search_for.__wrapped__  # which remembers nothing
+    search_for = words.search_for.__wrapped__  # without its cache
     monkeypatch.setattr(job_reading, "search_for", search_for)
     monkeypatch.setitem(__import__("sys").modules, "ahocorasick_rs", None)
 

@@ -1,4 +1,4 @@
-"""What is said again and again: a job that fails each time it is started has failed, one that got over it has not."""
+"""Repeated failures: a job that fails each time it is started has failed, and a job that recovered has not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ RESTART = (
     " {} attempts left; will restart worker group\n"
 )
 COPIES = (1, 14, 100, pytest.param(10_000, marks=pytest.mark.fuzz))
-#: The answer to output whose steps continue to its last line: it does not show the end.
+#: The result for output whose steps continue to its last line: it does not show the end.
 GOES_ON = (3, ["end-not-shown"])
 
 
@@ -107,7 +107,7 @@ def test_a_rank_that_ends_with_what_another_rank_got_over_has_failed(tmp_path: P
     assert "Failed" in summary
 
 
-#: Whatever follows these, a part of the job is gone.
+#: After these, a part of the job is gone, whatever follows.
 LAUNCHERS = ("srun: error: node1: task 3: Exited with exit code 1", "container exited with code 137")
 TAILS = """Killed
 train.sh: line 3:  4711 Killed                  python train.py

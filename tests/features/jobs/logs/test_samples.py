@@ -1,4 +1,4 @@
-"""Outputs of failed jobs: each cause is named in the samples below "Named" of its document, and in no other."""
+"""Outputs of failed jobs: each cause is named in the samples below "Named" of its document, and in no other sample."""
 
 from pathlib import Path
 

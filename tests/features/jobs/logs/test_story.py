@@ -1,4 +1,4 @@
-"""What a failed job's report shows: its ranks, the cause, and where; on facts written by hand."""
+"""The report of a failed job: its ranks, the cause and its place, from facts written by hand."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Who came to which collective, by the numbers that torch prints where one times out; and what NCCL had set up."""
+"""Which rank came to which collective, by the numbers that torch prints at a timeout; and what NCCL had set up."""
 
 from pathlib import Path
 
@@ -33,13 +33,13 @@ def said(rank: int, words: str, group: str = DEFAULT) -> str:
 
 
 def waits(rank: int, seq: int, enqueued: int | None = None, group: str = DEFAULT) -> str:
-    """torch 2.6 to 2.12."""
+    """Return the output of a rank that timed out, as in torch 2.6 to 2.12."""
     words = f" failure detected by watchdog at work sequence id: {seq} PG status: last enqueued work:"
     return late(rank, seq) + said(rank, f"{words} {enqueued or seq}, last completed work: {seq - 1}", group)
 
 
 def told(rank: int, enqueued: int, group: str = DEFAULT) -> str:
-    """torch 2.5 and later, of a rank that another one's time-out woke."""
+    """Return the output of a rank that another rank's timeout woke, as in torch 2.5 and later."""
     words = "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug"
     numbers = f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely"
     return said(rank, f"{words} {numbers}", group)
@@ -101,11 +101,11 @@ def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_i
         (waits(0, 11) + waits(1, 11) + told(2, 10) + told(3, 10) + told(4, 10), "stuck-outside-collective", []),
         (waits(0, 11, 17) + told(1, 12), "job-failed-cause-not-proven", []),
         (waits(0, 11) + waits(1, 11), "job-failed-cause-not-proven", []),
-        # One came, and of others it is known that they are at work or have made no collective yet: either may be late.
+        # One rank came. The others are known to be at work, or to have called no collective yet: either may be late.
         (waits(0, 11) + told(1, 10) + SILENT_2_AND_3 + BAR_OF_1, "job-failed-cause-not-proven", []),
         (waits(0, 1) + told(1, 0) + told(2, 0), "job-failed-cause-not-proven", []),
         (waits(0, 1) + told(1, -1) + told(2, -1), "job-failed-cause-not-proven", []),
-        # Numbers of different groups say nothing of each other, nor a report that names no group beside several.
+        # Numbers of different groups cannot be compared, nor can a report without a group if there are several.
         (waits(0, 11, group=MESH) + told(1, 10), "job-failed-cause-not-proven", []),
         (waits(0, 5000, group=MESH) + told(1, 10), "job-failed-cause-not-proven", []),
         (waits(0, 11, group=MESH) + told(1, 500) + DESYNC, "job-failed-cause-not-proven", []),

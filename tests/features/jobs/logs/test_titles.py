@@ -1,4 +1,4 @@
-"""What the first finding says of outputs that are cut, wrapped, appended or printed by launchers."""
+"""The first finding for outputs that are truncated, wrapped, appended or printed by launchers."""
 
 from pathlib import Path
 

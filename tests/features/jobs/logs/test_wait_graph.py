@@ -1,4 +1,4 @@
-"""Who is to blame by the dumps of the flight recorder: the culprit, or nobody, and never a rank that only waits."""
+"""The rank at fault according to the flight recorder's dumps: the culprit or none, and never a rank that only waits."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ def _innocent(situation: str) -> set[int]:
 
 
 def moved(dump: Dump, by_ns: int) -> Dump:
-    """The same dump of a job at another time."""
+    """Return the same dump for a job at another time."""
     entries = [{**entry, "time_created_ns": entry["time_created_ns"] + by_ns} for entry in dump["entries"]]
     return {**dump, "entries": entries}
 
@@ -115,7 +115,7 @@ def test_dumps_that_are_missing_for_most_ranks_blame_nobody():
 
 def test_two_jobs_in_one_folder_are_told_apart_by_when_they_began():
     later = {rank: moved(dump, 30 * 10**9) for rank, dump in DUMPS["crossed-groups"].items()}
-    for rank, dump in DUMPS["missing"].items():  # it runs on while the later one begins
+    for rank, dump in DUMPS["missing"].items():  # it continues while the later job begins
         dump["entries"][-1]["time_created_ns"] += 60 * 10**9 if rank != 3 else 0
     found = verdicts([*facts(DUMPS["missing"]), *facts(later, "dumps/.")])
 
@@ -128,7 +128,7 @@ def test_two_jobs_in_one_folder_are_told_apart_by_when_they_began():
 def entry(
     seq: int, op: str = "all_reduce", group: str = "0", *, done: bool = False, at: int = 0, **more: object
 ) -> Dump:
-    """One entry, as NCCL's recorder has it; ``at`` counts all entries of the rank."""
+    """Return one entry as in NCCL's recorder. ``at`` counts all entries of the rank."""
     return {
         "record_id": at or seq,
         "pg_id": int(group),

@@ -1,4 +1,4 @@
-"""Warnings with the words of a failure, in jobs that train to the end."""
+"""Warnings that contain the words of a failure, in jobs that train to the end."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Doors of a job that runs: which of its ports is NCCL's RAS."""
+"""Data sources of a running job: which of its ports is NCCL's RAS."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ def port() -> Iterator[int]:
 
 
 def rank(**env: str) -> Candidate:
-    """This process as a rank; the backend nccl2 of torch 2.15 gives its threads no names."""
+    """Return this process as a rank. The backend nccl2 of torch 2.15 gives its threads no names."""
     return Candidate(os.getpid(), 1, 1, {"RANK": "0", **env}, {1: "python"}, ["python"])
 
 

@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on and how busy it is, by the real pynvml over the compiled stand-in for the driver."""
+"""The GPU of a rank and how busy it is, from the real pynvml with a compiled stand-in for the driver."""
 
 import json
 import os

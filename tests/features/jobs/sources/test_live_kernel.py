@@ -1,4 +1,4 @@
-"""What the kernel says that a process waits for, of processes that do wait."""
+"""What a process waits for according to the kernel, with processes that do wait."""
 
 import platform
 import subprocess

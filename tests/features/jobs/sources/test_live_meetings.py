@@ -1,4 +1,4 @@
-"""Where launchers and ranks meet: by their commands and variables, and by what answers at real ports."""
+"""The endpoint of launchers and ranks, from their commands and variables, and the answers of real ports."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What is read from stacks as py-spy prints them: where a backward stands, and whether a call was handed a group."""
+"""Stacks as py-spy prints them: the place of a backward, and whether a call was given a group."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ MAIN = frame("/home/me/train.py", "main", group=GROUP, args="()")
 
 
 def called(call: str, args: str, kwargs: str = "{}") -> list[dict[str, Any]]:
-    """The script, torch's wrapper, and the call, which has put the default group in the place of none."""
+    """Return the frames of the script, torch's wrapper and the call, which has replaced None with the default group."""
     wrapper = frame(LOGGER, "_exception_logger.<locals>.wrapper", args=args, kwargs=kwargs)
     return [MAIN, wrapper, frame(C10D, call, group=GROUP)]
 
