@@ -1,4 +1,4 @@
-"""What ``logs`` and ``attach`` conclude about jobs: findings on causes first, then on what else the output shows."""
+"""The diagnosis of jobs by ``logs`` and ``attach``: findings on causes first, then on other facts in the output."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class JobDiagnosis(Diagnosis):
 
 
 def diagnosis_of(recording: Recording, causes: Callable[[Recording], Iterable[Judged]]) -> JobDiagnosis:
-    """Return the findings on the causes, then on what NCCL fell back to, then those of recordings in this one."""
+    """Return the findings on causes, then on problems that do not end a job, then on the recordings in this one."""
     options = recording.options
     beside = tuple(at.fact.recording.ignoring(options.ignore) for at in recording.facts(RecordingFact))
     with no_garbage_collection():
@@ -51,7 +51,7 @@ def diagnosis_of(recording: Recording, causes: Callable[[Recording], Iterable[Ju
 
 
 def with_causes(report: Report, diagnosis: JobDiagnosis) -> dict[str, object]:
-    """Return the fields that all reports on jobs have, by name."""
+    """Return the fields of a report by name, with those that all reports on jobs have."""
     reports = tuple(
         JobCauseReport(
             name=judged.cause.name,

@@ -1,1 +1,1 @@
-"""Why a job failed: from the evidence of its output and dumps to causes and culprits, in one order of reasoning."""
+"""The causes and culprits of a job's failure, from the evidence in its output and dumps."""

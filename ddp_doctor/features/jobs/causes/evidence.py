@@ -1,4 +1,4 @@
-"""What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
+"""The evidence in a job's output, before causes are chosen: suspects, their order, and how the job ended."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,38 +16,39 @@ from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 
-#: Whose word counts first.
+#: Kinds of evidence, the strongest first.
 TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher")
-#: A process that prints so many lines after a complaint has got over it; more where something says that the job failed,
-#: for what ends a process is followed by the stacks of its threads and by what its launcher says.
+#: A process that prints more lines than this after a complaint has recovered from it. The limit is higher if the job
+#: failed, because the stacks of threads and the launcher's messages follow the end of a process.
 _STILL_RUNS_LINES = 50
 _STILL_RUNS_LINES_OF_A_FAILED = 300
-#: What came so often is tried again and again; it has got over that where so many lines follow, or more.
+#: A complaint that is repeated this many times comes from a retry loop.
 _TRIES = 3
+#: More lines than this show that a retry loop, or a restarted attempt, continued.
 LEAST_LINES_OF_LIFE = 10
-#: So many other lines behind the first try to connect say that a later one succeeded.
+#: This many other lines after the first attempt to connect show that a later one succeeded.
 _LINES_OF_LIFE = 3
-#: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
+#: Times in different files that are closer than this have no order: hosts' clocks differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
-#: How NCCL begins a warning, and how many steps after one show that the job continued.
+#: The start of an NCCL warning. If the last step is this many lines or more below a warning, the job continued.
 _NCCL_WARN, _LEAST_STEPS = "NCCL WARN ", 3
-#: Signs that count where the output ends with them, and how many lines may follow: a shell's, after a command's end.
+#: Signs that count if the output ends with them, by the lines that may follow, such as a shell's after a command.
 _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
-#: Lines of an exception's message, below its first one.
+#: Maximum lines of an exception's message below its first line.
 _MESSAGE_LINES = 40
-#: A zone of clocks is a whole number of quarters of an hour from UTC.
+#: Time zones differ by multiples of 15 minutes.
 _ZONE_S = 900.0
-#: Words of exceptions that a fault of a machine brings.
+#: Words of exceptions that a fault of a machine may cause.
 _MACHINE = re.compile(
     r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
 )
-#: How an exception of a DataLoader's worker begins in the rank.
+#: The start of a DataLoader worker's exception, as the rank raises it again.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A cause that evidence speaks for; ``judged`` where that evidence says all by itself (dumps, time-outs)."""
+    """A cause that evidence points to. ``judged``: its conclusion, if already drawn (dumps, timeouts)."""
 
     cause: JobCause
     tier: Tier
@@ -57,14 +58,14 @@ class Suspect:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The ranks that said it."""
+        """The ranks that printed the signs, or the culprits of ``judged``."""
         if self.judged is not None:
             return frozenset(c.rank for c in self.judged.culprits if c.rank is not None)
         return ranks_of(self.signs)
 
     @property
     def speakers(self) -> frozenset[object]:
-        """The processes that said it, as exactly as prefixes tell; else the files."""
+        """The processes that printed the signs: by rank, otherwise by host and pid, otherwise by file."""
         processes = (
             ranks_of([sign]) or {(sign.host, sign.pid) if sign.pid else sign.where.file} for sign in self.signs
         )
@@ -72,71 +73,71 @@ class Suspect:
 
     @property
     def values(self) -> dict[str, str]:
-        """What its signs tell, the first of several values."""
+        """The values of its signs; the first sign wins."""
         return {key: value for sign in reversed(self.signs) for key, value in sign.values.items()}
 
     @property
     def speaks_of_a_machine(self) -> bool:
-        """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
+        """Return True if the exception may be caused by a GPU, a host or NCCL, unlike a ValueError of the job."""
         texts = (f"{sign.values.get('type', '')} {sign.values.get('message', '')}" for sign in self.signs)
         return any(map(_MACHINE.search, texts))
 
 
 def ranks_of(signs: Iterable[SignSeen]) -> frozenset[int]:
-    """All ranks that printed any of these."""
+    """Return the ranks that printed any of these signs."""
     return frozenset(rank for sign in signs for rank in (*sign.ranks, sign.rank) if rank is not None)
 
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a job, with what is asked of it again and again."""
+    """The output of a job, with cached properties of it."""
 
     recorded: JobLogFact
-    attempt: int | None = None  # torchrun's; how ranks ended is known of the last one alone
+    attempt: int | None = None  # torchrun's; how ranks ended is known only for the last one
 
     @cached_property
     def fact(self) -> JobLogFact:
-        """What is recorded; of the signs, the attempt's that this release knows: another release has others."""
+        """The recorded fact, with only the signs of this attempt that this release knows."""
         signs = [sign for sign in self.recorded.signs if self.attempt in (None, sign.attempt)]
         for number, sign in enumerate(signs):
             if sign.sign in RENAMED:
                 signs[number] = sign.model_copy(update={"sign": RENAMED[sign.sign]})
-            if sign.sign == "ras-behind" and sign.times > 1:  # in the answers of two files
+            if sign.sign == "ras-behind" and sign.times > 1:  # in RAS's answers in two files
                 signs[number] = sign.model_copy(update={"sign": "ras-stands-still"})
         return self.recorded.model_copy(update={"signs": tuple(sign for sign in signs if sign.sign in SIGNS)})
 
     def signs(self, *ids: str) -> list[SignSeen]:
-        """Those with these ids."""
+        """Return the signs with any of these ids."""
         return [sign for sign in self.fact.signs if sign.sign in ids]
 
     # --- whose -------------------------------------------------------------------------------------
 
     @cached_property
     def ranks(self) -> Mapping[int, RankSeen]:
-        """The ranks that the output shows."""
+        """The ranks that the output shows, by number."""
         return {rank.rank: rank for rank in self.fact.ranks}
 
     def rank(self, number: int) -> RankSeen:
-        """What is known of a rank."""
+        """Return the facts about a rank, empty if the output has none."""
         return self.ranks.get(number) or RankSeen(rank=number)
 
     def hosts_of(self, signs: Iterable[SignSeen]) -> list[str]:
-        """The hosts on which they were printed, as far as prefixes tell."""
+        """Return the known hosts of the processes that printed these signs."""
         hosts = (sign.host or (None if sign.rank is None else self.rank(sign.rank).host) for sign in signs)
         return list(dict.fromkeys(host for host in hosts if host))
 
     @cached_property
     def world(self) -> frozenset[int]:
-        """All ranks that the job is known to have had."""
+        """The known ranks of the job."""
         return frozenset(range(self.fact.world_size or 0)) | frozenset(self.ranks)
 
     # --- when --------------------------------------------------------------------------------------
 
     @cached_property
     def _shift_s(self) -> dict[str, float]:
-        """By file, what brings its clock to that of the first: whole zones, by time-outs of one collective.
+        """The seconds to add to each file's clock to match the first file's, in steps of time zones.
 
-        All ranks of a collective began to wait for it within moments, and their time-outs are equal.
+        The ranks of a collective start to wait at about the same time, and have equal timeouts.
         """
         met: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
         for sign in self.signs("watchdog-timeout"):
@@ -151,16 +152,16 @@ class Output:
         return shifts
 
     def at_s(self, sign: SignSeen) -> float | None:
-        """When it was printed, by the clock of the first file; None where no time is."""
+        """Return when the sign was printed, by the clock of the first file, or None if its line has no time."""
         return None if sign.at_s is None else sign.at_s + self._shift_s.get(sign.where.file, 0.0)
 
     def same_host(self, one: "Suspect", other: "Suspect") -> bool:
-        """Whether both may be of one host: where that of either is not known, too."""
+        """Return True if both may be on one host, which includes an unknown host."""
         hosts, others = self.hosts_of(one.signs), self.hosts_of(other.signs)
         return not hosts or not others or not {*hosts}.isdisjoint(others)
 
     def is_later(self, one: Suspect, other: Suspect) -> bool:
-        """Whether the one is known to have begun later than the other: by lines of one file, or else by clocks."""
+        """Return True if ``one`` is known to have begun after ``other``, by lines in one file, otherwise by clocks."""
         first: dict[str, int] = {}
         for sign in other.signs:
             first[sign.where.file] = min(sign.where.line, first.get(sign.where.file, sign.where.line))
@@ -172,7 +173,7 @@ class Output:
         )
 
     def in_order(self, suspects: Iterable[Suspect]) -> list[Suspect]:
-        """By time where every one has one, else by tier and as the output has them."""
+        """Return the suspects by time if each has one, otherwise by line in one file, otherwise by tier."""
         listed = sorted(suspects, key=lambda suspect: TIERS.index(suspect.tier))
         times = [min((self.at_s(s) or 0.0 for s in suspect.signs), default=0.0) for suspect in listed]
         if all(times):
@@ -185,30 +186,30 @@ class Output:
 
     @cached_property
     def died(self) -> tuple[RankSeen, ...]:
-        """The ranks that a launcher saw end badly."""
+        """The ranks that failed, as a launcher reports."""
         return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
 
     @cached_property
     def first_failed(self) -> int | None:
-        """The rank that torchelastic saw fail first, if no other one failed in the same second."""
+        """The first rank that torchelastic saw fail, or None if unknown or if another failed in the same second."""
         ended = sorted((rank.ended_at, rank.rank) for rank in self.died if rank.ended_at is not None)
         is_first = len(ended) == len(self.died) > 0 and (len(ended) == 1 or ended[0][0] < ended[1][0])
         return ended[0][1] if is_first else None
 
     @cached_property
     def died_locally(self) -> tuple[ProcessSeen, ...]:
-        """The processes without a known rank that a launcher saw end badly."""
+        """The processes without a known rank that failed, as a launcher reports."""
         return tuple(process for process in self.fact.local_ranks if process.signal or process.exit_code)
 
     @cached_property
     def stuck(self) -> tuple[int, ...]:
-        """The ranks that a launcher's SIGTERM did not end, so that it sent SIGKILL."""
+        """The ranks that did not exit on SIGTERM, and that the launcher ended with SIGKILL."""
         pids = {sign.values.get("pid") for sign in self.signs("killed-by-launcher")}
         return tuple(rank.rank for rank in self.fact.ranks if rank.pid and str(rank.pid) in pids)
 
     @cached_property
     def _last_line(self) -> dict[str, int]:
-        """With which line each file ends: the stacks that follow a failure are a part of it."""
+        """The last line of each file, without stacks at its end, which belong to the failure."""
         return {file.name: file.said or file.lines for file in self.fact.files}
 
     @cached_property
@@ -216,7 +217,7 @@ class Output:
         return Counter(rank.last.file for rank in self.fact.ranks if rank.last is not None)
 
     def got_over(self, sign: SignSeen) -> bool:
-        """Whether the process that printed it went on for long after it."""
+        """Return True if the process that printed the sign continued long after it."""
         if SIGNS[sign.sign][0].is_final:
             return False
         if sign.in_init or self._is_noise_at_a_good_end(sign) or self._steps_follow(sign):
@@ -226,7 +227,7 @@ class Output:
         if last is not None and last.file == sign.where.file:
             end = min(end, last.line)
         elif last is not None:
-            return False  # it went on in another file: no lines to count
+            return False  # it continued in another file, so its lines cannot be counted
         in_file = self._ranks_in[sign.where.file]
         return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
 
@@ -240,21 +241,21 @@ class Output:
         )
 
     def _is_noise_at_a_good_end(self, sign: SignSeen) -> bool:
-        """Whether the job ended well after it, or it is what others say of a rank that has exited after a good end."""
+        """Return True if the run finished after the sign, or a rank only reports that a finished rank exited."""
         good_end, known = self._good_ends.get(sign.where.file, 0), SIGNS[sign.sign][0]
         is_before = _last(sign) < good_end and known.confidence is not Confidence.PROVED
         return not self._is_known_to_have_failed and (is_before or (good_end > 0 and known.role == "victim"))
 
     @cached_property
     def _good_ends(self) -> dict[str, int]:
-        """Return the lines that show a finished run, by file; not a shell's below the traceback that ended it."""
+        """The line that shows a finished run, by file; a line right below a traceback is a shell's and is skipped."""
         ends = [file.good_end for file in self.fact.files if file.good_end and file.is_finished]
         below = {(sign.where.file, sign.where.line + 1) for sign in self.recorded.signs if sign.sign == "exception"}
         return {line.file: line.line for line in ends if (line.file, line.line) not in below}
 
     @cached_property
     def failed_after_a_good_end(self) -> bool:
-        """Whether everything that says that the job failed follows the line of a good end."""
+        """Return True if all signs of a failure follow the line that shows a finished run."""
         known = [sign for sign in self.fact.signs if not self._ends_nothing(sign) and not self.got_over(sign)]
         bad = [sign for sign in known if SIGNS[sign.sign][0].role not in ("advice", "context")]
         first = {sign.where.file: self._good_ends.get(sign.where.file, 0) for sign in bad}
@@ -265,7 +266,7 @@ class Output:
 
     @cached_property
     def failures_before_the_end(self) -> int:
-        """How many times the job failed before it finished; 0 if it did not fail, or its last attempt failed."""
+        """The number of failures before the job finished; 0 if it did not fail, or its last attempt failed."""
         known = [s for s in self.recorded.signs if s.sign in SIGNS and not self._ends_nothing(s)]
         bad = [sign for sign in known if SIGNS[sign.sign][0].role not in ("advice", "context")]
         has_ended = any(sign.sign == "exception" or ends_a_job(SIGNS[sign.sign][0]) for sign in bad)
@@ -277,17 +278,17 @@ class Output:
         return max(exits, *(sign.attempt for sign in bad), *(sign.times for sign in bad if sign.sign == "exception"), 1)
 
     def _began_again(self, line: int) -> bool:
-        """Return True if steps follow this line, or a launcher restarts ranks: “done” may be the script's last line."""
+        """Return True if steps follow this line, or a launcher restarts ranks; a final “done” may be a script's."""
         steps = (file.last_step.line for file in self.fact.files if file.last_step is not None)
         return any(step > line for step in steps) or any(sign.sign == "restarted" for sign in self.recorded.signs)
 
     @cached_property
     def shows_progress(self) -> bool:
-        """Return True if an output shows a good end, or steps up to its end."""
+        """Return True if a file shows a good end, or steps up to its end."""
         return any(file.good_end or file.last_step for file in self.fact.files)
 
     def _still_runs_lines(self, sign: SignSeen) -> int:
-        """What tries again comes as far as before; what comes twice as far has got over it."""
+        """Return the number of lines that show a recovery: in a retry loop, twice the lines of one attempt."""
         if self._is_known_to_have_failed:
             return _STILL_RUNS_LINES_OF_A_FAILED
         if sign.times < _TRIES:
@@ -297,7 +298,7 @@ class Output:
 
     @cached_property
     def failed(self) -> bool:
-        """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
+        """Return True if a sign shows that the job failed: an exit, a timeout, or a complaint that nothing follows."""
         logs = {file.name for file in self.fact.files if file.kind == "kernel log"}
         beside_output = logs if len(logs) < len(self.fact.files) else ()
         return (
@@ -305,7 +306,7 @@ class Output:
             or bool(self.last_complaints)
             or any(
                 self._is_complaint(sign)
-                # A kernel log may tell of something that need not have ended the job, whose output is there as well.
+                # A kernel log that comes with the job's output may report events that did not end the job.
                 and not (sign.where.file in beside_output and SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE)
                 for sign in self.fact.signs
             )
@@ -318,7 +319,7 @@ class Output:
 
     @cached_property
     def last_complaints(self) -> tuple[SignSeen, ...]:
-        """Complaints with which the output of a process ends."""
+        """The complaints at the end of a file."""
         return tuple(
             sign
             for sign in self.signs(*_LAST_WORDS)
@@ -327,7 +328,7 @@ class Output:
         )
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
-        """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
+        """Return True if a store that refused a connection was reached later: torch warns at each attempt."""
         refused = [other for other in self.signs("store-refused") if other.where.file == sign.where.file]
         if sign.where not in (other.where for other in refused):
             return False
@@ -336,7 +337,7 @@ class Output:
 
     @cached_property
     def unfinished(self) -> str:
-        """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
+        """The reason why the end of a job without signs of a failure is unknown, or ""."""
         for sign in self.signs("test-without-end"):
             return f"nccl-tests did not end in {sign.where.file}"
         cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
@@ -355,7 +356,7 @@ class Output:
 
     @cached_property
     def exceptions(self) -> tuple[SignSeen, ...]:
-        """The ranks' own exceptions: those that end a process, blame nobody else, and hold no better known cause."""
+        """The exceptions that end a process, without those caused by another process or with a better known cause."""
         return tuple(
             sign
             for sign in self.signs("exception")
@@ -364,7 +365,7 @@ class Output:
         )
 
     def _ends_nothing(self, sign: SignSeen) -> bool:
-        """Whether it stands in a traceback of which Python says that it is ignored."""
+        """Return True if the sign is in a traceback that Python reports as ignored."""
         return (sign.where.file, sign.where.line) in self._ignored
 
     @cached_property
@@ -372,7 +373,7 @@ class Output:
         below = {(sign.where.file, sign.where.line + 1) for sign in self.signs("exception-ignored")}
         first = {sign.where: int(sign.values.get("first_line", sign.where.line)) for sign in self.signs("exception")}
         ignored = {where for where, line in first.items() if (where.file, line) in below}
-        # Processes whose output is mixed ignore the same exception.
+        # If the output of processes is mixed, others ignore the same exception elsewhere.
         kinds = {
             (sign.values.get("type"), sign.values["where"])
             for sign in self.signs("exception")
@@ -387,12 +388,12 @@ class Output:
 
     @cached_property
     def of_configurations(self) -> frozenset[tuple[str, int]]:
-        """The lines of exceptions about the text of a configuration: no damaged data."""
+        """The lines of exceptions about the text of a configuration, as opposed to damaged data."""
         of_configurations = [sign.where for sign in self.signs("exception") if reads_configuration(sign)]
         return frozenset((where.file, where.line) for where in of_configurations)
 
     def _is_raised_again(self, exception: SignSeen) -> bool:
-        """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
+        """Return True if the DataLoader worker's traceback, which has more details, follows (torch/_utils.py)."""
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
         is_of_worker = _IN_WORKER.match(exception.values.get("message", "")) is not None
         return is_of_worker and any(
@@ -420,7 +421,7 @@ def _last(sign: SignSeen) -> int:
 
 
 def ends_a_job(sign: Sign) -> bool:
-    """Whether a sign by itself says that the job failed, whatever is printed behind it."""
+    """Return True if the sign shows that the job failed, whatever follows it."""
     return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
 
 
@@ -428,11 +429,11 @@ def ends_a_job(sign: Sign) -> bool:
 
 
 def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
-    """One for each cause that signs speak for, and for each different exception of ranks.
+    """Yield a suspect for each cause that signs point to, and for each different exception of ranks.
 
-    ``is_of_end``: not if the process went on after the sign.
+    ``is_of_end``: skip signs that their process continued after.
     """
-    spoken: list[tuple[tuple[str, ...], SignSeen]] = []  # by cause; exceptions also by what they say
+    spoken: list[tuple[tuple[str, ...], SignSeen]] = []  # by cause; exceptions also by their values
     ids = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
@@ -459,7 +460,7 @@ def suspects(output: Output, *, is_of_end: bool = True) -> Iterator[Suspect]:
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:
-    """Where they stand."""
+    """Return the lines of the signs, each once."""
     return tuple(dict.fromkeys(sign.where for sign in signs))
 
 

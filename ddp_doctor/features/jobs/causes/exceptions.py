@@ -1,4 +1,4 @@
-"""Exceptions of ranks: which are caused by another process, and which were raised by a library below Python code."""
+"""Exceptions of ranks: whether another process, a launcher or a library below Python code caused them."""
 
 import re
 
@@ -6,7 +6,7 @@ from ddp_doctor.features.jobs.facts import SignSeen
 from ddp_doctor.features.jobs.table.signs import CONFIGURATION_INVALID, FILE_NOT_ACCESSIBLE, LIBRARY_EXCEPTION
 from ddp_doctor.knowledge.victims import blames_peer
 
-#: Exceptions of a rank because another process failed, or because it was told to end (torch 2.15
+#: Exceptions that a rank raises because another process failed, or because it was told to exit (torch 2.15
 #: c10d/exception.h, distributed/elastic; Python's own for signals and closed pipes).
 _OTHERS_FAULT = frozenset(
     """
@@ -18,10 +18,10 @@ _OTHERS_FAULT = frozenset(
     EOFError WorkerGroupError TrainingFailedError
     """.split()  # noqa: SIM905  a list of words
 )
-#: mp.spawn's own words, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py), and those of a client
-#: of the store (torch 1.9 to 1.11).
+#: Messages of mp.spawn, before torch 1.7 in a plain Exception (torch/multiprocessing/spawn.py), and of a client of the
+#: store (torch 1.9 to 1.11).
 _OF_SPAWN = re.compile(r"process \d+ terminated with (?:exit code|signal) |connect\(\) timed out\. Original timeout")
-#: Messages of drivers and of libraries between ranks, and the files of such libraries.
+#: Messages of drivers and of communication libraries, and the files of such libraries.
 _OF_LIBRARIES = re.compile(
     r"\b(?:CUDA|HIP|HAS|ROCm) (?:driver )?(?:error|failure)|cuda(?:Error|Runtime)|CUDA_ERROR_|\bNCCL\b|NVSHMEM|IBGDA"
     r"|DeepEP|symmetric memory|multicast|\bfabric\b|\bibv_|libfabric|\bUCX?\b|\bIPC\b|\btime(?:d )?.?out\b|\bpeer\b",
@@ -38,12 +38,12 @@ _ABOUT_VALUES = frozenset(
     ModuleNotFoundError FileNotFoundError UnboundLocalError NotImplementedError SyntaxError JSONDecodeError
     """.split()  # noqa: SIM905  a list of words
 )
-#: What the kernel says of a path: it does not exist, may not be used, or is no directory, or is one.
+#: Errors about a path: it does not exist, may not be used, is not a directory, or is one.
 _OF_A_PATH = re.compile(r"\[Errno (?:2|13|20|21|30)\]")
-#: Parsers of configurations alone, of anything, and the place that hands them a configuration.
+#: Exception types of configuration parsers, and words in the frames that parse a configuration as JSON.
 _PARSES_CONFIGURATION = ("yaml.", "omegaconf.", "hydra.", "toml")
 _READS_CONFIGURATION = re.compile(r"config|cfg|\bargs\b|hparams|settings", re.IGNORECASE)
-#: The last frame of a launcher that tells of a process which it started.
+#: The last frame of a launcher that reports the failure of a process that it started.
 _TELLS_OF_A_CHILD = re.compile(
     r"[/\\]torch[/\\](?:distributed[/\\]launcher[/\\]api\.py:\d+ in launch_agent"
     r"|multiprocessing[/\\]spawn\.py:\d+ in join)$"
@@ -63,15 +63,15 @@ def is_own(exception: SignSeen) -> bool:
 
 
 def is_of_launcher(exception: SignSeen) -> bool:
-    """Return True if a launcher raised the exception because a rank failed: no words of a rank."""
+    """Return True if a launcher, not a rank, raised the exception because a rank failed."""
     is_summary = exception.values.get("type", "").endswith("ChildFailedError")
     return is_summary or _TELLS_OF_A_CHILD.search(exception.values.get("frames", "")) is not None
 
 
 def cause_of(exception: SignSeen) -> tuple[str, ...]:
-    """Return the name of the cause and the values by which exceptions are equal.
+    """Return the name of the cause, and the values that equal exceptions share.
 
-    The cause is the job's code only if Python code raised the exception about its own values.
+    A library is the cause if the message or the last frame is a library's, unless the type is about values.
     """
     frames = exception.values.get("frames", "").split("\n")
     is_of_library = _OF_LIBRARIES.search(exception.values.get("message", "")) or _LIBRARIES.search(frames[-1])

@@ -1,12 +1,12 @@
-"""Trouble that does not end a job. What NCCL fell back to without a warning is in its INFO lines:
+"""Rules on problems that do not end a job. NCCL's INFO lines show which slower paths it chose without a warning:
 
     n1:71:90 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
     n1:71:90 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'
     n1:71:90 [0] NCCL INFO Using network IB
     n1:71:90 [0] NCCL INFO Channel 00/0 : 3[1] -> 0[0] [receive] via NET/IB/0
 
-None of it is an error. Only what NCCL says is judged: which hardware a node has is
-not known here. ``ddp-doctor run`` on the nodes knows it.
+These lines are not errors. Only NCCL's output is evaluated, because the output does not show the nodes' hardware.
+``ddp-doctor run`` on the nodes detects it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ Log = FactAt[NcclTransportFact]
 #: Interfaces of container engines and virtual machines, which reach no other node (docker, libvirt, podman, LXC).
 _OF_CONTAINERS = ("docker", "virbr", "podman", "cni", "lxcbr", "veth", "br-")
 _OFF = ("1", "2", "3")
-#: Values of NCCL_P2P_LEVEL that forbid no P2P (src/graph/paths.cc).
+#: Values of NCCL_P2P_LEVEL that allow all P2P (src/graph/paths.cc).
 _ALLOWS_ALL = ("SYS", "5")
 
 
@@ -111,7 +111,7 @@ def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
         or any(number > 1 for log in all_logs for number in log.fact.hosts)
         or len(hosts - {None}) > 1
     ):
-        return  # all on one node, as far as is known
+        return  # all known ranks are on one node
     over_sockets = [log for log in all_logs if log.fact.network == "Socket"]
     for logs in grouped((_why_sockets(log.fact)[0], log) for log in over_sockets).values():
         why, line, severity, cure = _why_sockets(logs[0].fact)
@@ -208,7 +208,7 @@ def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
         if log.fact.settings.get("NCCL_P2P_DISABLE") in _OFF:
             forbidden, sure = "NCCL_P2P_DISABLE", Confidence.PROVED
         elif log.fact.settings.get("NCCL_P2P_LEVEL", "SYS") not in _ALLOWS_ALL:
-            # Whether these GPUs had P2P without the level is not printed.
+            # NCCL does not print whether these GPUs would use P2P without the level.
             forbidden, sure = "NCCL_P2P_LEVEL", Confidence.LIKELY
         else:
             continue

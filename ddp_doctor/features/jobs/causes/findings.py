@@ -1,4 +1,4 @@
-"""The finding about each cause that the judge (judge.py) names, and the rows of all that jobs are judged by."""
+"""The findings about the causes that the judge (judge.py) returns, and all rules about jobs."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
 from ddp_doctor.wording.ranks import capital
 
-#: Evidence lines of a finding; the report's causes have all.
+#: Maximum evidence lines of a finding; the report's causes have all lines.
 _MOST_LINES = 5
 #: Causes that are not a fault, or not known to be one.
 _NO_FAULT = {
@@ -25,21 +25,21 @@ _NO_FAULT = {
     RECOVERED: Consequence.KNOWN,
     **dict.fromkeys(("progress-not-known", "job-ended", *NOT_FAILED), Consequence.RISK),
 }
-#: Characters of one value in a title, such as the message of an exception.
+#: Maximum characters of one value in a title, such as an exception's message.
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _RANK = re.compile(r"\brank ?\d+", re.IGNORECASE)
-#: How titles begin, unless with the name of a host.
+#: The start of a title that does not begin with a host name.
 _NO_HOST = re.compile(r"(?:(?:local )?ranks?|all|both|an?|the|several|collectives?|process(?:es)?)\b")
-#: What a title leaves out if nobody is known.
+#: The part of a title that is omitted if no host or rank is known.
 _OF_WHOM = re.compile(r" (?:of|on|for) \{who\}")
 _BRACES = re.compile(r"\{(\w+)\}")
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """A title with its values; what stands in square brackets goes with a value that is not known.
+    """Return a title with its values; text in square brackets is omitted if one of its values is unknown.
 
-    ``{who} never entered[ {op} {seq}][ of {group}]`` is "rank 5 never entered" where no number is known.
+    ``{who} never entered[ {op} {seq}][ of {group}]`` becomes "rank 5 never entered" without an operation and a group.
     """
     kept = _OPTIONAL.sub(
         lambda part: part[1] if all(values.get(name) for name in _BRACES.findall(part[1])) else "", template
@@ -57,9 +57,9 @@ def _title(judged: Judged) -> str:
 
 
 def finding_of(judged: Judged, check: str) -> Finding:
-    """What a finding says of it; ``check`` is what its evidence is from."""
+    """Return the finding about a cause; ``check`` is the source of its evidence."""
     rule, first = _BY_CODE[judged.cause.code], dict[str, LogLine]()
-    for line in judged.lines:  # of those that differ in nothing but the rank's number, the first
+    for line in judged.lines:  # the first of lines that differ only in the rank
         first.setdefault(_RANK.sub("rank", line.text) if line.line else f"{line.file}: {line.text}", line)
     return Finding(
         code=rule.code,
@@ -82,7 +82,7 @@ def finding_of(judged: Judged, check: str) -> Finding:
 
 @dataclass(frozen=True)
 class CauseRule(Described):
-    """A cause as a row of rules, for its page and for --ignore."""
+    """A cause as a rule, with a page and a code for --ignore."""
 
 
 def _rule(cause: JobCause) -> CauseRule:

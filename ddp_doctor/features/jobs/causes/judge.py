@@ -1,21 +1,22 @@
-"""The order of reasoning over what is left of a job; pure.
+"""The judge of failed jobs: derives the causes from the output and dumps of a job, without side effects.
 
-1. Each cause that signs speak for is a suspect, and each different exception of ranks' own (evidence.py). Lines of
-   victims, advice and the launcher's summary are none.
-2. A job that goes on, or ends well, has not failed: a complaint of NCCL alone is no failure.
-3. The word of the kernel counts before a rank's own exception, that before the wait graph of the flight recorder, RAS,
-   NCCL's warnings and the watchdog (evidence.TIERS). A suspect that another one explains is left out: the later by the
-   earlier, a rank's complaints by what happened to its host, a broken connection by the death of a peer. Where no
-   clock tells an order, none is made up.
-4. What is left are the causes, in the order of time: several where faults are independent.
-5. Where nothing is left, time-outs and dumps say who waited where (time_outs.py, wait_graph.py), deaths who died; and
-   a failure of which nothing shows the cause is called that (unproven.py).
+1. Suspects are the causes that signs point to, each different exception of a rank's own code (evidence.py), and the
+   causes that timeouts and dumps show (time_outs.py, wait_graph.py). Messages of victims, advice and the launcher's
+   summary are not suspects.
+2. A job that continues or ends well has not failed, even if NCCL printed a complaint.
+3. Evidence has an order: the kernel, a rank's own exception, the wait graph of the flight recorder, RAS, NCCL's
+   warnings, the watchdog, the launcher (evidence.TIERS). A suspect that another one explains is dropped: a later one
+   by an earlier one, a rank's complaints by a fault of its host, a broken connection by the death of a peer. If no
+   clock shows an order, none is assumed.
+4. The remaining suspects are the causes, in order of time. Several remain if faults are independent.
+5. If no suspect remains, the ends of processes may show a cause. If they do not, the failure is reported as unproven
+   (unproven.py).
 
-What signs and rows must look like for it:
+Requirements for signs and rows:
 
-* Signs read by their id are ``exception``, ``watchdog-timeout`` and ``watchdog-last-work``. By a sign of tier
-  ``launcher`` and role ``pointer`` the job failed, whatever is printed behind it; any other counts where its process
-  does not go on.
+* Some signs are read by their id, such as ``exception`` and ``watchdog-timeout``.
+* A sign of tier ``launcher`` and role ``pointer``, or of tier ``watchdog`` without ``beside``, shows that the job
+  failed, whatever follows it. Any other sign, except the kernel's, counts only if its process does not continue.
 * Values of signs that name a culprit: gpu, bus, device, peer, host, rank, peer_rank, variable, file (whose.py).
 """
 
@@ -50,7 +51,7 @@ from ddp_doctor.wording.ranks import capital, rank_list, short
 
 
 def causes(recording: Recording) -> tuple[Judged, ...]:
-    """What made the job fail, in the order of time; () where it did not fail."""
+    """Return the causes of the job's failure, or of its unknown end, in order of time; empty if it ended well."""
     fact = recording.first(JobLogFact) or JobLogFact(files=())
     last = _last_attempt(fact)
     *earlier, output = (Output(fact, attempt) for attempt in range(last + 1))
@@ -84,7 +85,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
 
 
 def _of_own_port(output: Output, judged: Judged) -> Judged:
-    """The cause of a clash at a port that this job's launcher chose because it was free."""
+    """Adapt the cause of a port conflict if this job's launcher had chosen the port because it was free."""
     if judged.cause.name != "port-in-use" or not output.signs("chooses-free-port"):
         return judged
     title = "Two processes of the job open the same port[ {port}], which its launcher had chosen as a free one"
@@ -95,7 +96,7 @@ def _of_own_port(output: Output, judged: Judged) -> Judged:
 
 
 def _before(fact: JobLogFact, earlier: Sequence[Output]) -> Iterator[str]:
-    """Yield why earlier attempts of torchrun failed, and the last of earlier runs in the same file."""
+    """Yield sentences on why earlier attempts of torchrun, or the last earlier run in the output, failed."""
     runs = [sign for sign in fact.signs if sign.sign == "restarted" and "run" in sign.values]
     if runs:
         yield f"The output also has at least {len(runs)} earlier run{'s' if len(runs) > 1 else ''} of the job."
@@ -118,7 +119,7 @@ _OF_TEARDOWN = (
 )
 #: Faults that other ranks may report because a process has died.
 _OF_A_BROKEN_LINK = ("ib-fabric-fault", "rank-unreachable", "firewall-or-unreachable")
-#: Causes that say no more than that a process ended.
+#: Causes that state only that a process ended.
 _THAT_IT_ENDED = (
     *("rank-exception", LIBRARY_EXCEPTION, FILE_NOT_ACCESSIBLE, CONFIGURATION_INVALID),
     *("process-crashed", "host-oom-kill", "peer-died-secondary"),
@@ -126,7 +127,7 @@ _THAT_IT_ENDED = (
 
 
 def cause_in(fact: JobLogFact) -> Judged | None:
-    """The first cause that output names, likely at least; that a process ended is none."""
+    """Return the first cause in an output that is at least likely and not only the end of a process, or None."""
     output = Output(fact)
     for suspect in unexplained(output, list(suspects(output))):
         if suspect.confidence is not Confidence.POSSIBLE and suspect.cause.name not in _THAT_IT_ENDED:
@@ -134,12 +135,12 @@ def cause_in(fact: JobLogFact) -> Judged | None:
     return None
 
 
-#: Directories of packages that a job uses, also from a checkout.
+#: Directories of packages that a job uses, installed or as a checkout.
 _FRAMEWORKS = re.compile(r"[/\\](?:site-packages|dist-packages|deepspeed|transformers|accelerate|\w*lightning)[/\\]")
 
 
 def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
-    """What reads the job's code comes first: the file of the culprits' stacks, else of any rank's."""
+    """Put lint first in the next check, for the file in the culprits' stacks, otherwise in any rank's stack."""
     if judged.cause.name not in FOUND_BY_LINT:
         return judged
     named = {culprit.rank for culprit in judged.culprits}
@@ -152,15 +153,15 @@ def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     return replace(judged, next_check=f"{lint}; {judged.next_check or judged.cause.next_check}")
 
 
-#: Faults of the network by what is set up wrongly: they show with the first transfers.
+#: Network faults caused by a wrong setup, which appear with the first transfers.
 _SET_UP = ("ib-unusable", "roce-gid-index", "ib-rail-unroutable", "ib-mtu-mismatch")
 _BUS_ERROR = re.compile(r"\bBus error\b|\bSIGBUS\b")
-#: Lines of the job between NCCL's completion and its first transfers.
+#: Maximum lines of the job between NCCL's completed initialization and an error of the first transfers.
 _FEW_LINES = 5
 
 
 def _by_the_moment(recording: Recording, output: Output, suspect: Suspect) -> Suspect:
-    """RDMA that fails in one of the first collectives is set up wrongly; after many, a part of it broke."""
+    """Refine a cause by its time: RDMA that fails in a first collective is set up wrongly, later a part broke."""
     is_first, name = _is_first(output, suspect), suspect.cause.name
     if name == "ib-fabric-fault" and is_first:
         set_up = "roce-gid-index" if networks.is_over_roce(recording, suspect) else "ib-unusable"
@@ -183,7 +184,7 @@ def _is_first(output: Output, suspect: Suspect) -> bool | None:
 
 
 def _last_attempt(fact: JobLogFact) -> int:
-    """torchrun's last one: of which something is said, or which followed and printed more than its beginning."""
+    """Return the number of torchrun's last attempt that printed a sign, or more than its first lines."""
     ends = {file.name: file.said or file.lines for file in fact.files}
     follow = (
         sign.attempt + 1
@@ -223,13 +224,13 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
     )
 
 
-#: The title for a program at the rendezvous' port that does not speak the store's protocol, and known programs.
+#: The title if a program that is not a store answers at the rendezvous port, and the names of known programs.
 _NOT_A_STORE = "{program} answers[ at {peer}:{port}], not the job's store"
 _PROGRAMS = {"HTTP": "A web server", "SSH-": "An SSH server"}
 
 
 def _endpoint(output: Output, suspect: Suspect) -> dict[str, str]:
-    """Return the endpoint of a rendezvous by all its signs, and the program that answered at it.
+    """Return the endpoint of a rendezvous, from all its signs, and the program that answered there.
 
     The number that torch got is the first four bytes of the answer: 1347703880 is "HTTP".
     """
@@ -250,7 +251,7 @@ def _of_all_gpus(suspect: Suspect) -> dict[str, str]:
     return {"bus": name_list(list(found))} if len(found) > 1 and "peer_rank" not in suspect.values else {}
 
 
-#: Values of signs that are equal for the ranks of one fault: the GPU that they share, how far they came.
+#: Values of signs that are equal for the ranks of one fault: their shared GPU, their counts of collectives.
 _SAME = ("bus", "gpu", "launched", "most")
 
 
@@ -270,12 +271,12 @@ def _raised_at(output: Output, suspect: Suspect) -> str:
     return ""
 
 
-#: What others see of a rank that failed.
+#: Tiers of the evidence that other ranks have of a failed rank.
 _SEEN_BY_OTHERS: Sequence[Tier] = ("ras", "nccl", "watchdog")
 
 
 def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:
-    """The suspects that no other explains, in their order."""
+    """Return the suspects that no other suspect explains, in order."""
     kept: list[Suspect] = []
     for suspect in sorted(found, key=lambda s: (TIERS.index(s.tier), list(Confidence).index(s.confidence))):
         if not any(_is_explained(output, suspect, by) for by in kept):
@@ -284,10 +285,10 @@ def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _is_explained(output: Output, suspect: Suspect, by: Suspect) -> bool:
-    if by.cause.name in suspect.cause.instead_of:  # the rows know better
+    if by.cause.name in suspect.cause.instead_of:  # ``by`` is a symptom of this cause
         return False
     if by.cause.name == NCCL_STATES and suspect.tier not in ("watchdog", "launcher"):
-        return False  # a message that no row knows explains no known cause
+        return False  # a message without its own cause does not explain a known one
     return (
         _is_outweighed(output, suspect, by)
         or (output.is_later(suspect, by) and _follows(output, suspect, by))
@@ -298,19 +299,19 @@ def _is_explained(output: Output, suspect: Suspect, by: Suspect) -> bool:
 def _is_outweighed(output: Output, suspect: Suspect, by: Suspect) -> bool:
     name, is_hint = suspect.cause.name, suspect.confidence is Confidence.POSSIBLE
     return (
-        # What the rows themselves say: a link that went down brings transfers without an answer.
+        # The table lists it as a symptom: a link that is down leaves transfers without an answer.
         name in by.cause.instead_of
-        # A possible cause counts only where nothing better is known.
+        # A possible cause counts only if no better one is known.
         or (is_hint and by.confidence is not Confidence.POSSIBLE and not _is_an_end(by))
         # NCCL's own message counts only without a known cause.
         or (name == NCCL_STATES and not _is_an_end(by) and by.tier not in ("watchdog", "launcher"))
-        # Signs of a cause beside what comparing all ranks, or their dumps, says of it.
+        # A comparison of all ranks, or their dumps, outweighs signs of the same cause.
         or (name == by.cause.name and suspect.judged is None and by.judged is not None)
-        # A time-out beside a cause by better evidence.
+        # Any better evidence outweighs a timeout.
         or (suspect.tier == "watchdog" and by.tier not in ("watchdog", "launcher"))
-        # What the dumps of ranks say that have failed themselves.
+        # An exception outweighs the dumps if they name only ranks that raised it.
         or (suspect.tier == "recorder" and by.tier == "exception" and suspect.ranks <= by.ranks)
-        # A worker that was killed on a host whose memory ran out; Slurm and the cgroup say so at the end.
+        # A worker was killed on a host that ran out of memory; Slurm and the cgroup report it only at the end.
         or (
             name == "dataloader-worker-died"
             and suspect.values.get("signal") in (None, "Killed")
@@ -324,18 +325,19 @@ def _follows(output: Output, suspect: Suspect, by: Suspect) -> bool:
     is_of_host, tiers = output.same_host(suspect, by), (suspect.tier, by.tier)
     both_proved = suspect.confidence is by.confidence is Confidence.PROVED
     return (
-        # Of one host's faults of a kind, such as Xid 79 and a time-out of the GSP, the earliest brought the others.
+        # The first of one host's kernel faults of a domain, such as Xid 79 and a GSP timeout, caused the others.
         (tiers == ("kernel", "kernel") and suspect.cause.domain == by.cause.domain and is_of_host)
-        # A warning of NCCL brings others on other ranks; two proved ones on different hosts are two faults.
+        # A warning of NCCL causes others on other ranks; two proved ones on different hosts are two faults.
         or (tiers == ("nccl", "nccl") and (is_of_host or not both_proved))
-        # A process's later complaints follow from its first; from a warning of NCCL only those of machines do.
+        # A process's later complaints follow from its first one, but exceptions after a warning of NCCL only if they
+        # are about a machine.
         or (
             bool(suspect.speakers)
             and suspect.speakers <= by.speakers
             and suspect.tier != "kernel"
             and (tiers != ("exception", "nccl") or suspect.speaks_of_a_machine)
         )
-        # What comes after the scheduler, a person or a signal ended the job is its answer; and the scheduler ends a
+        # Errors after the scheduler, a person or a signal ended the job are consequences. The scheduler also ends a
         # job that did nothing more after a complaint.
         or _is_an_end(by)
         or _is_an_end(suspect)
@@ -346,22 +348,22 @@ def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
     is_proved = suspect.confidence is Confidence.PROVED
     tier, domain, ends = suspect.tier, suspect.cause.domain, _is_an_end(by)
     return (
-        # What the kernel did to a host explains what its ranks, and ranks that waited for them, say; an exception that
-        # speaks of no machine (a ValueError) stays.
+        # A fault in the kernel log of a host explains messages of its ranks, and of ranks that waited for them, except
+        # an exception unrelated to a machine (a ValueError).
         (
             by.tier == "kernel"
             and tier != "kernel"
             and not ends
             and (tier != "exception" or (output.same_host(suspect, by) and suspect.speaks_of_a_machine))
         )
-        # A rank's own exception explains what others saw of it: warnings of NCCL, time-outs, the launcher's end.
+        # A rank's own exception explains what others saw: warnings of NCCL, timeouts, the launcher's end.
         or (by.tier == "exception" and (tier in _SEEN_BY_OTHERS or (tier == "launcher" and not is_proved)))
         or (by.tier == "exception" and _is_an_end(suspect))
-        # A peer that cannot be reached may have died: an unproved fault of the network beside any other.
+        # A peer that cannot be reached may have died, so any other fault explains an unproved network fault.
         or (domain == "network" and not is_proved and by.cause.domain != "network")
-        # Of two causes in one domain and tier, the proved one.
+        # A proved cause explains an unproved one of the same domain and tier.
         or ((tier, domain) == (by.tier, by.cause.domain) and not is_proved and by.confidence is Confidence.PROVED)
-        # Whoever ended the job ended those who waited, too.
+        # The end of the job also ended the waiting ranks.
         or (ends and tier in ("watchdog", "launcher"))
     )
 

@@ -1,4 +1,4 @@
-"""What the judge of failed jobs returns."""
+"""A cause of a job's failure, as the judge of failed jobs returns it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from ddp_doctor.features.jobs.table.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
 
-#: Placeholders in commands, by the value of a sign that replaces them.
+#: Placeholders in commands, with the sign's value that replaces each.
 _PLACEHOLDERS = {"PORT": "port", "PEER": "peer"}
 _AMD = re.compile(r"HW Exception by GPU|HSA_STATUS_|\bHIP\b|ROCm|amdgpu")
 _NVIDIA = re.compile(r"nvidia|\bXid\b|compute-sanitizer|CUDA_|dcgmi")
@@ -19,7 +19,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][\w.:-]{0,99}")
 
 @dataclass(frozen=True)
 class Judged:
-    """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces.
+    """A cause of a job's failure, with its evidence and culprits. ``values`` fill the braces of its title.
 
     ``next_check`` and ``remedies`` replace the cause's own if the evidence shows better ones.
     """
@@ -34,12 +34,12 @@ class Judged:
     next_check: str = ""
     remedies: tuple[Remedy, ...] = ()
     launcher: str | None = None  # of the job
-    job: str = ""  # the name of a job that runs
+    job: str = ""  # the name of a running job
     is_one_of_several_jobs: bool = False
-    pid: int | None = None  # of the process to blame, where it runs
+    pid: int | None = None  # of the faulty process, if it runs
 
     def commands(self, of_cause: Iterable[str]) -> tuple[str, ...]:
-        """Return the commands with known values, without those for other GPUs and other launchers than the job's."""
+        """Return the commands with known values, without commands for other GPUs or launchers than the job's."""
         is_amd = any(_AMD.search(line.text) for line in self.lines)
         fit = [command for command in of_cause if not (is_amd and _NVIDIA.search(command))]
         return tuple(self._with_values(command) for command in fit if self._is_of_the_launcher(command))
@@ -60,12 +60,12 @@ class Judged:
         if self.pid is not None:
             command = command.replace("--pid PID", f"--pid {self.pid}")
         for word, name in _PLACEHOLDERS.items():
-            value = re.sub(r"^([^:]+):\d+$", r"\1", self.values.get(name, ""))  # a peer may have its port
+            value = re.sub(r"^([^:]+):\d+$", r"\1", self.values.get(name, ""))  # a peer may include its port
             if _SAFE.fullmatch(value):
                 command = re.sub(rf"\b{word}\b", value, command)
         return command
 
 
 def place_of(line: LogLine) -> str:
-    """``job.out:12``."""
+    """Return the place of a line, such as ``job.out:12``."""
     return f"{line.file}:{line.line}" if line.line else line.file

@@ -1,4 +1,4 @@
-"""What NCCL says on all ranks, taken together: what differs, and paths over which nothing came."""
+"""Causes in the NCCL output of all ranks together: differing settings, and P2P paths that may not move data."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,14 +16,14 @@ from ddp_doctor.settings.agreement import is_compared
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital
 
-#: Of evidence, for one cause.
+#: Maximum evidence lines of one cause.
 _MOST_LINES = 8
-#: What shows whether P2P moves data, and the IOMMU and ACS.
+#: The command that shows whether P2P moves data, and the state of the IOMMU and ACS.
 _PROOF = "ddp-doctor run --only topology,p2p"
 
 
 def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
-    """Ranks whose NCCL uses another network than most, was told another number of ranks, or is of another release."""
+    """Yield ranks whose network, number of ranks, release or settings of NCCL differ from those of most ranks."""
     logs = [(at.rank, at.fact) for at in recording.facts(NcclTransportFact)]
     networks = [(log.network, rank) for rank, log in logs if rank is not None and log.network is not None]
     yield from _differing(output, "net-transport-mismatch", "NCCL uses {}", networks)
@@ -60,14 +60,14 @@ def _differing(output: Output, name: str, statement: str, values: Sequence[tuple
 
 
 def is_over_roce(recording: Recording, suspect: Suspect) -> bool:
-    """Whether the devices that signs name, else all that NCCL listed, are RoCE's, and none is of another kind."""
+    """Return True if all devices that the signs name, or otherwise all that NCCL listed, use RoCE."""
     layers = {hca.name: hca.link_layer for at in recording.facts(NcclTransportFact) for hca in at.fact.hcas}
     named = [layers[name] for sign in suspect.signs if (name := sign.values.get("device")) in layers]
     return {*(named or layers.values())} == {"RoCE"}
 
 
 def p2p_hang(recording: Recording, output: Output) -> tuple[Judged, ...]:
-    """All ranks wait in one of the first collectives, and NCCL had connected their GPUs by P2P alone."""
+    """Return a cause if all ranks wait in one of the first collectives and NCCL connected their GPUs only by P2P."""
     cause, number = cause_named("iommu-p2p-hang"), collective_reached(output)
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     paths = [path for log in logs for path in log.transports]

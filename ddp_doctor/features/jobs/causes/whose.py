@@ -1,4 +1,4 @@
-"""Culprits of a cause that signs speak for, as text and as Culprit."""
+"""The culprits of a cause, as text and as Culprit objects."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -9,18 +9,18 @@ from ddp_doctor.model.finding import Culprit, CulpritKind
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list
 
-#: More ranks than this are named as a list of numbers, with their hosts behind it.
+#: Maximum number of ranks that are named one by one; more are a list of numbers, with their hosts after it.
 _EACH = 2
-#: A rank that prints these only noticed it: another one may differ.
+#: Causes for which the rank that printed the sign only noticed it: another rank may differ.
 _BETWEEN_RANKS = ("collective-mismatch", "nccl-settings-differ", "world-sizes-differ")
-#: The names of a host and a rank that the output does not name.
+#: The texts for an unknown host and an unknown rank.
 UNKNOWN = ("a node", "a rank")
-#: What values of signs are, beside GPUs and ranks.
+#: The kinds of culprits in values of signs, in addition to GPUs and ranks.
 _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
 
 
 def place(output: Output, rank: int) -> str:
-    """``rank 5 (node2, GPU1)``."""
+    """Return a rank with its place, such as ``rank 5 (node2, GPU1)``."""
     known = output.rank(rank)
     gpu = "" if known.gpu is None else f"GPU{known.gpu}"
     where = ", ".join(filter(None, (known.host if known.host != "localhost" else "", gpu)))
@@ -28,7 +28,7 @@ def place(output: Output, rank: int) -> str:
 
 
 def places(output: Output, ranks: Iterable[int]) -> str:
-    """Ranks for a sentence: each with its place where they are few, else ``ranks 0-4, 6, 7 (node0 and node1)``."""
+    """Return ranks for a sentence: a few with their places, more as ``ranks 0-4, 6, 7 (node0 and node1)``."""
     numbers = sorted(set(ranks))
     if len(numbers) > 1 and len(numbers) == output.fact.world_size:
         return "both ranks" if len(numbers) == 2 else f"all {len(numbers)} ranks"
@@ -40,7 +40,7 @@ def places(output: Output, ranks: Iterable[int]) -> str:
 
 
 def failed_first(output: Output) -> list[str]:
-    """``rank 4 failed first, 51 s before the others``, if the launchers' summaries tell the times of several."""
+    """Return ``rank 4 failed first, 51 s before the others`` in a list; empty if launchers print no such times."""
     times = sorted(rank.ended_at for rank in output.died if rank.ended_at)
     try:
         first, second = (datetime.fromisoformat(time) for time in times[:2])
@@ -51,14 +51,14 @@ def failed_first(output: Output) -> list[str]:
 
 
 def local_places(processes: Iterable[ProcessSeen | SignSeen]) -> str:
-    """``local rank 3 on node1``: the processes whose rank in the job is not known."""
+    """Return the processes without a known rank in the job, such as ``local rank 3 on node1``."""
     each = dict.fromkeys((process.local_rank, process.host) for process in processes if process.local_rank is not None)
     texts = [f"local rank {rank}{f' on {host}' if host and host != 'localhost' else ''}" for rank, host in each]
     return name_list(texts) if texts else ""
 
 
 def local_culprits(processes: Iterable[ProcessSeen | SignSeen]) -> tuple[Culprit, ...]:
-    """These processes as culprits, without a rank in the job."""
+    """Return these processes as culprits, without a rank in the job."""
     each = dict.fromkeys((process.local_rank, process.host) for process in processes if process.local_rank is not None)
     return tuple(Culprit(kind="rank", node=host, name=f"local rank {rank}") for rank, host in each)
 
@@ -77,7 +77,7 @@ def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
 
 
 def who(output: Output, suspect: Suspect) -> str:
-    """The ranks or hosts that said it; of code the ranks come first, else the hosts."""
+    """Return the ranks or hosts that printed the signs: ranks first for causes in code or GPUs, otherwise hosts."""
     ranks = places(output, _ranks(output, suspect))
     hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
     named = name_list(sorted(hosts))
@@ -88,17 +88,20 @@ def who(output: Output, suspect: Suspect) -> str:
 
 
 def rank_culprit(output: Output, rank: int) -> Culprit:
-    """One rank, with its host and GPU where they are known."""
+    """Return a rank as a culprit, with its host and GPU if known."""
     known = output.rank(rank)
     return Culprit(kind="rank", rank=rank, node=known.host, gpu=known.gpu)
 
 
 def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
-    """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
+    """Return the culprits that the signs name, otherwise the ranks or hosts that printed the signs.
+
+    Empty if all ranks report the same fault of their code.
+    """
     named = (_named(output, sign.values, sign.host, sign.rank) for sign in suspect.signs)
     found = _ends(output, suspect) or tuple(dict.fromkeys(culprit for culprit in named if culprit is not None))
     if suspect.cause.name == _BETWEEN_RANKS[0]:
-        found = ()  # of the two ranks that the message names, the first printed it
+        found = ()  # the message names two ranks; the first of them only printed it
     if found or suspect.cause.name in _BETWEEN_RANKS:
         return found
     hosts = output.hosts_of(suspect.signs)
@@ -114,9 +117,9 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
 
 
 def _ends(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
-    """Of broken connections: the end that is in all of them, where there are several; else each as a pair.
+    """Return the end that several broken connections have in common, otherwise each connection as a pair.
 
-    Error 12 on many nodes towards one address is that address's; one node's towards many is its own.
+    Error 12 on many nodes towards one address is a fault of that address; on one node towards many, of this node.
     """
     pairs = {(_printed_by(output, sign), sign.values["peer"]) for sign in suspect.signs if "peer" in sign.values}
     near, far = {near for near, _ in pairs} - {None}, {peer for _, peer in pairs}
