@@ -1,8 +1,8 @@
-"""Why a job that runs does not get on: what engine/waits/judge.py says of looks at its ranks, in words; pure.
+"""The reason why a running job makes no progress: the ruling of engine/waits/judge.py on samples of its ranks, as text.
 
-What each rank does is worked out in views/live.py. Where ranks hand out their flight recorders, those say who
-waits for whom (wait_graph.py), better than stacks do; where NCCL's RAS answers, that counts before "not known". An
-innocent is never named: where the looks do not tell, the answer is "not known".
+views/live.py works out what each rank does. If ranks provide their flight recorders, these show better than stacks
+which ranks wait for each other (wait_graph.py). If NCCL's RAS answers, its answer replaces "not known". A healthy rank
+is never named: if the samples are not sufficient, the answer is "not known". Without side effects.
 """
 
 import re
@@ -27,26 +27,26 @@ from ddp_doctor.model.finding import Culprit, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
-#: Ranks that are named with their processes.
+#: Maximum number of ranks that are named with their processes.
 _EACH = 2
-#: Operations that NCCL's RAS counts, and how many of them each rank has launched.
+#: The number of calls that each rank has launched, by operation, as NCCL's RAS counts them.
 _Counts = Mapping[str, Mapping[int, int]]
 _MOST_LINES = 8
 _MOST_FRAMES = 12
-#: So often the same data was sent again in a row.
+#: Minimum number of retransmissions in a row without an answer.
 _SENT_AGAIN = 2
-#: What is said where all ranks wait, or but a few.
+#: Causes if all ranks wait, or all but a few.
 _ALL_WAIT = ("collective-stalled", "cross-group-deadlock", "collective-mismatch", "rank0-only-collective")
-#: What flight recorders tell better, by groups and numbers of collectives.
+#: Causes from stacks. Flight recorders are better evidence, because they have groups and numbers of collectives.
 _BY_STACKS_ALONE = ("progress-not-known", *_ALL_WAIT)
-#: What ranks that nobody looked at may explain.
+#: Causes that ranks without samples may explain.
 _OF_ALL_RANKS = ("stuck-outside-collective", *_ALL_WAIT)
-#: What recorders tell of ranks whose own did not answer, or of none: attach has looked at those.
+#: Causes that recorders show for ranks whose recorder did not answer, or for no rank: attach has sampled those ranks.
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 
 
 def judged(recording: Recording) -> Iterator[Judged]:
-    """What keeps the jobs of a recording of attach, one after the other; nothing where all get on."""
+    """Yield what holds up the jobs in a recording of attach, one job after the other."""
     jobs = [_Job(job) for job in live_jobs(recording)]
     for job in jobs:
         found = job.judged()
@@ -100,10 +100,10 @@ class _Job:
     def _call(self) -> str:
         return " or ".join(dict.fromkeys(map(collective_of, self.in_collective))) or "a collective on the GPU"
 
-    # --- by what the job itself says ------------------------------------------------------------------
+    # --- by the job's own records ---------------------------------------------------------------------
 
     def by_itself(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
-        """Return the causes in the job's own records, which count by ranks."""
+        """Return the causes in the job's own records, if the ranks are numbered."""
         if not self.job.is_numbered:
             return ()
         return self._by_recorders(recording) or self._by_ras(recording, instead_of)
@@ -153,9 +153,9 @@ class _Job:
         return counts
 
     def _by_counts(self, counts: _Counts) -> Judged:
-        """Ranks are compared by majority alone: counts tell neither the order of calls nor who waits.
+        """Compare the ranks by majority only: counts show neither the order of calls nor which rank waits.
 
-        So they are no standings for the judge of waits: a rank that is behind may wait in a call of another group.
+        They are not standings for the judge of waits: a rank that is behind may wait in a call of another group.
         """
         few: set[int] = set()
         for by_rank in counts.values():
@@ -440,7 +440,7 @@ def _remedies_of_stuck(rank: Doing) -> tuple[Remedy, ...]:
 
 
 def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, str]]:
-    """The cause, and what its title says of the first of the few ranks, else of one that is behind."""
+    """Return the cause and the values of its title, for the first of the few ranks, or for one that is behind."""
     fewest = {operation: min(of, key=lambda rank: of[rank]) for operation, of in counts.items()}
     who = min(few) if few else next(iter(fewest.values()))
     behind = [operation for operation, of in counts.items() if of[who] < max(of.values())]

@@ -19,15 +19,15 @@ _OPTIONS = {
     "accelerate": "--main_process_ip and --main_process_port",
     "ranks": "MASTER_ADDR and MASTER_PORT",
 }
-#: A launcher that waits for a program which it has started.
+#: For a launcher that waits for a program that it has started.
 _OF_PROGRAM = remedy("Run this program by hand, and check that its host is up and lets you log in", scope="cluster")
-#: A launcher that has started nothing on this host.
+#: For a launcher that has started nothing on this host.
 _ELSEWHERE = remedy("Run attach on the nodes on which the ranks should run", scope="cluster")
 _OF_SLURM = remedy("Find out whether SLURM has started the tasks, and run attach on their nodes", "squeue --me")
 
 
 def judged(job: LiveJob, meeting: Meeting) -> Judged | None:
-    """Return what a job that has not begun waits for; None if its own ranks on this host hold it up."""
+    """Return what a job that has not begun waits for, or None if its own ranks on this host hold it up."""
     fault = _fault(meeting)
     others = _others(job, meeting)
     if meeting.waits and not fault and not others:

@@ -1,4 +1,4 @@
-"""Where ranks of a job stand, by looks at them or by their timeouts in its output."""
+"""The standings of a job's ranks, from samples of them or from their timeouts in its output."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -8,12 +8,15 @@ from ddp_doctor.features.jobs.live_frames import ROOTED
 from ddp_doctor.features.jobs.views.job_waits import Wait as TimeOut
 from ddp_doctor.features.jobs.views.live import UNABLE, Doing, LiveJob
 
-#: Words of a rank that ended without an error.
+#: The text for a rank that exited without an error.
 WELL = "exit 0"
 
 
 def standings_of_looks(job: LiveJob) -> list[Standing]:
-    """Return a standing for each rank that was seen or is missing, but not for ranks that left a job without waits."""
+    """Return the standings of the seen and missing ranks.
+
+    Ranks that left without a known error are omitted if other ranks move or no rank waits.
+    """
     default, unknown = (Group(name, tuple(rank.rank for rank in job.ranks)) for name in ("default", ""))
     gets_on = any(rank.moves for rank in job.ranks if rank.kind not in UNABLE)
     nobody_waits = not any(rank.kind in ("collective", "gpu") for rank in job.ranks)
@@ -33,7 +36,7 @@ def standings_of_looks(job: LiveJob) -> list[Standing]:
 
 
 def _call(rank: Doing, default: Group, unknown: Group) -> Call:
-    """Calls are compared of those that are on the default group for certain."""
+    """Return a rank's call, comparable with other calls only if it is certainly on the default group."""
     if rank.kind == "gpu":
         return Call(unknown)
     if rank.fact.groups != 1 and not rank.fact.default_group:
@@ -41,13 +44,16 @@ def _call(rank: Doing, default: Group, unknown: Group) -> Call:
     return Call(default, op=rank.call, alike=rank.call, may_be_left=rank.call == "wait" or rank.call in ROOTED)
 
 
-#: Operations whose sizes, or whether they are called at all, may differ between ranks.
+#: Operations that may have different sizes on ranks, or that only some ranks call.
 UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 
 
 def standings_of(time_outs: Mapping[int, TimeOut], world: Collection[int], works: Collection[int]) -> list[Standing]:
-    """Of one process group; those of ``works`` do work of their own. A rank that printed nothing may stand anywhere."""
+    """Return the standings in one process group; ranks in ``works`` are busy with other work.
+
+    A rank that printed no timeout may be anywhere.
+    """
     ranks = sorted({*world, *time_outs})
     group = Group("", tuple(ranks))
     last = max((time_out.seq or 0 for time_out in time_outs.values()), default=0)
@@ -72,7 +78,7 @@ def standings_of(time_outs: Mapping[int, TimeOut], world: Collection[int], works
 
 
 def standings_in(calls: Mapping[int, str]) -> list[Standing]:
-    """Of ranks that gave up together, each in a call without a number."""
+    """Return the standings of ranks that timed out together, each in a call without a number."""
     group = Group("", tuple(calls))
     return [
         Standing(rank, "waits", (Wait(rank, Call(group, op=call, alike=call)),)) for rank, call in sorted(calls.items())

@@ -19,9 +19,9 @@ _OF_TORCHRUN = re.compile(r"torch/distributed/elastic/rendezvous/\w+\.py:")
 _OF_RANKS = re.compile(r"torch/distributed/rendezvous\.py:| in init_process_group$", re.MULTILINE)
 #: Last lines of exceptions that end a wait.
 _ENDS_A_WAIT = re.compile(r"KeyboardInterrupt|SignalException|time(?:d )?out", re.IGNORECASE)
-#: Lines that torch may print below a try to connect.
+#: Lines that torch may print below an attempt to connect.
 _LINES_OF_A_TRY = 2
-#: Characters of a quoted line, and ranks that are listed.
+#: Maximum characters of a quoted line, and maximum number of listed ranks.
 _LONGEST_WORDS = 80
 _MOST_RANKS = 10_000
 

@@ -1,8 +1,8 @@
-"""What the time-outs of collectives say: who waited for what, who was elsewhere.
+"""Causes in the timeouts of collectives: which ranks waited for what, and which were elsewhere.
 
-A time-out is no cause. Where torch prints the number and the kind of the collective that each rank was in, a rank that
-was in another one, or had not got as far, is told apart from those that waited for it; nccl2 of torch 2.15 prints
-neither, and then nothing is said here.
+A timeout is not a cause. If torch prints the number and kind of each rank's collective, a rank that was in another one,
+or had called fewer, is distinguished from the ranks that waited for it. nccl2 of torch 2.15 prints neither, so ranks
+cannot be compared.
 
     rank 0-4, 6, 7   default_pg   all-reduce 17 of 1024 elements
     rank 5           default_pg   had enqueued 16
@@ -24,22 +24,22 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.wording.ranks import capital, rank_list
 
-#: Collectives in which NCCL connects ranks and moves data for the first time; DDP's constructor makes three.
+#: The first collectives, in which NCCL connects ranks and moves data for the first time; DDP's constructor calls three.
 _FIRST = 3
-#: Values of signs that name ranks which did not come.
+#: Values of signs that name missing ranks.
 _NOT_COME = ("missing", "lagging", "not_joined")
-#: Time-outs of process groups, where none is printed (torch 2.15 distributed/constants.py).
+#: Timeouts of process groups, if none is printed (torch 2.15 distributed/constants.py).
 _USUAL_S = (600.0, 1800.0)
-#: Ranks that one line of torch lists.
+#: Maximum number of ranks to read from one line of torch.
 _MOST_RANKS = 100_000
-#: A call of torch.distributed among a traceback's frames.
+#: A call of torch.distributed in the frames of a traceback.
 _CALL = re.compile(r"distributed_c10d\.py:\d+ in (\w+)|autograd/graph\.py:\d+ in _engine_run_(backward)")
-#: What a bar or a count of progress looks like.
+#: A progress bar or a progress count.
 _PROGRESS = re.compile(r"\d{1,3}%\||\bit/s\b|s/it\b|\d/\d+ \[|examples/s", re.IGNORECASE)
 
 
 def suspects(output: Output) -> Iterator[Suspect]:
-    """What the table shows, group by group; else what torch itself says of who did not come."""
+    """Yield the causes that the waits of each group show, otherwise the one that other signs of timeouts show."""
     found = False
     for of_group in waits(output.fact).values():
         judged = _of_group(output, of_group)
@@ -57,7 +57,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
 
 
 def waited(output: Output) -> str:
-    """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
+    """Return a sentence such as ``ranks 0-3 waited in all-reduce 17 of 1024 elements.``, or ""."""
     parts = []
     for group, time_outs in waits(output.fact).items():
         by_call = grouped((wait.collective, rank) for rank, wait in time_outs.items() if wait.seq is not None)
@@ -67,7 +67,7 @@ def waited(output: Output) -> str:
 
 
 def worked_before(output: Output) -> str:
-    """Whether it was among the first collectives, which tells the set-up from what fails later."""
+    """Return a sentence on how many collectives worked before, because setup faults affect the first ones."""
     at = [wait.seq for of_group in waits(output.fact).values() for wait in of_group.values() if wait.seq is not None]
     if (apart := max(at, default=0) - min(at, default=0)) > 0 and len(waits(output.fact)) == 1:
         return f"Their numbers differ by {apart}: the ranks called different collectives, or are in different groups."
@@ -79,12 +79,12 @@ def worked_before(output: Output) -> str:
 
 
 def is_first(number: int) -> bool:
-    """Whether a collective is one of those in which NCCL connects the ranks."""
+    """Return True if NCCL connects the ranks in the collective with this number."""
     return 0 < number <= _FIRST
 
 
 def collective_reached(output: Output) -> int:
-    """The highest number of a collective in which a rank timed out; 0 where none is printed."""
+    """Return the highest number of a collective in which a rank timed out, or 0 if none is printed."""
     return max(map(_last, waits(output.fact).values()), default=0)
 
 
@@ -116,7 +116,7 @@ def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     ruling = judge(standings_of(ranks, output.world, works))
     if ruling is None:
         return None
-    callers = len(ruling.waits)  # who printed nothing may be behind, too
+    callers = len(ruling.waits)  # ranks that printed nothing may also be behind
     are_few = 2 * callers < len(output.world | ranks.keys())
     if ruling.kind == "different-calls":
         return _other_collective(output, ranks, ruling)
@@ -137,7 +137,7 @@ def _first_signs(ranks: Mapping[int, Wait], of: Iterable[int]) -> list[SignSeen]
 
 
 def _other_collective(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
-    """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
+    """Name the minority if operations or sizes differ at one number, or no rank if the sides are equal."""
     what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in ruling.sides)
     alone = len(ruling.suspects) == 1 and _is_barrier(ranks[ruling.suspects[0]])
     name = "rank0-only-collective" if alone else "collective-mismatch"
@@ -147,17 +147,17 @@ def _other_collective(output: Output, ranks: Mapping[int, Wait], ruling: Ruling)
 
 
 def _is_barrier(wait: Wait) -> bool:
-    """Whether it may be a barrier, which NCCL makes of an all-reduce of one element."""
+    """Return True if it may be a barrier, which is an all-reduce of one element in NCCL."""
     return wait.numel == "1" or "BARRIER" in wait.op
 
 
 def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
-    """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
+    """Name the ranks that called one collective more than most others, usually rank 0 in a barrier."""
     callers = [wait.rank for wait in ruling.waits]
     others = sorted((output.world | ranks.keys()) - {*callers})
     absent = ruling.sides[1] if ruling.kind == "one-more" else ()
-    is_known = any((ranks[rank].enqueued or 0) > 0 for rank in absent)  # who has called none yet may only be late
-    if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others are silent
+    is_known = any((ranks[rank].enqueued or 0) > 0 for rank in absent)  # a rank without any call may only be late
+    if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others printed nothing
         return None
     sure = Confidence.LIKELY if is_known else Confidence.POSSIBLE
     detail = f"Only {rank_list(callers)} called {ranks[callers[0]].collective}; {rank_list(others)} did not."
@@ -165,7 +165,7 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling)
 
 
 def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
-    """Most wait, and a few say that they had called less: those never came to it."""
+    """Name the few ranks that had called fewer collectives while most wait: they never entered this one."""
     callers, behind = [wait.rank for wait in ruling.waits], ruling.who
     worked = ruling.kind == "at-work"
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
@@ -178,7 +178,7 @@ def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
 
 
 def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
-    """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
+    """Report both sides if as many ranks wait as had called fewer: the numbers do not show which is wrong."""
     here, there = [wait.rank for wait in ruling.waits], ruling.who
     if any(ranks[rank].seq is not None for rank in there):
         return None
@@ -198,7 +198,7 @@ def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
 
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
-    """Ranks wait in a collective that others have ended: they called another one, or data did not reach them."""
+    """Report ranks in a collective that others have finished: calls differ, or data did not reach them."""
     by_seq = grouped((wait.seq, wait) for wait in ranks.values() if wait.seq is not None)
     if len(by_seq) != 2:
         return None
@@ -216,7 +216,7 @@ def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
 
 
 def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """torch before 1.13 prints no numbers: of ranks that gave up together, the few in another operation."""
+    """Name the few in another operation of ranks that timed out together; torch before 1.13 has no numbers."""
     first: dict[int, SignSeen] = {}
     calls: dict[int, str] = {}
     for sign in signs:
@@ -231,7 +231,7 @@ def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None
         return None
     ruling = judge(standings_in(calls))
     guilty = ruling.suspects if ruling is not None and len(by_call) == 2 else ()
-    # Where several are in each, they may be in different groups, which this torch does not tell either.
+    # If several ranks are in each call, their groups may differ, which this torch does not print either.
     sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
     return _judged(output, "collective-mismatch", sure, list(first.values()), guilty, _who_waited(by_call))
 
@@ -242,7 +242,7 @@ def _who_waited(by_call: Mapping[str, Sequence[int]]) -> str:
 
 
 def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """More came to the store than the job has ranks: those of another job, or of an earlier attempt."""
+    """Report more ranks at the store than the job has: they are of another job, or of an earlier attempt."""
     counts = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
     if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in counts):
         return None
@@ -256,7 +256,7 @@ def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """All but one rank wait for it, and the last that this one printed is the progress of its own work."""
+    """Report the rank that all others wait for, if its last output is the progress of its own work."""
     waiting = ranks_of(signs)
     missing = sorted((output.world | set(range(max(waiting, default=0)))) - waiting)
     if not waiting:
@@ -269,7 +269,7 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
     limits_s = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")} or _USUAL_S
     if bar is None or not any(0.9 * limit_s <= float(bar["bar_s"]) <= 1.25 * limit_s for limit_s in limits_s):
-        return None  # it did not begin with the wait, or was not there at its end
+        return None  # the bar did not begin with the wait, or was gone at its end
     detail += f" Its progress bar was at {bar['bar']} by then, and started when they began to wait."
     guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
     at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
@@ -278,7 +278,7 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
-    """gloo prints no numbers, but by their tracebacks ranks waited in different calls: who was alone in a barrier."""
+    """Report ranks whose tracebacks show different calls, such as a single barrier; gloo prints no numbers."""
     first: dict[int, SignSeen] = {}
     calls: dict[int, str] = {}
     for sign in output.fact.signs:
@@ -303,7 +303,7 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
 
 
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """monitored_barrier and the store list the ranks that did not come, the desync report those that lag."""
+    """Name ranks that monitored_barrier or the store lists as missing, or the desync report as lagging."""
     for sign in signs:
         if sign.sign == "store-id-timeout":
             continue
@@ -316,7 +316,7 @@ def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _never_made(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """The rank that others waited for to begin NCCL's communicator; whether it was busy, dead or cut off is open."""
+    """Name the rank that did not start NCCL's communicator; it may have been busy, dead or unreachable."""
     absent = _never_came(signs)
     if not absent:
         return None
@@ -330,7 +330,7 @@ def _never_came(signs: Sequence[SignSeen]) -> list[int]:
 
 
 def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
-    """One rank did not wait, and did not even end when it was told to: those that wait do both."""
+    """Name the one rank that neither timed out nor exited on SIGTERM: waiting ranks do both."""
     waiting = ranks_of(signs)
     if len(output.stuck) != 1 or not waiting or not waiting.isdisjoint(output.stuck):
         return None

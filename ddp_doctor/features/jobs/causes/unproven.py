@@ -1,4 +1,4 @@
-"""What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
+"""Conclusions about failures without a proven cause: which ranks died or waited, and what would show the cause."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
-#: How a rank ends because another one did, or because the job was ended: nobody asks why.
+#: Signals that end a rank because another one failed, or because the job was ended: consequences, not causes.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
-#: Ranks of a job whose size is not known.
+#: Maximum number of ranks to assume below the lowest known one.
 _MOST_RANKS = 10_000
-#: Signs of time-outs before ranks have a process group.
+#: Signs of timeouts before ranks have a process group.
 _OF_THE_STORE = ("store-barrier", "store-clients", "store-timeout", "store-id-timeout", "rendezvous-timeout")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
@@ -45,26 +45,26 @@ _PEER_GONE = (
     "ray-rank-gone",
 )
 _REFUSED = ("peer-refuses", "connect-refused")
-#: What stands in front of NCCL's own words.
+#: The prefix of NCCL's messages.
 _OF_NCCL = re.compile(r"^.*?NCCL (?:WARN|INFO) ")
 _ADDRESS = re.compile(r"\b(?:to|peer) \[?(?P<host>[\w.:-]{1,200}?)\]?[<:](?P<port>\d{1,5})\b")
-#: Signs that a process died, whatever the launcher.
+#: Signs that a process died, under any launcher.
 _DEATHS = ("ray-worker-gone", "command-killed", "killed-by-code", "core-dumped", "received-signal", "exit-code")
 _KILLED = re.compile(r"(?:^|[\s:])Killed\b")
-#: Exit statuses of a shell for signals.
+#: Signals by the exit status of a shell.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: A very long word, such as a path. The groups are its first and last characters.
 _LONG_WORD = re.compile(r"(?<!\S)(\S{12})\S{40,}(\S{20})(?!\S)")
-#: Characters of the last line in a title.
+#: Maximum characters of the last line in a title.
 _LONGEST_WORDS = 80
-#: Lines of evidence from all kinds of signs together.
+#: Maximum evidence lines from all kinds of signs together.
 _MOST_LINES = 8
 _MOST_STACKS = 4
 NOT_PROVEN_NAME = "job-failed-cause-not-proven"
 
 
 def judged(output: Output) -> tuple[Judged, ...]:
-    """The best that can be said: a guess with its next check, or what is known without any."""
+    """Return a guess with its next check, or otherwise the known facts."""
     for step in (_killed, _crashed, _no_server, _peer_died, _interrupted, _unknown):
         found = tuple(step(output))
         if found:
@@ -102,7 +102,7 @@ def _lines_of_launchers(output: Output) -> tuple[LogLine, ...]:
 
 
 def _tells_of_a_kill(sign: SignSeen) -> bool:
-    """Whether a launcher says that a process of the job, it does not say of which rank, ended by SIGKILL."""
+    """Return True if a launcher reports SIGKILL of a process of the job, without its rank."""
     values = sign.values
     by_number = values.get("exit") in ("-9", "137") or values.get("number") == "9"
     return by_number or values.get("signal") == "SIGKILL" or "killed" in values
@@ -111,7 +111,7 @@ def _tells_of_a_kill(sign: SignSeen) -> bool:
 def _crashed(output: Output) -> Iterator[Judged]:
     ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
     local = [process for process in output.died_locally if _signal_of(process) in _CRASHES]
-    # Launchers that name no rank say it of a command.
+    # Launchers that name no rank report the end of a command.
     commands = [sign for sign in output.signs("command-ended", "received-signal") if _command_signal(sign) in _CRASHES]
     signals = [*map(_signal_of, ranks), *map(_signal_of, local), *map(_command_signal, commands)]
     if not signals:
@@ -121,7 +121,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
         Confidence.POSSIBLE,
         (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES])
         or _lines_of_launchers(output),
-        # Where every rank crashes, what they share is to blame, not a rank.
+        # If every rank crashes, the cause is something that they share, not a rank.
         ()
         if 1 < len(ranks) == len(output.world)
         else (*(rank_culprit(output, r.rank) for r in ranks), *local_culprits(local)),
@@ -140,7 +140,7 @@ def _command_signal(sign: SignSeen) -> str | None:
 
 
 def _no_server(output: Output) -> Iterator[Judged]:
-    """Clients of torch's store, and no word of its host: refused, nobody listened; silent, packets were dropped."""
+    """Yield the cause if torch's store refused its clients (nothing listened) or was silent (packets were dropped)."""
     refused = [sign for sign in output.signs("store-refused") if sign.values.get("errno", "111") == "111"]
     unreached = [sign for sign in output.signs("store-unreached") if sign.values.get("errno", "111") == "111"]
     signs = refused or unreached
@@ -166,12 +166,12 @@ def _no_server(output: Output) -> Iterator[Judged]:
 
 
 def _peer_died(output: Output) -> Iterator[Judged]:
-    """Nothing but the words of those who are left: who died first, they do not say."""
+    """Yield the cause if only the remaining ranks left messages, which do not show the rank that died first."""
     timed_out = {sign.where for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"}
     victims = [sign for sign in output.signs(*_PEER_GONE) if sign.where not in timed_out]
     gone = _went_first(output, victims)
     saw = ranks_of(victims)
-    # Of one rank alone it is known that the others saw it go.
+    # If a rank is known to have gone first, a process without a rank is not named.
     local = () if gone else _went_first_locally(output)
     stopped = _stopped_by_launcher(output)
     others = output.world.difference(saw, (rank.rank for rank in output.fact.ranks if str(rank.pid) in stopped))
@@ -208,9 +208,9 @@ def _stopped_by_launcher(output: Output) -> set[str | None]:
 
 
 def _went_first_locally(output: Output) -> list[ProcessSeen]:
-    """The one process without a known rank that failed before the launcher stopped the others; empty for several.
+    """Return the one process without a known rank that failed before the launcher stopped the others; [] for several.
 
-    Processes that only saw a connection closed exit with 1, as after any exception.
+    Processes that only noticed a closed connection exit with 1, as after any exception.
     """
     stopped = _stopped_by_launcher(output)
     first = [
@@ -222,9 +222,9 @@ def _went_first_locally(output: Output) -> list[ProcessSeen]:
 
 
 def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
-    """The one rank that ended badly, of itself, and complained of nobody; [] where that is not known.
+    """Return the one rank that failed without being stopped and printed no complaint; [] if unknown.
 
-    All its output must be there: it stands in one file with what the launcher says of ends.
+    Its output must be complete: in one file with the launcher's messages about exits.
     """
     complained = ranks_of(s for s in output.fact.signs if SIGNS[s.sign][0].role != "context")
     stopped = _stopped_by_launcher(output)
@@ -255,13 +255,13 @@ def _unknown(output: Output) -> Iterator[Judged]:
     timed_out = f"{what} timed out{on}" if late else ""
     if stuck:
         timed_out = f"torch's watchdog thread got stuck on {places(output, ranks_of(stuck)) or 'a rank'}"
-    stated = output.signs("nccl-states", "nccl-last-error")  # of an unknown cause, or perhaps about a peer
+    stated = output.signs("nccl-states", "nccl-last-error")  # the cause is unknown, or may be a peer
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher" and not is_of_launcher(sign)]
-    # Where a shell or a service has the last word: “make: *** [train] Error 1”.
+    # The last line may be a shell's or a service's: “make: *** [train] Error 1”.
     last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
     unusual = [file.unusual for file in output.fact.files if file.unusual is not None]
-    if ended:  # a line of code is not what a process said last
+    if ended:  # an indented line is code in a traceback, not a message
         unusual = [line for line in unusual if not line.text.startswith(" ")]
     telling = [*stated, *(sign for sign in spoken if SIGNS[sign.sign][0].role == "pointer")][:1]
     texts = [stated[0].values["message"]] if stated else [line.text for line in (*lines(telling), *unusual)]
@@ -338,7 +338,7 @@ def teardown(output: Output, found: Sequence[Judged]) -> Judged:
 
 
 def died_before(output: Output, broken: Judged) -> tuple[Judged, ...]:
-    """Return the cause if the death of a process comes before a fault of the network, which may only follow from it."""
+    """Return the death of a process as the cause if it comes before a network fault, which may only follow from it."""
     first = {line.file: line.line for line in reversed(broken.lines)}
     deaths = [s for s in output.signs(*_DEATHS) if s.where.line < first.get(s.where.file, 0)]
     if broken.confidence is Confidence.PROVED or not deaths:
@@ -372,10 +372,10 @@ def stalled(output: Output, limit: Judged) -> tuple[Judged, ...]:
 
 
 def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
-    """Of a job that did not fail as far as it was read: that its end is not there, or its beginning not complete."""
+    """Return what is unknown about a job without a known failure: its end is not shown, or its start is incomplete."""
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     begun, complete = sum(log.inits_begun for log in logs), sum(log.inits_complete for log in logs)
-    # A rank that has done with one shows that all came to it: of the others the line is missing.
+    # If one rank completed a communicator, all joined it, and only the other ranks' lines are missing.
     done = {init.comm_id for log in logs for init in log.inits if init.complete}
     complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
     if why := output.unfinished or ("" if output.shows_progress else _no_output(output)):
@@ -459,7 +459,7 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
 
 
 def _silent(output: Output, late: list[SignSeen]) -> str:
-    """Of few ranks that printed no time-out while the others did: whom to look at first."""
+    """Return a hint to check the ranks without a timeout first, if they are few; otherwise ""."""
     waited_in_vain = ranks_of(late)
     before_the_first = range(min(*output.world, _MOST_RANKS)) if output.world else ()
     silent = output.world.union(before_the_first) - waited_in_vain

@@ -1,6 +1,6 @@
-"""Why ranks wait, by the dumps of torch's flight recorder: what engine/waits/judge.py says of them, in words; pure.
+"""The reason why ranks wait: the ruling of engine/waits/judge.py on dumps of torch's flight recorder, as text.
 
-Nothing is said where no rank waits.
+If no rank waits, there is no cause, unless most ranks called no collective. Without side effects.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.wording.ranks import capital, rank_list, where_they_wait
 
 _MOST_LINES = 8
-#: A dump written so soon after its newest collective may be of a job that goes on.
+#: A dump written sooner than this after its newest collective may be of a job that makes progress.
 _GOES_ON_S = 2.0
 
 
 def judged(recording: Recording) -> tuple[Judged, ...]:
-    """Why ranks wait, one cause for each job among the dumps; () where none waits."""
+    """Return why ranks wait, as one cause for each job among the dumps; empty if none waits."""
     outputs = [at.fact for at in recording.facts(JobLogFact)]
     hosts = {rank.rank: rank.host for output in outputs for rank in output.ranks if rank.host}
     sizes = {output.world_size for output in outputs if output.world_size}
