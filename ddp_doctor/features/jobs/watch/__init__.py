@@ -1,5 +1,5 @@
-"""``ddp-doctor watch -- CMD``: a black box beside a job.
+"""``ddp-doctor watch -- CMD``: runs a job, and explains why it hangs, slows down or fails.
 
-It is a package of its own, because it stays small for as long as the job runs: what judges is imported in a child of
-its own, when there is something to judge.
+It is a separate package so that its process stays small while the job runs: the code that evaluates the job is imported
+only when needed, in a child process.
 """

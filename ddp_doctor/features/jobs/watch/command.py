@@ -1,8 +1,8 @@
-"""The watched command: it runs as without a watcher, which mirrors its signals, its stops and its end.
+"""The watched command: it runs as it does without a watcher, which mirrors its signals, stops and exit.
 
-Both have the same streams, terminal and process group. What a terminal or SLURM gave to all of them the command has
-already, so only a signal to the watcher alone is passed on. Which it was, a listener in the same group tells: it was
-sent the signal too, or not (siginfo_t says who sent a signal, and not to whom).
+Both have the same streams, terminal and process group. The command has already received a signal that a terminal or
+SLURM sent to the group, so only a signal to the watcher alone is passed on. A listener in the group shows which:
+it also receives a signal to the group (siginfo_t shows the sender of a signal, not its receivers).
 """
 
 import ctypes
@@ -21,22 +21,22 @@ from typing import NoReturn
 from ddp_doctor.ranks import process
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-#: The shell's job control: who stops by one of these is to be continued by ``fg``.
+#: Stop signals of the shell's job control, after which ``fg`` continues the process.
 _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-#: What the watcher waits for in place of being interrupted, and passes on.
+#: Signals that the watcher waits for, instead of being interrupted, and passes on.
 PASSED_ON = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE}
 _WAITED_FOR = PASSED_ON | {signal.SIGCHLD}
-#: The listener is sent a signal of the group microseconds before or after the watcher; a busy machine is slower.
+#: The listener receives a group's signal microseconds before or after the watcher, or later on a busy machine.
 _LISTENER_PATIENCE_S = 0.2
 _SAME_SIGNAL_S = 2.0
-#: A program that was sent SIGTSTP puts its terminal in order, and then stops itself, maybe by SIGSTOP.
+#: After SIGTSTP, a program restores its terminal and then stops itself, perhaps by SIGSTOP.
 _STOPS_ITSELF_S = 5.0
-_HEARD = struct.Struct("=id")  # a signal's number, and when (CLOCK_MONOTONIC, seconds)
+_HEARD = struct.Struct("=id")  # a signal's number and time (CLOCK_MONOTONIC, seconds)
 _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 class CannotStart(Exception):
-    """The command cannot be started; ``code`` is what a shell would exit with."""
+    """The command cannot be started; ``code`` is the exit code of a shell in this case."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
@@ -44,7 +44,7 @@ class CannotStart(Exception):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the command. Raises CannotStart."""
+    """Replace this process with the command. Raises CannotStart."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -62,26 +62,26 @@ def _cannot(argv: Sequence[str], error: OSError) -> CannotStart:
 
 
 class Command:
-    """The command, from its start to its end. From then on all signals of this process come through ``wait``."""
+    """The command, from its start to its end. Once created, it handles all signals to this process in ``wait``."""
 
     def __init__(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the end would be lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit status would be lost
         self._listener = _Listener()
         self.pid = 0
         self.started_s = 0.0  # monotonic
-        self.code: int | None = None  # once it has ended: its exit code, or a signal's number below zero
-        self.told: dict[int, float] = {}  # signals that it was sent by way of the group or of the watcher; monotonic
+        self.code: int | None = None  # once it has ended: its exit code, or a negative signal number
+        self.told: dict[int, float] = {}  # times (monotonic) of signals to the group or the watcher
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Mapping[int, int]) -> None:
-        """Start it; ``streams``: descriptors in the place of its 1 and 2. Raises CannotStart."""
+        """Start it; ``streams``: the descriptors for its stdout (1) and stderr (2). Raises CannotStart."""
         try:
             self.pid = self._spawn(argv[0], argv, env, streams)
         except OSError as error:
             script = shutil.which(argv[0])
             if error.errno != errno.ENOEXEC or script is None:
                 raise _cannot(argv, error) from error
-            # as shells and execvp(3) do with a script without a first line
+            # as shells and execvp(3) do for a script without #!
             self.pid = self._spawn("/bin/sh", ("/bin/sh", script, *argv[1:]), env, streams)
         self.started_s = time.monotonic()
 
@@ -96,7 +96,7 @@ class Command:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Handle what comes within this time; True once the command has ended."""
+        """Handle signals within this time; return True once the command has ended."""
         self._look()
         if self.code is None and (info := signal.sigtimedwait(_WAITED_FOR, seconds)) is not None:
             if info.si_signo != signal.SIGCHLD:
@@ -107,8 +107,8 @@ class Command:
         return self.code is not None
 
     def send(self, number: int) -> None:
-        """Send the command, and nobody else, a signal."""
-        if self.code is None:  # until it is waited for, its pid is nobody else's
+        """Send a signal to the command only."""
+        if self.code is None:  # its pid is not reused until it is waited for
             with suppress(OSError):
                 os.kill(self.pid, number)
 
@@ -123,10 +123,10 @@ class Command:
                 self.code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _stop_as_well(self, number: int) -> None:
-        """Stop where the shell is to see it: it knows the watcher alone."""
+        """Stop this process too, because the shell only knows the watcher."""
         asked = time.monotonic() - self.told.get(signal.SIGTSTP, -_STOPS_ITSELF_S) < _STOPS_ITSELF_S
         if number not in _STOPS and not asked:
-            return  # SIGSTOP from somebody who will continue that process, not this one
+            return  # the sender of SIGSTOP will continue that process, not this one
         if process.state(self.pid) != "T" or signal.SIGCONT in signal.sigpending():
             return
         stop = number if number in _STOPS else signal.SIGTSTP
@@ -136,11 +136,11 @@ class Command:
         signal.pthread_sigmask(signal.SIG_BLOCK, {stop})
 
     def leave_as_it_did(self) -> int:
-        """The exit code for this process; a signal that ended the command ends this process as well."""
+        """Return the exit code for this process; a signal that ended the command also ends this process."""
         self._listener.close()
         assert self.code is not None
         if self.code < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core to look at is the command's
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the useful core dump is the command's
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
             with suppress(OSError):  # SIGKILL
                 signal.signal(-self.code, signal.SIG_DFL)
@@ -150,7 +150,7 @@ class Command:
 
 
 class _Listener:
-    """A process in the watcher's group that says which signals it was sent, and does nothing."""
+    """A process in the watcher's group that only reports the signals it receives."""
 
     def __init__(self) -> None:
         self._heard: list[tuple[int, float]] = []
@@ -165,13 +165,13 @@ class _Listener:
         os.close(write)
 
     def heard(self, number: int) -> bool:
-        """Whether it was sent this signal too, just now."""
+        """Return True if it has just received this signal too."""
         end = time.monotonic() + _LISTENER_PATIENCE_S
         while True:
             with suppress(BlockingIOError):
                 while data := os.read(self._read, _HEARD.size * 64):
                     self._heard += _HEARD.iter_unpack(data)
-                self._pid = 0  # somebody killed it
+                self._pid = 0  # it was killed
             now = time.monotonic()
             self._heard = [(signo, at) for signo, at in self._heard if now - at < _SAME_SIGNAL_S]
             for index, (signo, _) in enumerate(self._heard):
@@ -192,7 +192,7 @@ def _listen(write: int, watcher: int) -> None:
     process.die_with_parent(watcher)
     process.set_name("ddp-watch-sig")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # who reads what the job says waits for all that hold its streams
+    for stream in (0, 1, 2):  # a reader of the job's output waits until all close it
         os.dup2(nothing, stream)
     while True:
         number = signal.sigwaitinfo(PASSED_ON).si_signo

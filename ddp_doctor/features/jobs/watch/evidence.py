@@ -1,6 +1,6 @@
-"""What a job leaves when it fails, kept in a folder of its own: dumps, NCCL's log, exceptions, and maybe its output.
+"""The files of a failed job, in a directory of its own: dumps, NCCL's log, exceptions and optionally its output.
 
-Variables that have it kept are set where the user has set none. Nothing is set that adds a line to the job's output.
+The variables that make the job write them are set unless the user has set them. None adds a line to the job's output.
 """
 
 import fcntl
@@ -20,29 +20,29 @@ from typing import NamedTuple
 from ddp_doctor.ranks import process
 from ddp_doctor.sources.own_folders import own_bases, private_folder, state_folder
 
-#: Kept of jobs that ended badly.
+#: Number of failed jobs whose files are kept.
 _KEPT = 5
-#: Of one job. NCCL's log has some kilobytes a rank, a dump some megabytes.
+#: Maximum size of one job's files. NCCL's log has some kilobytes per rank, a dump some megabytes.
 MOST_BYTES = 256 << 20
-#: A disk with less room is left alone.
+#: A disk with less free space is not used.
 _LEAST_FREE_BYTES = 64 << 20
-#: A user's nccl.conf, and the system's (NCCL src/misc/param.cc).
+#: The user's and the system's nccl.conf (NCCL src/misc/param.cc).
 _NCCL_CONF = ("~/.nccl.conf", "/etc/nccl.conf")
-#: Where torch writes dumps without being told (torch 2.13 and before, FlightRecorder).
+#: Default paths of torch's dumps (torch 2.13 and before, FlightRecorder).
 _DUMPS = ("~/.cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
 _MOST_CONF_BYTES = 1 << 20
 _TASK = "task-"
 
 
 class Output(NamedTuple):
-    """A regular file that the command's stdout or stderr is."""
+    """A regular file to which the command's stdout or stderr is redirected."""
 
     path: str
-    start: int  # where the command's own words begin, bytes
+    start: int  # offset of the command's own output, in bytes
 
 
 class Evidence:
-    """The folder of one job on this node, and the variables that fill it. Without a folder it has neither."""
+    """The directory of one job on this node, and the variables that fill it; ``folder`` is None if unusable."""
 
     def __init__(self, env: Mapping[str, str], name: str, task: int) -> None:
         self._env = env
@@ -79,7 +79,7 @@ class Evidence:
             yield "TORCH_FR_DUMP_TEMP_FILE", f"{folder}/flight_recorder_rank_"
         if "TORCHELASTIC_ERROR_FILE" not in env:
             yield "TORCHELASTIC_ERROR_FILE", f"{folder}/error-{task}.json"
-        # NCCL adds to the environment what these files say, and what is set there is the user's choice too.
+        # NCCL adds the variables in these files to the environment, so they are also the user's choice.
         chosen = {*env}
         for path in (*filter(None, [env.get("NCCL_CONF_FILE")]), *_NCCL_CONF):
             with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
@@ -89,14 +89,14 @@ class Evidence:
             yield "NCCL_DEBUG_FILE", f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
 
     def add_task(self, number: int, outputs: list[Output]) -> None:
-        """Leave word of a task of this node that is no child of its watcher: its pid, and where it writes to."""
+        """Record a task of this node that is not a child of its watcher: its pid and output files."""
         if self.folder:
             lines = (str(os.getpid()), *(f"{output.start} {output.path}" for output in outputs))
             with suppress(OSError):
                 (self.folder / f"{_TASK}{number}").write_text("\n".join(lines), errors="surrogateescape")
 
     def tasks(self) -> Iterator[tuple[int, list[Output]]]:
-        """The pids of those tasks, and where they write to."""
+        """Yield the pids of the recorded tasks, and their output files."""
         for path in sorted(self.folder.glob(f"{_TASK}*")) if self.folder else ():
             with suppress(OSError, ValueError):
                 if path.stat().st_mtime >= self._started_s - 60:
@@ -105,7 +105,7 @@ class Evidence:
                     yield int(pid), [Output(name, int(start)) for start, _, name in places]
 
     def outputs(self) -> list[Output]:
-        """What the job says, where that can be read again: what is kept of it, and the files of those tasks."""
+        """Return the job's output that can be read again: the kept output, and the files of recorded tasks."""
         kept = self.folder.glob("std???-*.txt") if self.folder else ()
         return [
             *(Output(str(path), 0) for path in kept),
@@ -113,7 +113,7 @@ class Evidence:
         ]
 
     def bound(self) -> bool:
-        """Empty files of a folder that has grown too large, the largest first; whether any was."""
+        """Empty the largest files if the directory is too large; return True if any was emptied."""
         sizes = sorted(((found.st_blocks * 512, path) for path, found in self._files()), reverse=True)
         total = sum(size for size, _ in sizes)
         for size, path in sizes if total > MOST_BYTES else ():
@@ -131,7 +131,7 @@ class Evidence:
                     yield path, found
 
     def files(self) -> list[str]:
-        """What the job has left: in the folder, and where the user or torch had it written meanwhile."""
+        """Return the files of this job, in the directory and where the user or torch had them written."""
         kept = [
             str(path)
             for path, found in self._files()
@@ -150,30 +150,30 @@ class Evidence:
         return kept
 
     def has_error_of_other_task(self) -> bool:
-        """Whether one that is no child of the watcher, which is task 0, has left the exception that ended it."""
+        """Return True if a task other than 0, the watcher's own, has left the exception that ended it."""
         return any(re.match("error-[1-9]", path.name) for path, _ in self._files())
 
     def note(self, text: str) -> None:
-        """Keep what the watcher itself has seen, to be read as the job's words are."""
+        """Record an observation of the watcher, to be read like the job's output."""
         if self.folder:
             with suppress(OSError), (self.folder / "watcher.txt").open("a") as file:
                 file.write(f"{text}\n")
 
     def forget(self) -> None:
-        """Remove the folder: nothing in it is needed."""
+        """Remove the directory."""
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def is_regular(stream: int) -> bool:
-    """Whether this is a regular file, which can be read again."""
+    """Return True if the stream is a regular file, which can be read again."""
     with suppress(OSError):
         return stat.S_ISREG(os.fstat(stream).st_mode)
     return False
 
 
 def regular_outputs() -> list[Output]:
-    """The files of this process's stdout and stderr, if they can be read again."""
+    """Return the files of this process's stdout and stderr, if they can be read again."""
     found: dict[tuple[int, int], Output] = {}
     for stream in (1, 2):
         with suppress(OSError):
@@ -199,16 +199,16 @@ def _forget_old(above: Path) -> None:
                     os.close(lock)
 
 
-#: A file is full then. The first is kept, and the last two.
+#: Maximum size of one file of kept output. The first file and the last two are kept.
 _FILE_BYTES = 32 << 20
 _PIECE_BYTES = 1 << 16
 _NAMES = {1: "stdout", 2: "stderr"}
 
 
 class KeptOutput:
-    """The copier of those of stdout and stderr that are no files, and the descriptors for the command in their places.
+    """A process that copies stdout and stderr unless they are files, and the descriptors for the command to write to.
 
-    ``is_ours``: it is a child of this process; else nobody's, for a process that becomes the command.
+    ``is_ours``: it is a child of this process. Otherwise, it is orphaned, because this process becomes the command.
     """
 
     def __init__(self, folder: Path, task: int, *, is_ours: bool) -> None:
@@ -223,7 +223,7 @@ class KeptOutput:
         self.pid = os.fork()
         if self.pid == 0:
             with suppress(BaseException):
-                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the job's last words come after them
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the last output comes after them
                 if is_ours or os.fork() == 0:
                     for write in self._ends:
                         os.close(write)
@@ -235,18 +235,18 @@ class KeptOutput:
             os.close(read)
 
     def take(self) -> None:
-        """Have this process, and what it becomes, write to it."""
+        """Let this process, and the command that it becomes, write to the copier."""
         for stream, write in self.streams.items():
             os.dup2(write, stream)
         self.started()
 
     def started(self) -> None:
-        """The command has its ends of the pipes: only it may hold them open."""
+        """Close the write ends of the pipes in this process: only the command may hold them open."""
         for write in self._ends:
             os.close(write)
 
     def has_ended(self) -> bool:
-        """Whether all has been copied."""
+        """Return True once everything has been copied."""
         if self.pid:
             with suppress(ChildProcessError):
                 if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -277,7 +277,7 @@ def _copy(sources: dict[int, int], folder: Path, task: int) -> None:
 
 
 def _pass_on(data: bytes, stream: int) -> bool:
-    """Write all of it; False where nobody reads, or nothing can be written, as the command would have seen."""
+    """Write all data; return False on an error, such as a missing reader, as the command would have seen it."""
     left = memoryview(data)
     while left:
         try:
@@ -296,7 +296,7 @@ class _Kept:
         self._file: int | None = None
 
     def add(self, data: bytes) -> None:
-        """Keep them, as long as the disk has room."""
+        """Append the data, as long as the disk has room."""
         try:
             if self._room <= 0:
                 if self._file is not None:
@@ -311,7 +311,7 @@ class _Kept:
             if self._file is not None:
                 self._room -= os.write(self._file, data)
         except OSError:
-            self._room = _FILE_BYTES  # so much later it tries again
+            self._room = _FILE_BYTES  # the next file is opened after this many bytes
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}.{number}.txt"

@@ -1,4 +1,4 @@
-"""A child of the watcher that judges the job and prints what it finds: its memory goes when it ends."""
+"""A child of the watcher that evaluates the job and prints its findings; its memory is freed when it exits."""
 
 import io
 import json
@@ -19,21 +19,21 @@ from ddp_doctor.ranks import process
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
 
-#: What an exit code says where the child did not end by itself.
+#: The code of a child that was killed.
 CUT_SHORT = -1
-#: What it says where a rank has ended while it was looked at.
+#: The exit code if a rank ended while it was sampled.
 ENDED = 2
-#: What it says where ranks wait for one that is not known to hang; SLOW where that was just told.
+#: The exit codes if ranks wait for a rank that is not known to hang; SLOW if this was just reported.
 WAITS, SLOW = 4, 5
-#: What ``logs`` says of output that shows no end: the watcher has seen it.
+#: The cause that ``logs`` reports for output without an end, which the watcher has seen.
 _NO_END = "end-not-shown"
-#: … and of the end of a stand-still, of which the watcher has told.
+#: … and the causes for the end of a stall that the watcher has already reported.
 _OF_A_STAND_STILL = (_NO_END, "job-failed-cause-not-proven", "scheduler-cancelled")
 _LARGEST_SEEN_BYTES = 1 << 20
 
 
 class Judging:
-    """One such child; ``what`` returns its exit code. ``stderr``: a descriptor in the place of its own."""
+    """A child process that runs ``what``, which returns its exit code, with ``stderr`` as its stderr."""
 
     def __init__(self, what: Callable[[], int], seconds: float, stderr: int = 2) -> None:
         self._end_s = time.monotonic() + seconds
@@ -53,7 +53,7 @@ class Judging:
             os._exit(code)
 
     def has_ended(self) -> bool:
-        """Whether it is done, or was ended because its time is up; then ``code`` is set."""
+        """Return True if it has exited, or was killed because its time is up; ``code`` is then set."""
         if self.code is None:
             with suppress(ChildProcessError):
                 if time.monotonic() >= self._end_s:
@@ -65,12 +65,12 @@ class Judging:
         return self.code is not None
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """Kill it if it still runs."""
         self._end_s = 0.0
         self.has_ended()
 
     def wait(self) -> int:
-        """Its exit code, when it is done."""
+        """Wait until it has ended, and return its exit code."""
         while not self.has_ended():
             time.sleep(0.02)
         assert self.code is not None
@@ -79,10 +79,10 @@ class Judging:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What ranks did in a look, kept from one child to the next in a file without a name.
+    """The activity of all ranks in the last sample, passed from one child to the next in a file without a name.
 
-    ``after_s``: for so long all do the same before it is told, once. At ``now_s`` (monotonic) a rank has not moved for
-    ``still_s``.
+    ``after_s``: how long all ranks must do the same before it is reported, once. At ``now_s`` (monotonic), a rank has
+    not moved for ``still_s``.
     """
 
     file: int
@@ -91,7 +91,7 @@ class Pictures:
     still_s: float
 
     def stand_for(self, picture: str) -> float:
-        """The seconds for which all ranks have done this, if that is to be told now; else 0.0."""
+        """Return for how many seconds all ranks have done this if it must be reported now, otherwise 0.0."""
         text = os.pread(self.file, _LARGEST_SEEN_BYTES, 0)
         seen = _Seen(**json.loads(text)) if text else _Seen()
         if seen.picture != picture or seen.since_s < self.now_s - self.still_s:
@@ -116,15 +116,15 @@ class _Seen:
 def judge_the_end(
     files: Sequence[str], outputs: Sequence[Output], env: Mapping[str, str], say: Callable[[], None], *, was_told: bool
 ) -> int:
-    """Print why the job failed, as ``logs`` does, after what ``say`` prints. Its exit code; 0 and 2 print nothing.
+    """Call ``say``, print why the job failed, as ``logs`` does, and return its exit code; 0 and 2 print nothing.
 
-    2 is wrong use: nothing could be read. ``was_told``: of the stand-still in which it ended.
+    2 is a usage error: nothing could be read. ``was_told``: the stall that the job ended in was already reported.
     """
     from ddp_doctor.features.jobs.logs.use_case import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.model.report import LogsReport
 
-    # tasks may share a file, of which all that the first of them saw is read
+    # if tasks share a file, read it from the lowest start
     starts = dict(sorted(outputs, key=itemgetter(1), reverse=True))
     try:
         outcome = logs((*files, *starts), starts=starts)
@@ -148,14 +148,14 @@ def judge_what_runs(
     only_if_sure: bool = False,
     pictures: Pictures | None = None,
 ) -> int:
-    """Print what keeps these ranks waiting, as ``attach`` does; its exit code, or WAITS or SLOW.
+    """Print what keeps these ranks waiting, as ``attach`` does; return its exit code, or ENDED, WAITS or SLOW.
 
-    Where ranks wait for one that is not known to hang: a line once all have stood where they stand for as long as
-    ``pictures`` ask for, and at once without pictures.
+    If ranks wait for a rank that is not known to hang, print one line, once all ranks have done the same for as long as
+    ``pictures`` requires, or at once without ``pictures``. If the cause is unknown, print one line, or nothing if
+    ``only_if_sure``. The output begins with ``why``, the reason for the check.
 
-    ``node``: the number of this one in a SLURM step of several. From the first those of all nodes are looked at, or
-    these where SLURM does not allow it; of another it is no news that all of these wait. Where nothing can be told it
-    is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
+    ``node``: the number of this node in a SLURM step of several nodes. The first node checks the ranks of all nodes, or
+    only these if SLURM does not allow it. On another node, print nothing if all of these ranks wait.
     """
     from ddp_doctor.app import folders
     from ddp_doctor.features.jobs.text import says
@@ -168,7 +168,7 @@ def judge_what_runs(
     except UsageError:  # they have just ended
         return ENDED
     code = outcome.report.exit_code
-    if any(map(process.has_ended, ran)):  # the job is about to
+    if any(map(process.has_ended, ran)):  # the job is about to end
         return ENDED
     if node and all(rank.waits for job in live_jobs(outcome.recording) for rank in job.ranks):
         return ExitCode.HEALTHY.value
@@ -178,7 +178,7 @@ def judge_what_runs(
         return code
     ranks = [rank for job in live_jobs(outcome.recording) if job.meeting is None for rank in job.ranks]
     does = "; ".join(f"{rank.fact.pid}: {says(rank)}" for rank in ranks)
-    picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
+    picture = does if any(rank.waits for rank in ranks) else ""  # empty if no rank waits for another
     summary = outcome.report.summary
     if picture:
         summary = f"{summary.removeprefix('Running: ').rstrip('.')}; slow, but not known to hang"
@@ -196,7 +196,7 @@ def judge_what_runs(
 
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
-    """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
+    """Return the outcome, and a text that says if it covers only this node. Raises UsageError."""
     from ddp_doctor.features.jobs.attach.nodes import attach_to_step
     from ddp_doctor.features.jobs.attach.use_case import Watching, attach
     from ddp_doctor.features.jobs.views.live import live_jobs, unreached

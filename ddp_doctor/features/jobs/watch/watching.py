@@ -1,4 +1,4 @@
-"""The watcher: starts the command, and says why it ended, if it ended badly."""
+"""The watcher: starts the command, and reports why it failed."""
 
 import os
 import re
@@ -21,10 +21,10 @@ from ddp_doctor.sources import proc
 from ddp_doctor.starters.detect import OuterWorld, number, outer_world
 
 _NAME = "ddp-watch"
-#: From the command's end to the watcher's there are ten seconds at most.
+#: The watcher exits at most ten seconds after the command.
 _COPYING_S, _OTHER_TASKS_S = 1.5, 3.0
 _GONE_S = 9.5
-#: A command that ends so soon after Ctrl-C ended because of it.
+#: A command that ends within this time after Ctrl-C ended because of it.
 _BY_HAND_S = 60.0
 #: Exit codes of ``logs``.
 _NOTHING_SAID, _NOTHING_READ = 0, 2
@@ -33,9 +33,9 @@ _LONGEST_NAME = 60
 
 
 def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, say: Callable[[str], None]) -> int:
-    """Run the command and watch it; its exit code. A signal that ends it ends this process too.
+    """Run the command, watch it, and return its exit code. A signal that ends it also ends this process.
 
-    ``say`` prints a sentence on stderr. Where another watcher does the work this process becomes the command.
+    ``say`` prints a sentence on stderr. If another watcher does the work, this process becomes the command.
     """
     world = outer_world(env, os.getppid())
     evidence = None
@@ -102,7 +102,7 @@ class _Watcher:
     _oom_kills: int = field(default_factory=lambda: process.oom_kills(of_host=False))
 
     def run(self, env: Mapping[str, str]) -> int:
-        """Raises CannotStart."""
+        """Run the command, and return its exit code. Raises CannotStart."""
         process.set_name(_NAME)
         sys.stderr.flush()
         self._outputs = regular_outputs()
@@ -113,8 +113,8 @@ class _Watcher:
         if self._copies:
             self._copies.started()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
-            if not os.isatty(stream):  # which tells how wide it is
+        for stream in (0, 1):  # a reader of the output waits until all close it
+            if not os.isatty(stream):  # a terminal shows its width
                 os.dup2(nothing, stream)
         lookout = Lookout(command, self.evidence, self.options, self.say, self.node_in_step, self._outputs)
         while not command.wait(lookout.pause_s()):
@@ -127,7 +127,7 @@ class _Watcher:
         self._end(ended_s, was_stuck=lookout.is_stuck, was_told=lookout.has_told)
         if slower:
             self.evidence.note(f"ddp-doctor: the job {slower}")
-        if command.code != 0:  # last, because it says more than the time-out that followed
+        if command.code != 0:  # last, because it says more than the timeout that followed
             lookout.tell_early_look(ended_s)
         return command.leave_as_it_did()
 
@@ -181,7 +181,7 @@ class _Watcher:
             self.say(f"{how}. Its output is too large to read in {seconds:.0f} s; to read all of it, run: {again}")
         elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
             self.say(f"{how}. It made no progress before; see the report above")
-        elif self.node_in_step:  # the first node's watcher says as much
+        elif self.node_in_step:  # the first node's watcher reports the same
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
             self.say(f"{how}. Its output does not show why")
