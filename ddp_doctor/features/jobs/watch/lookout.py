@@ -1,7 +1,7 @@
-"""While the command runs: whether it stands still, and if so, once, what keeps it waiting.
+"""The lookout: checks whether the command makes progress while it runs, and reports once what keeps it waiting.
 
-In a SLURM step of several nodes the watcher of the first one, the head, looks at all of them, and the others see that
-by its agent on their node. Where none comes, each looks at its own node, and speaks if not all of its ranks wait.
+In a SLURM step of several nodes, the watcher on the first node (the head) checks all nodes, and the other watchers
+notice its agent on their node. If no agent comes, each checks its own node, and reports unless all of its ranks wait.
 """
 
 import os
@@ -20,29 +20,29 @@ from ddp_doctor.features.jobs.watch.slowdown import Slowdown
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 
-#: Between two looks; in the first minutes, from which its pace is to be known, more often, and later more rarely.
+#: Pauses between samples: short in the first minutes, which have to show the pace, and longer later.
 _FIRST_PAUSE_S, _FIRST_S = 2.5, 120.0
 _PAUSE_S, _LATER_PAUSE_S, _LATER_S = 5.0, 15.0, 600.0
 _PAUSE_OF_JUDGING_S = 0.1
-#: Without a look for so long, this process was stopped, or the machine slept.
+#: After this long without a sample, this process was stopped, or the machine slept.
 _GAP_S = 60.0
-#: `attach` takes ten seconds at most, beside its imports; on a busy machine these take long.
+#: `attach` takes ten seconds at most in addition to its imports, which are slow on a busy machine.
 _JUDGING_S = 30.0
-#: SLURM starts the agents on other nodes, for which it has 15 s, and where it does not this node is looked at.
+#: SLURM has 15 s to start the agents on other nodes. If it does not, only this node is checked.
 _JUDGING_NODES_S = 60.0
-#: For the agent of the head's watcher to come, who sees the same stand-still at about the same time; it stays for 4 s.
+#: Time for the agent of the head to come, which sees the same stall at about the same time; the agent stays for 4 s.
 _AGENT_S, _PAUSE_FOR_AGENT_S = 60.0, 2.0
-#: A process group may have a time-out of less than ``--stuck-after``, which nothing outside of it shows. A stand-still
-#: so long is looked at without a word, for the case that the job ends in it.
+#: A process group may have a timeout below ``--stuck-after``, which is not visible from outside. The job is sampled
+#: silently after this time without progress, in case it ends in that stall.
 _EARLY_S = 30.0
-#: For a job to end whose collective has timed out: torch writes its dumps first, torchrun ends the other ranks.
+#: Time for a job to end after a collective timed out: torch writes its dumps first, torchrun ends the other ranks.
 _ENDS_SOON_S = 60.0
-#: A job that got on although it seemed to stand still is judged more rarely: never later than NCCL's watchdog, which
-#: ends it after ten minutes by default, would after the usual two.
+#: A job that seemed to stall but made progress is checked less often, after at most this many times ``--stuck-after``.
+#: With the default of two minutes, this is before NCCL's watchdog ends the job, after ten minutes by default.
 _MOST_TIMES_LATER = 4
-#: SLURM kills 30 s after SIGTERM by default (KillWait): a command that has not ended by then is judged as it is.
+#: A command that runs this long after SIGTERM is checked: SLURM kills it after 30 s by default (KillWait).
 _ENDS_ITSELF_S = 8.0
-#: torchrun gives its workers 30 s.
+#: torchrun gives its workers 30 s to exit.
 _KILL_PATIENCE_S = 30.0
 _MOST_NAMED = 8
 _MOST_PROCESSES = 4_096
@@ -52,7 +52,7 @@ _STUCK, _UNSURE = 1, 3
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What the user asked for."""
+    """The options of the command."""
 
     stuck_after_s: float
     kill_on_hang: bool
@@ -64,14 +64,14 @@ class WatchOptions:
 class _EarlyLook:
     at_s: float  # monotonic, as below
     still_until_s: float
-    said: int  # a descriptor
+    said: int  # descriptor of the output
     names_who: bool = False
 
 
 class Lookout:
-    """Looks now and then, for as long as the command runs.
+    """Samples the job at intervals while the command runs.
 
-    ``node``: the number of this one in a SLURM step of several.
+    ``node``: the number of this node in a SLURM step of several nodes.
     """
 
     def __init__(
@@ -93,28 +93,28 @@ class Lookout:
         self._judged_s = 0.0
         self._judged_pids: Sequence[int] = ()
         self._patience_s = options.stuck_after_s
-        self._has_told = False  # of the stand-still that goes on
-        self._has_doubted = False  # whether it is one
-        self._has_waited = False  # for a rank that was at work, in a look before
+        self._has_told = False  # of the current stall
+        self._has_doubted = False  # whether the current stall is a hang
+        self._has_waited = False  # for a rank at work, in an earlier check
         self._pictures = os.memfd_create("seen")
-        self._agent_came = False  # of the head's watcher, which tells of it
+        self._agent_came = False  # of the head, which reports the stall
         self._early: _EarlyLook | None = None
-        self.is_stuck = False  # and has told who keeps the others waiting
-        self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
+        self.is_stuck = False  # and the cause has been reported
+        self._living: dict[int, int] = {}  # start times of the job's processes when it was killed, by pid
         self._killed_s: float | None = None
-        self._cut_short = 0  # judgments in a row
+        self._cut_short = 0  # checks in a row
 
     @property
     def has_told(self) -> bool:
-        """Whether it has told of a stand-still that has not ended, be it a hang or not."""
+        """Return True if the current stall has been reported, as a hang or not."""
         return self.is_stuck or self._has_doubted
 
     def pause_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next sample."""
         return max(self._next_s - time.monotonic(), 0.0)
 
     def look(self) -> None:
-        """Look, if it is time."""
+        """Sample the job, if it is time."""
         now = time.monotonic()
         if now < self._next_s:
             return
@@ -135,11 +135,11 @@ class Lookout:
         pause_s = min(usual_s, self._options.stuck_after_s / 4)
         if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
             pause_s = min(pause_s, _PAUSE_FOR_AGENT_S)
-        pause_s *= random.uniform(0.8, 1.0)  # noqa: S311 - so that looks are not in step with the job
+        pause_s *= random.uniform(0.8, 1.0)  # noqa: S311 - so that samples are not in step with the job
         self._next_s = time.monotonic() + (_PAUSE_OF_JUDGING_S if self._judging else pause_s)
 
     def close(self) -> None:
-        """The command has ended: what is still being judged about it is no longer so."""
+        """Stop a check that still runs, because the command has ended."""
         if self._judging is not None:
             self._judging.stop()
         self.slowdown.close()
@@ -148,7 +148,7 @@ class Lookout:
             self._tell_who_lives()
 
     def tell_early_look(self, ended_s: float) -> None:
-        """What was seen of a stand-still in which the command has ended before it was judged."""
+        """Print the silent sample of a stall if the command ended in it before it was checked."""
         early = self._early
         is_of_the_end = early and ended_s - early.still_until_s < _ENDS_SOON_S
         if early and early.names_who and is_of_the_end and self._judged_s < early.at_s:
@@ -161,7 +161,7 @@ class Lookout:
         roots = [self._command.pid, *(pid for pid, _ in self._evidence.tasks())]
         still_s = self._still_s = self._progress.look(roots, _GAP_S)
         pids = self._progress.pids()
-        is_ending = set(pids) < set(self._judged_pids)  # a rank that ends gives the others a new start
+        is_ending = set(pids) < set(self._judged_pids)  # the end of a rank resets the times of the others
         has_moved = self._judged_s < now - still_s and still_s < self._options.stuck_after_s / 4
         if pids and has_moved and not is_ending:
             if self._has_told or self._has_doubted:
@@ -176,7 +176,7 @@ class Lookout:
             self._judge_without_ranks(now)
             return
         if sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s:
-            why = "the job has not ended since SIGTERM"  # SLURM starts nothing any more in a job that it ends
+            why = "the job has not ended since SIGTERM"  # SLURM does not start new steps in a job that it ends
             self._judge(now, pids, why, _JUDGING_S - 2 * _ENDS_ITSELF_S, self._node or None)
         elif self._is_left_to_head():
             return
@@ -220,7 +220,7 @@ class Lookout:
         )
 
     def _is_left_to_head(self) -> bool:
-        """Whether the head's watcher looks, or has looked, at this stand-still: its agent was here."""
+        """Return True if the head checks or has checked this stall: its agent was on this node."""
         if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
             words = {"attach", f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"}
             self._agent_came = any(words <= set(proc.command(pid)) for pid in proc.pids())
@@ -244,7 +244,7 @@ class Lookout:
             self._killed_s = time.monotonic()
             self._say(f"sending SIGTERM to the command (process {self._command.pid}) because the job hangs")
             self._command.send(signal.SIGTERM)
-        is_first_wait = code == WAITS and not self._has_waited  # the next look tells whether it goes on
+        is_first_wait = code == WAITS and not self._has_waited  # the next check shows whether it continues
         self._has_waited = self._has_waited or code == WAITS
         if not self._has_told and not is_first_wait:
             longest_s = _MOST_TIMES_LATER * self._options.stuck_after_s

@@ -1,6 +1,6 @@
-"""The pace of a job: counts of its steps in, and out comes whether it fell for good, and which rank came last since.
+"""The pace of a job, from counts of its steps: whether it fell permanently, and which rank has been last since then.
 
-Nothing is read here. A count grows with the steps, in whatever unit: bytes, collectives, lines.
+This module reads no files. A count grows with the steps, in any unit: bytes, collectives, lines.
 """
 
 from collections import Counter, deque
@@ -11,28 +11,28 @@ from math import sqrt
 from statistics import fmean, median
 from typing import NamedTuple
 
-#: A window ends with the second look at which the count had grown, so that a pause, however long, is in one window.
+#: A window ends with the second sample with a higher count, so that a pause of any length is in one window.
 GROWTHS_OF_WINDOW = 2
-#: Before a fall and in it: fewer have no median worth the name (judgment).
+#: Minimum number of windows before a fall and in it: fewer have no useful median (judgment).
 LEAST_WINDOWS = 4
-#: What is kept of a job: three hours and more, at a window in 15 s.
+#: Number of windows to keep: three hours or more, with one window per 15 s.
 MOST_WINDOWS = 720
-#: Less than this of the pace before is a fall; less than DEEP more likely another part of the job's work (judgment:
-#: an evaluation that reduces a number now and then; a lost link of eight leaves more).
+#: A pace below this share of the previous one is a fall. Below DEEP_SHARE, it is more likely another part of the job's
+#: work (judgment: an evaluation that reduces a number intermittently; a lost link of eight leaves more).
 FALLEN_SHARE = 0.75
 DEEP_SHARE = 0.1
-#: The fall is beyond noise at three standard deviations of one window, of which the median of the deviations (MAD) is
-#: 1 / 1.4826 where they are normal (Rousseeuw and Croux 1993, Alternatives to the median absolute deviation).
+#: A fall must exceed three standard deviations of one window. The median of the absolute deviations (MAD) is 1 / 1.4826
+#: of one for a normal distribution (Rousseeuw and Croux 1993, Alternatives to the median absolute deviation).
 NOISE_MADS = 3 * 1.4826
-#: So many windows are on their side of the middle; the others are pauses and checkpoints (judgment).
+#: Minimum share of windows on their side of the middle; the others are pauses and checkpoints (judgment).
 ON_THEIR_SIDE = 0.8
-#: A fall lasts if it goes on for half the time before it, within these bounds, and for twice the longest that ended:
-#: an evaluation takes a small part of the time, and comes again (judgment).
+#: A fall lasts if it takes half the time before it, within these bounds, and twice the time of the longest fall that
+#: ended: an evaluation takes a small part of the time, and is repeated (judgment).
 LASTS_SHARE = 0.5
 LASTS_LEAST_S, LASTS_MOST_S, DEEP_LASTS_MOST_S = 60.0, 600.0, 1800.0
 TIMES_OF_ENDED = 2.0
-#: A rank is named that came last in this share of at least so many looks in which others waited, as in `attach`; at
-#: most half as often before; and for which they wait for at least half of what a step takes longer (judgment).
+#: A rank is named if it was last in this share of at least LEAST_LOOKS samples with waiting ranks (as in `attach`), was
+#: last at most half as often before, and waiting for it takes at least half of the additional time per step (judgment).
 LAST_SHARE, LEAST_LOOKS = 0.75, 5
 LAST_BEFORE_SHARE = 0.5
 EXPLAINED_SHARE = 0.5
@@ -42,15 +42,15 @@ _MOST_LOOKS = 8_192
 
 
 class Window(NamedTuple):
-    """A time in which the count grew in two looks."""
+    """A time in which the count grew in two samples."""
 
-    start_s: float  # monotonic, as all times here
+    start_s: float  # monotonic, like all times in this module
     end_s: float
-    rate: float  # of the count, a second
+    rate: float  # of the count, per second
 
 
 class Look(NamedTuple):
-    """The count at a moment, whether ranks waited for others then, and for whom, if for one alone."""
+    """A sample: the count, whether ranks waited for others, and for which rank, if for only one."""
 
     at_s: float
     total: int
@@ -60,7 +60,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Fall:
-    """A lasting one: from when, until when if it is over, and the rates before it and in it."""
+    """A lasting fall: its start, its end if it is over, and the rates before and in it."""
 
     since_s: float
     before: float
@@ -69,12 +69,12 @@ class Fall:
 
     @property
     def is_deep(self) -> bool:
-        """Whether so little is left that the job may do something else."""
+        """Return True if the rate is so low that the job may do something else."""
         return self.after < DEEP_SHARE * self.before
 
 
 class LastRank(NamedTuple):
-    """The rank that came last ``times`` in ``looks`` at ranks that waited."""
+    """The rank that was last in ``times`` of ``looks`` samples with waiting ranks."""
 
     rank: int
     times: int
@@ -82,22 +82,22 @@ class LastRank(NamedTuple):
 
 
 class Pace:
-    """Follows one count. ``fall`` is the newest that lasted, over or not."""
+    """The pace of one count. ``fall`` is the newest lasting fall, even if it is over."""
 
     def __init__(self) -> None:
         self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
         self._looks: deque[Look] = deque(maxlen=_MOST_LOOKS)
-        self._start: Look | None = None  # of the window that is open
+        self._start: Look | None = None  # of the open window
         self._growths = 0
-        self._is_warm = False  # the first window is not looked at
+        self._is_warm = False  # the first window is ignored
         self.fall: Fall | None = None
 
     def pause(self) -> None:
-        """Nobody has looked for a time: the window that is open tells nothing."""
+        """Discard the open window, after a time without samples."""
         self._start = None
 
     def begin_anew(self, at_s: float) -> None:
-        """The ranks are others from now on."""
+        """Start again with other ranks."""
         self.windows.clear()
         self._looks.clear()
         self._start, self._is_warm = None, False
@@ -105,7 +105,7 @@ class Pace:
             self.fall = replace(self.fall, until_s=at_s)
 
     def add(self, look: Look) -> None:
-        """What was seen at a look."""
+        """Add a sample."""
         if self._start is None:
             self._start, self._growths = look, 0
         elif look.total > self._looks[-1].total:
@@ -120,7 +120,7 @@ class Pace:
         self._is_warm = True
 
     def last_rank(self) -> LastRank | None:
-        """Who came last since the fall, if the waiting for it is most of what a step takes longer."""
+        """Return the rank that was last since the fall, if the additional time per step is mainly waiting for it."""
         fall = self.fall
         if fall is None:
             return None
@@ -151,7 +151,7 @@ class Pace:
 
 
 def fall_in(windows: Sequence[Window]) -> Fall | None:
-    """The fall that goes on at the end of these, if there is one that lasts and is beyond noise."""
+    """Return the fall at the end of these windows, or None if none lasts and exceeds the noise."""
     least = LEAST_WINDOWS
     if len(windows) < 2 * least:
         return None
@@ -178,7 +178,7 @@ def fall_in(windows: Sequence[Window]) -> Fall | None:
 
 
 def _change(windows: Sequence[Window]) -> int:
-    """The first window after the place where two means fit best (least squares); single high ones count as twice."""
+    """Return the first window after the best split into two means (least squares), rates capped at twice the median."""
     highest = 2 * median(window.rate for window in windows)
     rates = [min(window.rate, highest) for window in windows]
     mean, size, least = fmean(rates), len(rates), LEAST_WINDOWS

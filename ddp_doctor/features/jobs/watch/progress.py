@@ -1,11 +1,11 @@
-"""Whether the ranks of a job move, told from outside by what the kernel counts for their main threads.
+"""The progress of a job's ranks, seen from outside by the kernel's counts for their main threads.
 
-It costs a few reads of /proc a rank, and it only raises a suspicion: whether a rank that uses no processor hangs, or
-waits for another one that writes a checkpoint, `attach` finds out.
+It costs a few reads of /proc per rank, and only raises a suspicion: `attach` finds out whether a rank that uses no
+processor time hangs, or waits for another one that writes a checkpoint.
 
-    uses next to no processor, reads and writes nothing   does not move: gloo waits so, and NCCL when told to block
-    spins in user code on a GPU's node, never sleeps      may be NCCL's way to wait, so it does not count as moving
-    anything else                                         moves
+    uses almost no processor time, reads and writes nothing   does not move: gloo waits like this, and blocking NCCL
+    spins and never sleeps, in a process that uses a GPU      does not count as moving: NCCL may wait like this
+    anything else                                             moves
 """
 
 import os
@@ -17,19 +17,19 @@ from ddp_doctor.features.jobs.sources.live_jobs import Host
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 
-#: Processes of a job that are looked at.
+#: Maximum number of processes of a job to check.
 _MOST_PROCESSES = 4_096
-#: Who looks every 10 ms whether something is done uses a fifth of a percent of a processor (judgment).
+#: A thread that polls every 10 ms uses 0.2% of a processor (judgment).
 _IDLE_CPU_SHARE = 0.005
 _SPIN_CPU_SHARE = 0.9
 _SPIN_SLEEPS_PER_S = 2.0
-#: Walking the processes of a node costs more than looking at the ranks that are known.
+#: Pause between searches of the node's processes, which cost more than samples of the known ranks.
 _SEARCH_S = 30.0
 #: Names of processes whose main thread trains; Ray's workers have other names.
 _OF_PYTHON = ("python", "pt_")
-#: For one stack.
+#: Time limit of one stack.
 _STACK_S = 2.0
-#: A launcher is there some seconds before its ranks.
+#: A launcher starts some seconds before its ranks.
 _BEGINNING_S = 300.0
 
 
@@ -54,21 +54,21 @@ class _Rank:
 
 @dataclass
 class Progress:
-    """The ranks below some processes, looked at again and again."""
+    """The ranks below some processes, sampled repeatedly."""
 
     _ranks: dict[int, _Rank] = field(default_factory=dict)
-    _begun_s: float = 0.0  # monotonic, as those below
+    _begun_s: float = 0.0  # monotonic, like those below
     _searched_s: float = 0.0
     _looked_s: float | None = None
 
     def pids(self) -> tuple[int, ...]:
-        """The ranks that were alive at the last look."""
+        """Return the pids of the ranks that were alive at the last sample."""
         return tuple(self._ranks)
 
     def look(self, roots: Iterable[int], longest_gap_s: float) -> float:
-        """The seconds for which some rank has not moved.
+        """Sample the ranks, and return the seconds for which some rank has not moved.
 
-        After a gap, in which this process was stopped or the machine slept, all begins again.
+        After a gap, in which this process was stopped or the machine slept, the times start again.
         """
         now = time.monotonic()
         if self._looked_s is not None and now - self._looked_s > longest_gap_s:
@@ -97,7 +97,7 @@ class Progress:
             if rank.thread == rank.pid and (thread := _thread_that_trains(rank.pid)) != rank.pid:
                 rank.thread, rank.moved_s = thread, now
                 rank.counts = _counts_of(rank.pid, thread) or rank.counts
-        if known.keys() != found.keys():  # a restart, or it has just begun
+        if known.keys() != found.keys():  # the job has restarted or just begun
             for rank in known.values():
                 rank.moved_s = now
         for pid, started in found.items():

@@ -1,4 +1,4 @@
-"""Whether the watched job has become slower, and what is said of it: by one count of its steps, never by two."""
+"""Slowdowns of the watched job, and the text about them, always from a single count of its steps."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -7,17 +7,17 @@ from ddp_doctor.features.jobs.watch.evidence import Evidence, Output
 from ddp_doctor.features.jobs.watch.pace import LASTS_MOST_S, Fall, Pace
 from ddp_doctor.features.jobs.watch.step_counts import Doors, Gloo, Said, Source
 
-#: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
+#: Process groups are created while the job runs, each with its own threads, the first some time after a rank's start.
 _SEARCH_S, _BEGINNING_S = 60.0, 300.0
-#: While the ranks are judged, somebody looks ten times a second.
+#: Minimum time between samples: while the ranks are checked, the lookout calls ten times per second.
 _LEAST_PAUSE_S = 1.5
 _UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB", 1.0: "bytes"}
 
 
 class Slowdown:
-    """Looks at the ranks of one command again and again.
+    """Samples the ranks of one command repeatedly.
 
-    ``speaks``: else nothing is said of a fall without a rank to name, of which the watcher of another node tells.
+    ``speaks``: False to report only falls with a rank to name, because another node's watcher reports the others.
     """
 
     def __init__(self, evidence: Evidence, outputs: Sequence[Output], *, speaks: bool = True) -> None:
@@ -29,7 +29,7 @@ class Slowdown:
         self._told: Fall | None = None
 
     def look(self, pids: Collection[int], longest_gap_s: float) -> None:
-        """Look at the ranks that are alive; once some have ended, no more: the job is about to."""
+        """Sample the ranks, until some have ended, because the job is then about to end."""
         now = time.monotonic()
         if not pids or set(pids) < set(self._pids) or now - self._looked_s < _LEAST_PAUSE_S:
             return
@@ -48,18 +48,18 @@ class Slowdown:
                 pace.pause()
         self._looked_s = now
         seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else None
-        if seen is None and self._speaks:  # the doors tell of all nodes
+        if seen is None and self._speaks:  # the doors answer for all nodes
             seen = self._doors.look(now, pids)
         outputs = {output.path: output for output in (*self._evidence.outputs(), *self._outputs)}
         for source, look in (*filter(None, [seen]), *self._said.look(now, outputs.values())):
             self._paces[source].add(look)
 
     def close(self) -> None:
-        """The command has ended."""
+        """Stop asking, because the command has ended."""
         self._doors.close()
 
     def news(self) -> str:
-        """What is to be said of the job that was not said yet: it is slower, or no longer."""
+        """Return a text if the job became slower, or faster again, since the last call; otherwise ""."""
         source, fall = self._fall()
         was_slow = self._told is not None and self._told.until_s is None
         if fall is None or (fall.until_s is None) == was_slow:
@@ -67,11 +67,11 @@ class Slowdown:
         self._told = fall
         if fall.until_s is None:
             return self._slower(source, fall)
-        is_measured = self._speaks and self._paces[source].windows  # other ranks have begun, if not
+        is_measured = self._speaks and self._paces[source].windows  # if not, other ranks have started
         return f"became faster again at {_clock(fall.until_s)}" if is_measured else ""
 
     def whole(self) -> str:
-        """What is to be said of the job when it has ended: nothing of a fall that soon was over."""
+        """Return a text about the ended job, or "" if it did not become slower, or only for a short time."""
         source, fall = self._fall()
         soon = fall and fall.until_s is not None and fall.until_s - fall.since_s < LASTS_MOST_S
         return self._slower(source, fall) if fall and not soon else ""
@@ -80,7 +80,7 @@ class Slowdown:
         most = max(len(pace.windows) for pace in self._paces.values())
         source = next(source for source, pace in self._paces.items() if 2 * len(pace.windows) >= most)
         fall = self._paces[source].fall
-        # Lines are of many kinds: that the job says much less is more likely another part of its work.
+        # Lines are of many kinds: a job that prints far fewer more likely does another part of its work.
         return source, None if fall and fall.is_deep and source is Source.LINES else fall
 
     def _slower(self, source: Source, fall: Fall) -> str:

@@ -1,13 +1,13 @@
-"""What counts the steps of a job from outside, without touching it.
+"""Counts of a job's steps, taken from outside without a change to the job.
 
-    bytes that gloo's threads write                      /proc/PID/task/TID/io, where no rank has a group of NCCL
+    bytes that gloo's threads write                      /proc/PID/task/TID/io, if no rank has a group of NCCL
     collectives that ranks have launched, by NCCL's RAS  a child asks it, as JSON (NCCL 2.28.7)
-    collectives in torch's flight recorder               the child asks the server of one rank, where it is open
+    collectives in torch's flight recorder               the child asks the server of one rank, if it is open
     numbers of steps in the output, and its lines        in files that can be read again
 
-A thread of gloo's groups that waits for work sleeps in the kernel without a time-out; one in a collective has that of
-its group (torch 2.13, ProcessGroupGloo::runLoop; gloo, UnboundBuffer::waitRecv). So the fourth argument of futex(2) in
-/proc/PID/task/TID/syscall tells which ranks are in a collective, and nobody is stopped for it.
+A thread of a gloo group that waits for work sleeps in the kernel without a timeout. In a collective, it has the timeout
+of its group (torch 2.13, ProcessGroupGloo::runLoop; gloo, UnboundBuffer::waitRecv). So the fourth argument of futex(2)
+in /proc/PID/task/TID/syscall shows which ranks are in a collective, without stopping a process.
 """
 
 import json
@@ -26,18 +26,18 @@ from ddp_doctor.features.jobs.watch.pace import Look
 from ddp_doctor.parse.json_value import json_value
 from ddp_doctor.sources import proc
 
-#: futex of x86-64 and of arm64.
+#: The system call number of futex on x86-64 and arm64.
 _FUTEX = ("202", "98")
-#: A child has modules to import (0.1 s of a processor). Where it finds no door the next comes after twice the time.
+#: Pause between children, whose imports take 0.1 s of processor time. It doubles if a child finds no door.
 _DOORS_S, _LATEST_DOORS_S = 30.0, 600.0
 _DOORS_PATIENCE_S, _CHILD_S = 5.0, 20.0
 _MOST_BYTES = 1 << 20
-#: A number of a step that has risen so often is one.
+#: A number in the output that has risen this many times counts steps.
 _LEAST_RISES = 3
 
 
 class Source(Enum):
-    """What counts the steps, the best first: what it counts, and how that is told."""
+    """The sources of step counts, the best first: the unit, and a text that names the source."""
 
     GLOO = ("bytes", "measured by gloo's traffic between its ranks")
     RAS = ("collectives", "measured by NCCL RAS")
@@ -50,11 +50,11 @@ class _Thread(NamedTuple):
     rank: int | None
     pid: int
     thread: int
-    works: bool  # in a collective; else it is the one that reads from the network
+    works: bool  # runs collectives; otherwise, it reads from the network
 
 
 class Gloo:
-    """The threads of gloo in the ranks."""
+    """The gloo threads of the ranks."""
 
     def __init__(self) -> None:
         self.threads: list[_Thread] = []
@@ -63,7 +63,7 @@ class Gloo:
         self._bytes = 0
 
     def search(self, pids: Iterable[int]) -> None:
-        """Find them; none where a rank has a group of NCCL."""
+        """Find the threads; none if a rank has a group of NCCL."""
         self.threads = []
         has_nccl = False
         for pid in sorted(pids):
@@ -80,7 +80,7 @@ class Gloo:
             self.threads = []
 
     def look(self, now: float) -> Look:
-        """What has been written so far, and who waits for whom."""
+        """Return the bytes written so far, and the rank that others wait for."""
         inside: dict[int | None, bool] = {}
         for rank, pid, thread, works in self.threads:
             written = proc.counts(f"/proc/{pid}/task/{thread}/io").get("wchar", 0)
@@ -96,7 +96,7 @@ class Gloo:
 
 
 class Doors:
-    """What the ranks themselves tell, asked by a child now and then."""
+    """The counts from doors that the ranks opened (NCCL's RAS, flight recorder), read by a child at intervals."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("doors")
@@ -104,7 +104,7 @@ class Doors:
         self._next_s, self._pause_s = 0.0, _DOORS_S
 
     def look(self, now: float, pids: Collection[int]) -> tuple[Source, Look] | None:
-        """The answer that has come since the last look; the next child is started when it is time."""
+        """Return the answer that has come since the last call, if any, and start the next child when it is time."""
         if self._child is None and now >= self._next_s:
             self._next_s = now + self._pause_s
             os.ftruncate(self._file, 0)
@@ -123,7 +123,7 @@ class Doors:
         return Source[source], Look(at_s, max(launched.values()), waits, last)
 
     def close(self) -> None:
-        """End the child, and forget what it was asked."""
+        """Stop the child and discard its answer."""
         if self._child:
             self._child.stop()
         os.close(self._file)
@@ -149,16 +149,16 @@ def _ask(pids: Collection[int], file: int) -> int:
 
 
 class Said:
-    """What the job says in files: lines, and the numbers of steps in them."""
+    """The job's output in files: its lines, and the numbers of steps in them."""
 
     def __init__(self) -> None:
-        self._read: dict[str, int] = {}  # up to where, by path
+        self._read: dict[str, int] = {}  # offset, by path
         self._lines = 0
         self._steps: dict[str, list[int]] = {}  # by name: the highest number, how far and how often it has risen
-        self._name: str | None = None  # of the steps that count
+        self._name: str | None = None  # of the number that counts steps
 
     def look(self, now: float, outputs: Iterable[Output]) -> Iterator[tuple[Source, Look]]:
-        """Read on, and count; of a flood the end alone."""
+        """Read and count the new output; only the end if it is too long."""
         for output in outputs:
             with suppress(OSError), open(output.path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -181,5 +181,5 @@ class Said:
                 steps[:] = number, steps[1] + number - highest, steps[2] + 1
                 if self._name is None and steps[2] >= _LEAST_RISES:
                     self._name = name
-            elif number <= highest // 2:  # the next epoch; ranks that print in turns are not so far apart
+            elif number <= highest // 2:  # the next epoch; ranks that print alternately are closer
                 steps[0] = number
