@@ -1,7 +1,7 @@
 """The order of reasoning over a job's output: one situation each, as facts written by hand.
 
-The signs are of rows made here, so that the order is tested and no words of programs; only what the judge reads by its
-name is the doctor's own.
+The signs belong to rows made in this file, so that the order is tested and not the messages of programs. Only the names
+that the judge reads are ddp-doctor's own.
 """
 
 from pathlib import Path
@@ -98,7 +98,7 @@ def had_called(seq: int, *ranks: int) -> list[SignSeen]:
 
 
 def job(*signs: SignSeen, ranks: int | tuple[RankSeen, ...] = 0) -> Recording:
-    """A job's output of these signs; a sign without a line stands below the one before it."""
+    """Return the output of a job with these signs; a sign without a line is one line below the previous one."""
     numbered, line = [], 0
     for sign in signs:
         line = sign.where.line or line + 1
@@ -115,7 +115,7 @@ def job(*signs: SignSeen, ranks: int | tuple[RankSeen, ...] = 0) -> Recording:
 
 
 def named(recording: Recording) -> list[str]:
-    """Each cause, how sure where that is not proved, and the ranks and hosts to blame: ``stuck likely 5``."""
+    """Return each cause, its confidence unless proved, and its ranks and hosts, such as ``stuck likely 5``."""
     found = []
     for judged in causes(recording):
         who = [str(c.node if c.rank is None else c.rank) for c in judged.culprits]
@@ -125,7 +125,7 @@ def named(recording: Recording) -> list[str]:
 
 
 def ended(*how: str | int, lines: int = 100) -> tuple[RankSeen, ...]:
-    """Ranks with the signal or exit code of each, 0 for none."""
+    """Return ranks with these signals or exit codes; 0 for none."""
     return tuple(
         RankSeen(
             rank=rank,

@@ -1,4 +1,4 @@
-"""What is kept of a job, which variables have it kept, and what becomes of it."""
+"""The files kept of a job, the variables that make the job write them, and their removal."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the watcher does with a stand-still, by what `attach` says of it; the lab has one of real ranks."""
+"""The reports and actions of the watcher in a stall, by the results of `attach`. The lab has a stall of real ranks."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ MOVES, STUCK, UNSURE, CUT_SHORT, WAITS, SLOW = 0, 1, 3, judging.CUT_SHORT, judgi
 
 
 class Played:
-    """A job: for how long a rank has stood still at each second, and what each judgment is.
+    """A job: how long a rank has not moved at each second, and the result of each check.
 
-    ``early``: that of looks without a word; ``node``: of a step of several.
+    ``early``: the result of silent samples; ``node``: the number of the node in a step of several nodes.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_look
     assert (job.judged, job.said) == ([], [])
 
 
-#: Recordings of ranks that wait for one that is not known to hang, and what is said of them.
+#: Recordings of ranks that wait for a rank that is not known to hang, and the report about it.
 SLOW_JOBS = {
     "attach/a-data-loader-whose-worker-is-at-work": (
         "Rank 3 (pid 103) waits for data at train.py:40 (its data loader worker is at data.py:12)"
@@ -264,7 +264,7 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
     assert codes == [WAITS, SLOW, WAITS, WAITS]
     assert [text.partition(f" for 120 s. {expected}")[1] != "" for text in said] == [True]
     assert "; slow, but not known to hang (`ddp-doctor replay FILE`" in said[0]
-    # It has moved since, and comes to the same place again.
+    # It has moved since then, and is in the same place again.
     assert look(2_000, 130) == WAITS
     os.close(file)
 

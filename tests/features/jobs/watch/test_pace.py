@@ -1,4 +1,4 @@
-"""When a job has become slower, by recorded counts: what is said of them, and what is no fall."""
+"""Falls of the pace in the counts of simulated jobs, and changes that are not a fall."""
 
 import random
 from collections.abc import Callable
@@ -11,7 +11,7 @@ EVERY_S = 5.0
 
 
 class Job:
-    """Looked at every five seconds. Its steps a second change as a test says; ranks wait as it says."""
+    """A job sampled every five seconds. Tests set its steps per second, and the ranks that others wait for."""
 
     def __init__(self, noise: float = 0.05, seed: int = 0) -> None:
         self.pace = Pace()
@@ -22,7 +22,7 @@ class Job:
         self.found: list[tuple[float, Fall]] = []
 
     def runs(self, minutes: float, rate: float, *, last: dict[int, float] | None = None) -> "Job":
-        """``last``: the share of looks in which others wait for a rank."""
+        """Run at a rate. ``last``: the share of samples in which others wait for a rank."""
         for _ in range(round(minutes * 60 / EVERY_S)):
             self.at_s += EVERY_S
             self.steps += rate * EVERY_S * max(self.random.gauss(1, self.noise), 0)

@@ -1,4 +1,4 @@
-"""Which counts of a main thread mean that its rank moves."""
+"""The counts of a main thread that mean that its rank moves."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ def job():
     for process in started:
         assert process.stdout is not None
         process.stdout.readline()
-    # after the line nothing but the end of input() makes them wait
+    # after the line, they only wait in input()
     wait_until(lambda: all(stat_fields(process.pid)[0] == "S" for process in started[:2]))
     yield {process.pid: started_at(process.pid) for process in started}
     for process in started:

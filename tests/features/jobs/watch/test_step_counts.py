@@ -1,4 +1,4 @@
-"""What counts the steps of a job: its output, gloo's threads, and what is said of a fall."""
+"""Counts of a job's steps, in its output and gloo's threads, and the reports about a fall."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_number_of_a_step_is_found_in_a_line(line, found):
 
 
 def said_of(path: Path, *texts: str) -> list[dict[Source, int]]:
-    """What is counted after each of these has been added to a file."""
+    """Append each text to a file, and return the counts after each."""
     said, found = Said(), []
     for text in texts:
         with path.open("a") as file:
@@ -142,7 +142,7 @@ def test_the_rank_that_has_launched_the_fewest_is_told_by_ras(monkeypatch):
 
 
 class Told:
-    """A job that is looked at; its falls, by source, are as a test says."""
+    """A sampled job with falls, by source, that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> None:
         monkeypatch.setattr(slowdown, "_clock", lambda at_s: f"{int(at_s) // 60:02}:{int(at_s) % 60:02}")
@@ -176,7 +176,7 @@ class Told:
             "was slower from 02:14 to 13:20: from 6 to 3 collectives per minute, measured by NCCL RAS",
         ),
         (Source.STEPS, Fall(134, 4, 1, 200), None, ""),  # soon over
-        (Source.LINES, Fall(134, 100, 3), None, ""),  # of 100 lines a second most are of another kind
+        (Source.LINES, Fall(134, 100, 3), None, ""),  # most of 100 lines per second are of another kind
     ],
 )
 def test_a_fall_is_told_with_its_time_both_rates_and_what_tells_them(monkeypatch, source, fall, last, told):

@@ -1,4 +1,4 @@
-"""`ddp-doctor watch`: the command runs as without it, and a bad end is explained."""
+"""`ddp-doctor watch`: the command runs as it does without the watcher, and a failure is explained."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watching(tmp_path: Path, state: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts the watcher in a group of its own, as a shell does, with a script of sh."""
+    """Start the watcher with a command in its own process group, as a shell does."""
     started = []
 
     def watch(*command: str, **given: Any) -> "subprocess.Popen[str]":
@@ -50,7 +50,7 @@ def watching(tmp_path: Path, state: Path) -> Iterator[Callable[..., "subprocess.
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[str, str, int]:
-    """What it said, without the watcher's own words, and its return code."""
+    """Return the output and errors without the watcher's own lines, and the exit code."""
     out, err = process.communicate(timeout=LIMIT_S)
     own = [line for line in err.splitlines(keepends=True) if not line.startswith("ddp-doctor: ")]
     return out, "".join(own), process.returncode
@@ -145,7 +145,7 @@ def test_a_watcher_that_is_killed_or_stopped_changes_nothing_for_the_command(wat
 
 @pytest.fixture
 def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
-    """A shell on a terminal: types something and returns what is seen until a text has come."""
+    """A shell on a terminal: type keys, and return the output until a text has come."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(XDG_STATE_HOME=str(state.parent), PS1="ready> ", PYTHONPATH=str(ROOT))
@@ -161,7 +161,7 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
         return seen
 
     type_in("", "ready> ")
-    # Else the kernel drops, after it has sent the signal of a key, what the terminal was to show: the answer to it.
+    # Otherwise, after the signal of a key, the kernel drops pending output, which may be the answer to the signal.
     type_in("stty noflsh\n", "ready> ")
     yield type_in
     os.close(terminal)
@@ -181,7 +181,7 @@ def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, t
 
 @pytest.mark.smoke
 def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(watching, tmp_path, state):
-    """Not by what was in the file before; and the words of the watcher come last."""
+    """Earlier lines of the file do not count, and the watcher's report comes last."""
     log = tmp_path / "log"
     log.write_text("torch.distributed.DistNetworkError: The server socket has failed to listen\n" * 9)
     with log.open("a") as file:
