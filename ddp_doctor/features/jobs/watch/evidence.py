@@ -296,8 +296,8 @@ class _Kept:
         self._file: int | None = None
 
     def add(self, data: bytes) -> None:
-        """Append the data, as long as the disk has room."""
-        try:
+        """Append the data, unless the disk is full or the directory is gone; the next call tries again."""
+        with suppress(OSError):
             if self._room <= 0:
                 if self._file is not None:
                     os.close(self._file)
@@ -310,8 +310,6 @@ class _Kept:
                 self._room = _FILE_BYTES
             if self._file is not None:
                 self._room -= os.write(self._file, data)
-        except OSError:
-            self._room = _FILE_BYTES  # the next file is opened after this many bytes
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}.{number}.txt"

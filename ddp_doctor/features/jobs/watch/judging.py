@@ -19,8 +19,10 @@ from ddp_doctor.ranks import process
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
 
-#: The code of a child that was killed.
-CUT_SHORT = -1
+#: The code of a child that was killed because its time was up; no process exits with it.
+CUT_SHORT = 256
+#: The exit code of a child that failed (EX_SOFTWARE, sysexits.h).
+_FAILED = 70
 #: The exit code if a rank ended while it was sampled.
 ENDED = 2
 #: The exit codes if ranks wait for a rank that is not known to hang; SLOW if this was just reported.
@@ -41,7 +43,7 @@ class Judging:
         watcher = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            code = 3
+            code = _FAILED
             try:
                 process.die_with_parent(watcher)
                 process.set_name("ddp-watch-judge")
@@ -63,6 +65,11 @@ class Judging:
                 elif (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
                     self.code = os.waitstatus_to_exitcode(ended[1])
         return self.code is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if it failed or was killed, for example by the kernel for lack of memory."""
+        return self.code is not None and (self.code < 0 or self.code == _FAILED)
 
     def stop(self) -> None:
         """Kill it if it still runs."""

@@ -171,14 +171,16 @@ class _Watcher:
 
     def _judge(self, how: str, files: Sequence[str], seconds: float, *, was_told: bool) -> None:
         outputs = [*self._outputs, *(output for _, of_task in self.evidence.tasks() for output in of_task)]
-        code = _NOTHING_READ
+        code, has_failed = _NOTHING_READ, False
         if files or outputs:
             say = partial(self.say, f"{how}. Why:")
-            judging = partial(judge_the_end, files, outputs, os.environ, say, was_told=was_told)
-            code = Judging(judging, seconds).wait()
+            judging = Judging(partial(judge_the_end, files, outputs, os.environ, say, was_told=was_told), seconds)
+            code, has_failed = judging.wait(), judging.has_failed
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
             self.say(f"{how}. Its output is too large to read in {seconds:.0f} s; to read all of it, run: {again}")
+        elif has_failed:
+            self.say(f"{how}. The process that read its output {_ended(code)}; to read the output, run: {again}")
         elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
             self.say(f"{how}. It made no progress before; see the report above")
         elif self.node_in_step:  # the first node's watcher reports the same

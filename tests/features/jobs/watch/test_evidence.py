@@ -122,3 +122,12 @@ def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not
 
     texts[file], texts["/proc/vmstat"] = "low 0\noom_kill 3\n", "oom_kill 99\n"
     assert oom_kills(of_host=False) - before == 2
+
+
+def test_output_is_kept_again_once_its_directory_can_be_written(tmp_path):
+    kept = evidence._Kept(tmp_path / "later", "stdout-0")
+    kept.add(b"lost")
+    (tmp_path / "later").mkdir()
+    kept.add(b"kept")
+
+    assert [path.read_bytes() for path in (tmp_path / "later").iterdir()] == [b"kept"]

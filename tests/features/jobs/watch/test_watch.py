@@ -64,6 +64,31 @@ def kept(state: Path) -> list[Path]:
     return sorted((state / "watch").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("raise OSError('broken')", "exited with code 70")],
+)
+def test_failure_is_reported_if_its_output_could_not_be_read(tmp_path, state, act, how):
+    (tmp_path / "broken.py").write_text(
+        "import os\n"
+        "from ddp_doctor.__main__ import main\n"
+        "from ddp_doctor.features.jobs.watch import watching\n"
+        "def judge(*_, **__):\n"
+        f"    {act}\n"
+        "watching.judge_the_end = judge\n"
+        "main()\n"
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(state.parent), "PYTHONPATH": str(ROOT)}
+    with (tmp_path / "output").open("w") as output:
+        argv = (sys.executable, tmp_path / "broken.py", "watch", "--", "sh", "-c", FAILING)
+        done = subprocess.run(argv, env=env, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "exited with code 1" in last
+    assert f"The process that read its output {how}; to read the output, run: ddp-doctor logs" in last
+
+
 def test_a_healthy_command_says_what_it_always_says_and_leaves_nothing(watching, state):
     process = watching(
         "--", "sh", "-c", 'printf "a\\0\\377"; printf "\\r b" >&2; readlink /proc/self/fd/0; echo $NCCL_DEBUG'
