@@ -85,7 +85,7 @@ class _Replayed:
         for rank, fact in sorted(self.facts.items()):
             stands = ", ".join(map(self.job.words, self.waits.get(rank, ())))
             of = len(self.job.ranks[rank])
-            lines.append(f"rank {rank}: {fact.issued} of {of} calls made{f'; stands in {stands}' if stands else ''}")
+            lines.append(f"rank {rank}: {fact.issued} of {of} calls made{f'; is in {stands}' if stands else ''}")
         return tuple(Evidence(check=JOB_COLLECTIVES, text=line) for line in lines[:LINES_OF_EVIDENCE])
 
 

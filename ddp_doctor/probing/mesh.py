@@ -30,7 +30,7 @@ def misfit(mesh: Sequence[Axis], ranks: int) -> str:
     if needed == ranks:
         return ""
     return (
-        f"--mesh {mesh_typed(mesh)} is no mesh of this run: its sizes multiply to {needed}, and the world has {ranks}"
+        f"--mesh {mesh_typed(mesh)} does not fit this run: its sizes multiply to {needed}, and the world has {ranks}"
         f" rank{'s' * (ranks > 1)}; change an axis, or --nproc-per-node"
     )
 

@@ -74,7 +74,7 @@ def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
     if reason == "named" and is_withheld("NCCL_CONF_FILE", path):
         return ConfFile(path=KEPT_BACK, reason=reason, problem="looks like a credential")
     if not path.startswith("/"):
-        return ConfFile(path=path, reason=reason, problem="is relative to the folder that the job starts in")
+        return ConfFile(path=path, reason=reason, problem="is relative to the directory in which the job starts")
     try:
         text = ctx.read(path)
     except FileNotFoundError:

@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_read_has_a_reason():
     env = {"HOME": "/h", "NCCL_CONF_FILE": "site.conf"}
 
     assert [file.problem for file in conf_files(FakeContext(env=env, files=files))] == [
-        "is relative to the folder that the job starts in",
+        "is relative to the directory in which the job starts",
         "cannot be read: Permission denied",
     ]
 

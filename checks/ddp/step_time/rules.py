@@ -156,7 +156,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         f" work{rounds.of(by_rank[worst].fact.model)}",
         (
             Evidence(
-                text=f"forward and backward on {rank_at(recording, rank)}, {len(others[rank])} looks,"
+                text=f"forward and backward on {rank_at(recording, rank)}, {len(others[rank])} samples,"
                 f" {rounds.limits(timings[rank])}, its peers {rounds.limits(others[rank])}",
                 value=median(timings[rank]),
                 unit="s",

@@ -126,5 +126,5 @@ def _readings_of_node(rank: int, ended: Ended) -> list[Reading]:
             read = Recording.model_validate_json(agent.recording).readings
             return [reading.model_copy(update={"node": rank}) for reading in read]
         except ValidationError:
-            why = "what it has read cannot be read here; is it on the same release?"
+            why = "its answer cannot be parsed here; is ddp-doctor the same release on both nodes?"
     return [Reading(check="attach", status=Status.FAILED, node=rank, reason=why)]

@@ -83,9 +83,9 @@ def p2p_hang(recording: Recording, output: Output) -> tuple[Judged, ...]:
     hosts = name_list(sorted({log.host for log in logs if log.host})) or "the node"
     title = f"Data between the GPUs of {hosts} may not arrive over {over}: collective {number} hung, and {rings}"
     detail = (
-        f"{capital(waited(output))} NCCL says that {rings}, over {over}. An IOMMU that translates addresses, or ACS on"
-        " PCIe bridges, may keep such transfers from arriving: what is set up, and whether P2P moves data,"
-        f" `{_PROOF}` tells on the same GPUs."
+        f"{capital(waited(output))} NCCL reports that {rings}, over {over}. An IOMMU that translates addresses, or ACS"
+        f" on PCIe bridges, can prevent such transfers. `{_PROOF}` on the same GPUs reports both settings, and whether"
+        " data arrives over P2P."
     )
     shown = tuple(sign.where for wait in came for sign in wait.signs[:1])
     named = cause._replace(title=title)

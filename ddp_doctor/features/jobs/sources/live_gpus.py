@@ -49,7 +49,7 @@ def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
     refused = None
     if answer["error"]:
         where = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
-        hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
+        hint = "; its driver may be at fault: look for NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
         words = str(answer["text"] or answer["error"])
         refused = Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{where}{hint}")
     return GpuUse(

@@ -27,7 +27,7 @@ _SYS_PTRACE = 1 << 19  # linux/capability.h
 _LOCALS = "-lll"
 _NONE = ("None", "none")
 Frames = list[dict[str, object]]
-_NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy")
+_NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed in the environment of ddp-doctor", grant="pip install py-spy")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
             threads[0] if len(threads) == 1 else None,
         )
         if main is None:
-            return Stack(refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script"))
+            return Stack(refused=Refused(door="stacks", why="py-spy does not report which thread runs the script"))
         trains = _that_trains(main, threads)
         frames = _frames(trains, threads)
         thread = int(str(trains["os_thread_id"]))

@@ -24,7 +24,7 @@ from ddp_doctor.model.known_error import Page
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
 
 _WAITED = Page(
-    "This rank waited in vain: look for the rank that never came, not for the one that printed this.",
+    "This rank gave up waiting: look for the rank that never arrived, not for the one that printed this.",
     ("DD610", "DD611", "DD615", "DD616", "DD619", "DDL133", "DDL134"),
     "torch 2.15 c10d/ProcessGroupNCCL.cpp, c10d/nccl2; gloo transport/tcp",
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),

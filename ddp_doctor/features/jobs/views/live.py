@@ -208,7 +208,7 @@ def _working(found: Doing) -> Doing:
         # Woken within a library, for example by network data or a timeout. A line of its own that only sleeps makes no
         # progress.
         is_woken = _switched(rank) > _FEW_SWITCHES and _own_line(_frames(rank)) != _frames(rank)[-1]
-        moves, words = (None, "wakes now and then") if is_woken else (False, words)
+        moves, words = (None, "wakes up from time to time") if is_woken else (False, words)
         if found.kind == "checkpoint":  # storage may take minutes to answer
             moves, words = None, found.words
     elif found.kind in ("compile", "start"):
