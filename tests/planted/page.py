@@ -3,7 +3,7 @@
     python -m tests.planted.page [--environment FOLDER] [PYTEST ARGUMENTS]
 
 The environment is build/planted-torch, created if missing (7 GB) and kept. The results go into
-docs/reference/compatibility.md, under "planted". Exits with 1 if a test failed or none could run.
+docs/reference/compatibility.md, in the section "Simulated GPUs". Exits with 1 if a test failed or none could run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.torches import PAGE, ROOT, Case, read_cases, torch_of
 #: Bundles NCCL 2.27.5. The package index has its CUDA build for Linux.
 TORCH = "2.9.1"
 BEGIN, END = ("<!-- Written by `make planted-torch`. -->\n", "<!-- End of what `make planted-torch` wrote. -->\n")
-#: The first line of what one torch came to.
+#: The first line of the results of one torch.
 _SECTION = re.compile(r"(?m)^(?=\d{4}-\d\d-\d\d, torch )")
 _TORCH = re.compile(r"torch ([^,\s]+),")
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_environment() -> None:
-    """torch's CUDA build and what the doctor requires, in the versions that the tests run with."""
+    """Create the environment with torch's CUDA build and the pinned dependencies."""
     if (HOME / ".installed").exists():
         return
     venv.create(HOME, clear=True, with_pip=True)
@@ -71,9 +71,9 @@ def make_environment() -> None:
 def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
     today = datetime.now(timezone.utc).date().isoformat()
     lines = [
-        f"{today}, torch {torch}, {seconds:.0f} s together:",
+        f"{today}, torch {torch}, {seconds:.0f} s in total:",
         "",
-        "| what | came of it | seconds |",
+        "| test | result | seconds |",
         "|---|---|---|",
     ]
     for case in cases:
