@@ -62,7 +62,8 @@ def lines(report: Report, recording: Recording, width: int | None, *, each: bool
     """Yield all checks, ``each`` on its own line or in groups, and the meaning of the marks."""
     from rich.text import Text
 
-    has_more_to_say = any(check.status not in _WITH_RESULT or check.reason for check in report.checks)
+    untold = [check for check in report.checks if not check.reason or check.reason not in report.summary]
+    has_more_to_say = any(check.status not in _WITH_RESULT or check.reason for check in untold)
     if not each and recording.command.has_one_subject and not has_more_to_say:
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is

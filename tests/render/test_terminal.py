@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.model.choices import CheckStatus, Confidence, Detail, Severity, Status, Verdict
+from ddp_doctor.model.choices import CheckStatus, Command, Confidence, Detail, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Evidence, Finding, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.render import layout, screen, terminal
 from ddp_doctor.wording.findings import LOAD
@@ -70,6 +70,16 @@ def test_checks_not_tested_for_one_reason_share_a_line():
         f" ?? gpus        failed: {slow}",
         "    -- skipped, ?? no result (-v shows why)",
     ]
+
+
+def test_reason_in_the_summary_is_not_repeated():
+    recording = Recording(options=Options(command=Command.ENV))
+    failed = _untested("env_vars", "no launch line", CheckStatus.FAILED)
+
+    assert _shown(recording, checks=(failed,), verdict=Verdict.UNSURE, summary="Unsure: no launch line.") == [
+        "Unsure: no launch line. (1.0 s)"
+    ]
+    assert " ?? env_vars failed: no launch line" in _shown(recording, checks=(failed,), summary="Unsure.")
 
 
 def test_absent_hardware_has_a_line_and_unselected_checks_have_none():
