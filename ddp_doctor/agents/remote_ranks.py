@@ -106,7 +106,8 @@ class GroupRanks(StoreRemoteRanks):
     def __init__(self, group: AgentGroup, trial: str, nodes: Sequence[int], limit_s: float) -> None:
         super().__init__(group, trial)
         self._nodes = nodes
-        self._until = time.monotonic() + limit_s + HAND_IN_S
+        self._longest_s = limit_s + HAND_IN_S
+        self._until = float("inf")  # until then, the trial itself ends ranks that are not done
 
     def ended(self) -> str | None:
         """Return how the trial ended, or None. Raises Left if an agent left, StoreLost and Unreadable."""
@@ -124,6 +125,7 @@ class GroupRanks(StoreRemoteRanks):
         """Count the own node as finished."""
         if not self._is_done:
             self._is_done = True
+            self._until = time.monotonic() + self._longest_s
             self._client.put_last(self._key, "finished", len(self._nodes))
 
     def abandon(self) -> None:

@@ -23,6 +23,10 @@ class Patience:
         queued_s = max(0.0, 0.0, *(proc.queued_s(pid) - before for pid, before in self._queued_s.items()))
         return left_s + min(queued_s, MOST_QUEUED * self._limit_s)
 
+    def forgive(self, pause_s: float) -> None:
+        """Do not count a pause of the agent itself."""
+        self._began += pause_s
+
     def is_over(self) -> bool:
         """Return True if the processes had their time."""
         return self.left_s() < 0.0

@@ -107,7 +107,9 @@ class Trial:
 
     def __post_init__(self) -> None:
         self._idle_ranks = IdleRanks(self.ranks, self._started)
-        self._pause_s = max(_PAUSED_SHARE * (self.record.limit_s or float("inf")), _PAUSED_S)
+        limit_s = self.record.limit_s
+        self._pause_s = max(_PAUSED_SHARE * (limit_s or float("inf")), _PAUSED_S)
+        self._limit = None if limit_s is None else self._patience(limit_s)
 
     def run(self) -> TrialResult:
         """Watch to the end and kill the remaining ranks. An interruption keeps the partial result."""
@@ -211,6 +213,8 @@ class Trial:
     def _forgive(self, pause_s: float) -> None:
         """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""
         self._started += pause_s
+        if self._limit is not None:
+            self._limit.forgive(pause_s)
         self._idle_ranks.active_at += pause_s
         self._sampled = None
         for rank in self.ranks:
@@ -228,8 +232,8 @@ class Trial:
 
     def _overdue(self, now: float) -> str | None:
         """Return "stuck" or "slow" if a deadline has passed, or None while the trial runs."""
-        if self.record.limit_s is not None:  # a trial that tests a fix does not judge ranks
-            return "stuck" if now > self._started + self.record.limit_s else None
+        if self._limit is not None:  # a trial that tests a fix or a group of nodes does not judge ranks
+            return "stuck" if self._limit.is_over() else None
         waiting = [rank for rank in self.ranks if not rank.over]
         check = self._slowest_check(waiting)
         if self._watched != check:  # a sample taken in another check does not apply

@@ -191,10 +191,13 @@ def test_finished_node_does_not_wait_for_its_group_forever(call, monkeypatch: An
     client, _ = call(3)
     said: list[tuple[str, Any]] = []
     client.put_first = lambda key, value: said.append((key, value))
-    ranks = GroupRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1), "t1", (1, 2), 6.0)
-    assert ranks.ended() is None
+    client.put_last = lambda *_: None
+    ranks = GroupRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1), "t1", (1, 2), 0.0)
+    assert ranks._until == float("inf")
 
-    monkeypatch.setattr(ranks, "_until", time.monotonic() - HAND_IN_S)
+    ranks.done()
+    assert ranks.ended() is None
+    monkeypatch.setattr(ranks, "_until", ranks._until - HAND_IN_S)
 
     assert ranks.ended() == "stuck"
     assert said == [("stop/t1", "stuck")]

@@ -105,6 +105,20 @@ def test_consequences_are_incomplete_until_exited_ranks_have_their_code(
     assert trial._echoes_are_in(Patience(-1.0, []), Patience(60.0, [])) is echoes_are_in
 
 
+def test_limit_of_a_trial_moves_by_the_time_in_the_queue(tmp_path: Path, monkeypatch, spent):
+    rank = rank_in_check(tmp_path)
+    record = rank.spec.trial.model_copy(update={"limit_s": 6.0})
+    monkeypatch.setattr(proc, "queued_s", lambda _pid: spent[1])
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    trial = Trial(record, [rank], {}, lambda _: None, 15.0)
+    monkeypatch.setattr("time.monotonic", lambda: 110.0)
+    assert trial._overdue(110.0) == "stuck"
+
+    spent[1] += 5.0
+
+    assert trial._overdue(110.0) is None
+
+
 def test_limit_moves_while_the_forkserver_has_no_processor(tmp_path: Path, monkeypatch):
     queued_s = {8: 0.0}
     monkeypatch.setattr(proc, "thread_ids", lambda pid: [pid])

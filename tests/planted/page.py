@@ -70,12 +70,7 @@ def make_environment() -> None:
 
 def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
     today = datetime.now(timezone.utc).date().isoformat()
-    lines = [
-        f"{today}, torch {torch}, {seconds:.0f} s in total:",
-        "",
-        "| test | result | seconds |",
-        "|---|---|---|",
-    ]
+    lines = [f"{today}, torch {torch}, {seconds:.0f} s in total:", "", "| test | result | seconds |", "|---|---|---|"]
     for case in cases:
         words, _, which = case.name.rpartition(".test_")[2].partition("[")
         what = words.replace("_", " ") + (f": {which.removesuffix(']')}" if which else "")

@@ -38,7 +38,7 @@ def run_groups(agent: Agent, groups: Groups, reproducer: Reproducer, limit_s: fl
     def read(value: Json, node: int, world: World) -> TrialResult:
         return messages.trial_part(value, node, world, records[index_of[node]].trial)
 
-    ends = time.monotonic() + (first.limit_s or 0.0)
+    ends = time.monotonic() + (1.0 + deadlines.MOST_QUEUED) * (first.limit_s or 0.0)
     group.order({"do": "groups", "record": first.model_dump(mode="json"), "groups": groups})
     try:
         mine = run_own_group(agent.node_ranks, group, first, groups)

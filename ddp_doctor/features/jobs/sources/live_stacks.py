@@ -27,7 +27,9 @@ _SYS_PTRACE = 1 << 19  # linux/capability.h
 _LOCALS = "-lll"
 _NONE = ("None", "none")
 Frames = list[dict[str, object]]
-_NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed in the environment of ddp-doctor", grant="pip install py-spy")
+_NOT_INSTALLED = Refused(
+    door="stacks", why="py-spy is not installed in the environment of ddp-doctor", grant="pip install py-spy"
+)
 
 
 @dataclass(frozen=True)

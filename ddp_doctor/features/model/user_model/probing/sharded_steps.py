@@ -229,7 +229,9 @@ def save_and_load(ctx: RankContext, model: Any, optimizer: Any, parameters: Mapp
     except Skip as skip:
         return {"not_saved": str(skip)}
     try:
-        unseen = "" if folder.is_dir() else f"the ranks share no directory: {folder.parent} is a different one on some ranks"
+        unseen = (
+            "" if folder.is_dir() else f"the ranks share no directory: {folder.parent} is a different one on some ranks"
+        )
         if reason := checkpoints.first_reason(ctx, "see the folder", unseen):
             return {"not_saved": reason}
         return _in(ctx, folder, model, optimizer, parameters)
