@@ -47,7 +47,7 @@ def test_a_driver_that_hangs_is_said_with_its_gpu_and_what_it_told_before_is_kep
 
     assert (use.busy, use.of) == ({0: 100}, {11: 0})
     assert use.refused is not None
-    assert use.refused.why.startswith("NVML: no answer within 2 s for GPU 3; its driver may be sick")
+    assert use.refused.why.startswith("NVML: no answer within 2 s for GPU 3; its driver may be at fault")
 
 
 @pytest.mark.parametrize(("status", "said"), [("timed_out", ""), ("ended", "Traceback\nSegmentation fault")])
