@@ -30,9 +30,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ({}, "NCCL_DEBUG=INFO\n", ALL[:2]),
     ],
 )
-def test_a_variable_is_set_only_where_the_user_has_set_neither_it_nor_one_it_would_outdo(
-    env, tmp_path, given, conf, left
-):
+def test_variables_do_not_override_settings_of_the_user(env, tmp_path, given, conf, left):
     (tmp_path / ".nccl.conf").write_text(conf)
     kept = Evidence(env | given, "job%1", 0)
 
@@ -46,7 +44,7 @@ def test_a_variable_is_set_only_where_the_user_has_set_neither_it_nor_one_it_wou
     )
 
 
-def test_what_the_user_has_written_elsewhere_meanwhile_is_read_too(env, tmp_path):
+def test_new_files_at_paths_of_the_user_are_included(env, tmp_path):
     old, new = tmp_path / "dump7", tmp_path / "dump8"
     old.write_text("of an earlier job")
     os.utime(old, (1e9, 1e9))
@@ -62,7 +60,7 @@ def test_what_the_user_has_written_elsewhere_meanwhile_is_read_too(env, tmp_path
     assert str(old) not in kept.files()
 
 
-def test_tasks_leave_word_of_themselves_for_the_watcher_of_their_node(env):
+def test_watcher_finds_the_other_tasks_of_its_node(env):
     Evidence(env, "job", 1).add_task(1, [Output("/a b", 7)])
 
     kept = Evidence(env, "job", 0)
@@ -70,7 +68,7 @@ def test_tasks_leave_word_of_themselves_for_the_watcher_of_their_node(env):
     assert kept.files() == []
 
 
-def test_the_folder_is_bounded_and_only_the_last_few_are_kept(env, monkeypatch):
+def test_directory_size_is_limited_and_old_directories_are_removed(env, monkeypatch):
     folders = []
     for number in range(evidence._KEPT + 3):
         folder = Evidence(env, f"job{number}", 0)
@@ -93,7 +91,7 @@ def test_the_folder_is_bounded_and_only_the_last_few_are_kept(env, monkeypatch):
 
 
 @pytest.mark.parametrize("trouble", ["full", "closed"])
-def test_without_a_folder_nothing_is_set_and_the_reason_is_told(env, tmp_path, monkeypatch, trouble):
+def test_no_variable_is_set_if_the_directory_cannot_be_used(env, tmp_path, monkeypatch, trouble):
     if trouble == "full":
         monkeypatch.setattr(evidence, "_LEAST_FREE_BYTES", 1 << 62)
     else:
@@ -115,7 +113,7 @@ def test_without_a_folder_nothing_is_set_and_the_reason_is_told(env, tmp_path, m
         ("8:pids:/\n4:memory:/job\n0::/\n", "/sys/fs/cgroup/memory/job/memory.oom_control"),
     ],
 )
-def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not_on_the_host(monkeypatch, groups, file):
+def test_oom_kills_are_counted_in_the_memory_cgroup_of_the_job(monkeypatch, groups, file):
     texts = {"/proc/self/cgroup": groups, file: "low 0\noom_kill 1\n", "/proc/vmstat": "oom_kill 7\n"}
     monkeypatch.setattr("ddp_doctor.sources.proc.read", texts.get)
     before = oom_kills(of_host=False)
@@ -124,7 +122,7 @@ def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not
     assert oom_kills(of_host=False) - before == 2
 
 
-def test_output_is_kept_again_once_its_directory_can_be_written(tmp_path):
+def test_output_is_kept_as_soon_as_its_directory_exists(tmp_path):
     kept = evidence._Kept(tmp_path / "later", "stdout-0")
     kept.add(b"lost")
     (tmp_path / "later").mkdir()

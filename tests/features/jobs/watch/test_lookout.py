@@ -86,7 +86,7 @@ class Played:
         self.lookout.look()
 
 
-def test_a_job_that_gets_on_is_judged_more_and_more_rarely_and_nothing_is_said(monkeypatch):
+def test_job_that_makes_progress_is_checked_less_often_and_silently(monkeypatch):
     job = Played(monkeypatch, [MOVES] * 4)
     job.stands_still(1_700)
 
@@ -94,7 +94,7 @@ def test_a_job_that_gets_on_is_judged_more_and_more_rarely_and_nothing_is_said(m
     assert job.said == []
 
 
-def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_tell_and_kills_nothing(monkeypatch):
+def test_ranks_that_wait_for_a_working_rank_are_checked_again_soon_and_not_killed(monkeypatch):
     job = Played(monkeypatch, [WAITS, SLOW, WAITS], kill=True)
     job.stands_still(900)
 
@@ -107,7 +107,7 @@ def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_that_the_job_is_slower_is_told_when_it_happens_only_where_that_is_asked_for(monkeypatch, asked):
+def test_slowdown_is_reported_during_the_job_only_on_request(monkeypatch, asked):
     job = Played(monkeypatch, [], tell_slow=asked)
     job.news = ["", "became slower at 02:14"]
     job.stands_still(20)
@@ -115,7 +115,7 @@ def test_that_the_job_is_slower_is_told_when_it_happens_only_where_that_is_asked
     assert job.said == (["the job became slower at 02:14"] if asked else [])
 
 
-def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
+def test_hanging_job_is_checked_once_until_it_makes_progress(monkeypatch):
     job = Played(monkeypatch, [STUCK, STUCK])
     job.stands_still(900)
     assert job.judged == pytest.approx([120], abs=20)
@@ -128,7 +128,7 @@ def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
 
 
 @pytest.mark.parametrize("left", [(), (7,)])
-def test_a_job_that_hung_and_ends_does_not_move_again(monkeypatch, left):
+def test_exit_after_a_hang_is_not_reported_as_progress(monkeypatch, left):
     job = Played(monkeypatch, [STUCK])
     job.stands_still(200)
     job.ranks = left
@@ -137,7 +137,7 @@ def test_a_job_that_hung_and_ends_does_not_move_again(monkeypatch, left):
     assert (job.said, job.lookout.is_stuck) == ([], True)
 
 
-def test_a_doubt_is_no_verdict_and_the_job_is_judged_again(monkeypatch):
+def test_job_is_checked_again_after_an_unsure_result(monkeypatch):
     job = Played(monkeypatch, [UNSURE, STUCK])
     job.stands_still(500)
 
@@ -145,21 +145,21 @@ def test_a_doubt_is_no_verdict_and_the_job_is_judged_again(monkeypatch):
     assert job.lookout.is_stuck
 
 
-def test_a_job_of_which_a_rank_ended_while_it_was_looked_at_is_looked_at_again(monkeypatch):
+def test_job_is_checked_again_if_a_rank_exited_during_the_check(monkeypatch):
     job = Played(monkeypatch, [judging.ENDED, STUCK])
     job.stands_still(300)
 
     assert job.judged == pytest.approx([120, 240], abs=20)
 
 
-def test_a_node_too_busy_to_look_is_told_at_the_second_time(monkeypatch):
+def test_node_that_is_too_busy_to_be_checked_is_reported(monkeypatch):
     job = Played(monkeypatch, [CUT_SHORT, CUT_SHORT])
     job.stands_still(500)
 
     assert [said for said in job.said if "were not enough" in said] == job.said != []
 
 
-def test_kill_sends_the_command_one_sigterm_and_names_who_still_runs_half_a_minute_later(monkeypatch):
+def test_kill_on_hang_sends_one_sigterm_and_reports_remaining_processes(monkeypatch):
     monkeypatch.setattr("ddp_doctor.ranks.process.with_children", lambda pid, _most: [pid])
     job = Played(monkeypatch, [STUCK], kill=True)
     job.stands_still(140)
@@ -171,7 +171,7 @@ def test_kill_sends_the_command_one_sigterm_and_names_who_still_runs_half_a_minu
     assert job.said[1].startswith("processes still running after SIGTERM: 1 (")
 
 
-def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigkill(monkeypatch):
+def test_command_that_keeps_running_after_sigterm_is_checked_before_sigkill(monkeypatch):
     job = Played(monkeypatch, [UNSURE])
     job.stands_still(10)
     job.command.told[signal.SIGTERM] = job.now
@@ -185,14 +185,14 @@ def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigk
 @pytest.mark.parametrize(
     ("early", "seconds", "moved_s", "is_told"),
     [
-        pytest.param(STUCK, 61, 5, True, id="its own watchdog has ended it"),
-        pytest.param(STUCK, 61, 300, False, id="it has moved since then"),
-        pytest.param(WAITS, 61, 5, True, id="its ranks waited for one that was not known to hang"),
-        pytest.param(UNSURE, 61, 5, False, id="it was not known who kept the others waiting"),
-        pytest.param(STUCK, 200, 5, False, id="it was judged later"),
+        pytest.param(STUCK, 61, 5, True, id="the job's watchdog ended it"),
+        pytest.param(STUCK, 61, 300, False, id="it made progress after the early check"),
+        pytest.param(WAITS, 61, 5, True, id="ranks waited for a rank that was not known to hang"),
+        pytest.param(UNSURE, 61, 5, False, id="the blocking rank was unknown"),
+        pytest.param(STUCK, 200, 5, False, id="a later check reported it"),
     ],
 )
-def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
+def test_early_result_is_reported_only_if_the_job_ends_in_that_hang(
     monkeypatch, capfd, early, seconds, moved_s, is_told
 ):
     job = Played(monkeypatch, [STUCK], early=early)
@@ -207,7 +207,7 @@ def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
     assert capfd.readouterr().err == ("rank 1 stands at train.py:9\n" if is_told else "")
 
 
-def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch):
+def test_watcher_of_the_first_node_also_reports_unsure_results(monkeypatch):
     job = Played(monkeypatch, [STUCK], node=0)
     job.stands_still(200)
 
@@ -216,7 +216,7 @@ def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch)
 
 
 @pytest.mark.parametrize("command", [["python", "train.py"], ["ddp-doctor", "attach", "--slurm-job", "4711.1"]])
-def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first_has_come(monkeypatch, command):
+def test_watcher_of_another_node_checks_its_node_if_no_agent_of_the_first_arrives(monkeypatch, command):
     job = Played(monkeypatch, [UNSURE, STUCK], node=3)
     job.commands.append(command)
     job.stands_still(450)
@@ -227,7 +227,7 @@ def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first
     assert job.said == ["the job makes progress again"]
 
 
-def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_looked_at(monkeypatch):
+def test_watcher_of_another_node_is_silent_if_the_first_one_checked(monkeypatch):
     job = Played(monkeypatch, [], node=3)
     job.stands_still(115)
     job.commands.append(["python", "-m", "ddp_doctor", "attach", "--slurm-job", "4711.0"])
@@ -249,7 +249,7 @@ SLOW_JOBS = {
 
 
 @pytest.mark.parametrize("situation", SLOW_JOBS)
-def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(situation, monkeypatch):
+def test_ranks_that_stay_at_the_same_line_are_reported_once_as_slow(situation, monkeypatch):
     expected = SLOW_JOBS[situation]
     monkeypatch.setattr("ddp_doctor.features.jobs.attach.use_case.attach", lambda *_, **__: judged(situation))
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
@@ -269,7 +269,7 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
     os.close(file)
 
 
-def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
+def test_progress_between_two_checks_prevents_a_report(monkeypatch):
     monkeypatch.setattr(
         "ddp_doctor.features.jobs.attach.use_case.attach", lambda *_, **__: judged(next(iter(SLOW_JOBS)))
     )
@@ -288,7 +288,7 @@ CANNOT_TELL = "Cannot tell. (`ddp-doctor replay FILE` shows more)"
 
 @pytest.fixture
 def looked(monkeypatch, tmp_path) -> list[str]:
-    """SLURM starts no agents, and `attach` cannot tell what the ranks of this node wait for."""
+    """SLURM starts no agents, and `attach` does not find out what the ranks of this node wait for."""
 
     def no_step(*_: object) -> None:
         raise UsageError("srun is not on PATH")
@@ -305,13 +305,13 @@ def looked(monkeypatch, tmp_path) -> list[str]:
     ("node", "said"),
     [(None, f"why. {CANNOT_TELL}"), (0, f"why, seen only on this node (srun is not on PATH). {CANNOT_TELL}"), (1, "")],
 )
-def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(looked, node, said):
+def test_only_the_first_node_reports_if_slurm_starts_no_agents(looked, node, said):
     judging.judge_what_runs([os.getpid()], {}, looked.append, "why", node=node)
 
     assert looked == [said] * bool(said)
 
 
-def test_of_ranks_that_end_while_they_are_looked_at_nothing_is_told(looked, monkeypatch):
+def test_ranks_that_exit_during_the_check_are_not_reported(looked, monkeypatch):
     ended = iter([False, True])
     monkeypatch.setattr("ddp_doctor.ranks.process.has_ended", lambda _pid: next(ended))
 

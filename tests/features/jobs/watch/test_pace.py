@@ -40,7 +40,7 @@ class Job:
         return (at_s - 1_000.0) / 60
 
 
-def test_a_fall_that_lasts_is_found_with_its_time_and_both_rates_a_minute_later():
+def test_lasting_slowdown_is_found_after_a_minute_with_its_time_and_rates():
     job = Job().runs(2, 20).runs(3, 7)
 
     assert job.pace.fall is not None
@@ -50,48 +50,46 @@ def test_a_fall_that_lasts_is_found_with_its_time_and_both_rates_a_minute_later(
     assert job.pace.fall.until_s is None
 
 
-def test_after_hours_it_takes_ten_minutes_to_be_sure():
+def test_slowdown_of_a_long_job_is_found_after_ten_minutes():
     job = Job().runs(100, 20).runs(15, 12)
 
     assert [job.minutes(at) for at, _ in job.found] == [pytest.approx(110, abs=1)]
 
 
 SILENT: dict[str, Callable[[Job], Job]] = {
-    "an even job": lambda job: job.runs(90, 20),
-    "a warm-up that is slow": lambda job: job.runs(5, 2).runs(60, 20),
-    "a burst at its beginning": lambda job: job.runs(0.25, 400).runs(60, 20),
+    "a steady job": lambda job: job.runs(90, 20),
+    "a slow warm-up": lambda job: job.runs(5, 2).runs(60, 20),
+    "a burst at the start": lambda job: job.runs(0.25, 400).runs(60, 20),
     "a little slower": lambda job: job.runs(30, 20).runs(60, 17),
     "a pause": lambda job: job.runs(30, 20).runs(60, 0).runs(30, 20),
-    "it hangs at its end": lambda job: job.runs(30, 20).runs(60, 0),
+    "a hang at the end": lambda job: job.runs(30, 20).runs(60, 0),
     "checkpoints": lambda job: [job.runs(5, 20).runs(0.5, 0) for _ in range(20)][-1],
-    "evaluations in which it says less": lambda job: [job.runs(30, 20).runs(6, 5) for _ in range(6)][-1].runs(2, 20),
-    "long evaluations in which it reduces a number now and then": lambda job: [
-        job.runs(30, 20).runs(12, 0.4) for _ in range(2)
-    ][-1],
-    "an evaluation at its end": lambda job: job.runs(60, 20).runs(9, 4),
-    "it becomes faster": lambda job: job.runs(30, 20).runs(30, 40),
+    "evaluations with less output": lambda job: [job.runs(30, 20).runs(6, 5) for _ in range(6)][-1].runs(2, 20),
+    "long evaluations with rare collectives": lambda job: [job.runs(30, 20).runs(12, 0.4) for _ in range(2)][-1],
+    "an evaluation at the end": lambda job: job.runs(60, 20).runs(9, 4),
+    "it speeds up": lambda job: job.runs(30, 20).runs(30, 40),
     "too short to tell": lambda job: job.runs(0.7, 20).runs(5, 5),
 }
 
 
 @pytest.mark.parametrize("situation", SILENT)
-def test_what_is_no_lasting_fall_is_not_told(situation):
+def test_pace_without_a_lasting_slowdown_is_not_reported(situation):
     assert [SILENT[situation](Job(seed=seed)).found for seed in range(2)] == [[]] * 2
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3, 0.6, 1.0])
-def test_noise_is_no_fall_however_much_there_is(noise):
+def test_noise_is_not_a_slowdown(noise):
     assert [seed for seed in range(10) if Job(noise, seed).runs(30, 20).found] == []
 
 
-def test_steps_that_take_minutes_are_measured_as_well():
+def test_slowdown_of_steps_that_take_minutes_is_found():
     job = Job(noise=0).runs(120, 1 / 150).runs(120, 1 / 600)
 
     assert job.pace.fall is not None
     assert job.minutes(job.pace.fall.since_s) == pytest.approx(120, abs=12)
 
 
-def test_a_fall_that_is_over_is_remembered_with_its_end_and_the_next_one_is_found_too():
+def test_end_of_a_slowdown_is_kept_and_the_next_slowdown_is_found():
     job = Job().runs(30, 20).runs(20, 5).runs(30, 20)
     assert job.pace.fall is not None
     assert job.pace.fall.until_s is not None
@@ -101,7 +99,7 @@ def test_a_fall_that_is_over_is_remembered_with_its_end_and_the_next_one_is_foun
     assert [job.minutes(fall.since_s) for _, fall in job.found] == [pytest.approx(30, abs=1), pytest.approx(80, abs=1)]
 
 
-def test_of_a_time_without_looks_nothing_is_told_and_other_ranks_begin_anew():
+def test_gap_in_the_samples_or_a_restart_is_not_a_slowdown():
     job = Job().runs(5, 20)
     job.at_s += 36_000
     job.pace.pause()
@@ -113,16 +111,16 @@ def test_of_a_time_without_looks_nothing_is_told_and_other_ranks_begin_anew():
 
 WAITING: dict[str, tuple[dict[int, float], dict[int, float], LastRank | None]] = {
     "for one rank": ({}, {1: 0.65}, LastRank(1, 25, 25)),
-    "for nobody: all ranks are slower": ({}, {}, None),
-    "for all in turn": ({}, {0: 0.2, 1: 0.2, 2: 0.2}, None),
-    "seldom, and then for one": ({}, {0: 0.2}, None),
-    "for the one that came last before, too": ({0: 0.6}, {0: 0.7}, None),
-    "mostly for one": ({0: 0.02, 1: 0.02}, {1: 0.6, 2: 0.05}, LastRank(1, 25, 26)),
+    "for no rank: all ranks are slower": ({}, {}, None),
+    "for each rank in turn": ({}, {0: 0.2, 1: 0.2, 2: 0.2}, None),
+    "rarely, for one rank": ({}, {0: 0.2}, None),
+    "for the rank that was last before the slowdown": ({0: 0.6}, {0: 0.7}, None),
+    "usually for one rank": ({0: 0.02, 1: 0.02}, {1: 0.6, 2: 0.05}, LastRank(1, 25, 26)),
 }
 
 
 @pytest.mark.parametrize("who", WAITING)
-def test_a_rank_is_named_where_the_others_wait_for_it_since_the_fall_and_did_not_before(who):
+def test_rank_is_blamed_if_others_wait_for_it_only_since_the_slowdown(who):
     before, after, expected = WAITING[who]
     job = Job().runs(5, 20, last=before).runs(4, 7, last=after)
     found = job.pace.last_rank()

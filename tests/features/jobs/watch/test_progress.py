@@ -19,19 +19,17 @@ from tests.waiting import wait_until
     ("cpu_s", "io_bytes", "sleeps", "queued_s", "on_gpu", "moves"),
     [
         pytest.param(0.0, 0, 0, 0.0, False, False, id="it waits in gloo"),
-        pytest.param(0.03, 0, 900, 0.0, False, False, id="it looks every 10 ms whether something is done"),
-        pytest.param(10.0, 0, 3, 0.0, True, False, id="NCCL's way to wait"),
+        pytest.param(0.03, 0, 900, 0.0, False, False, id="it polls every 10 ms"),
+        pytest.param(10.0, 0, 3, 0.0, True, False, id="it spins in NCCL"),
         pytest.param(10.0, 0, 3, 0.0, False, True, id="it computes on a processor"),
         pytest.param(10.0, 0, 400, 0.0, True, True, id="it launches kernels and waits for batches"),
         pytest.param(0.0, 12, 1, 0.0, True, True, id="it prints a line"),
         pytest.param(0.1, 0, 900, 0.0, False, True, id="it takes many short steps"),
         pytest.param(3.0, 0, 1, 0.0, True, True, id="it uses a third of a processor"),
-        pytest.param(3.0, 0, 1, 6.9, True, False, id="NCCL's way to wait on a busy machine"),
+        pytest.param(3.0, 0, 1, 6.9, True, False, id="it spins in NCCL on a busy machine"),
     ],
 )
-def test_a_rank_moves_where_it_computes_reads_or_writes_and_not_where_it_may_only_spin(
-    cpu_s, io_bytes, sleeps, queued_s, on_gpu, moves
-):
+def test_rank_makes_progress_by_computing_or_io_but_not_by_spinning(cpu_s, io_bytes, sleeps, queued_s, on_gpu, moves):
     rank = _Rank(1, 1, on_gpu, _Counts(100.0, 50.0, 1_000, 70), 100.0)
 
     assert progress._has_moved(rank, _Counts(110.0, 50.0 + cpu_s, 1_000 + io_bytes, 70 + sleeps, queued_s)) is moves
@@ -67,7 +65,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(("name", "in_thread"), [("ray::Worker", True), ("python3", False)])
-def test_the_thread_that_trains_is_found_in_workers_with_a_name_of_their_own(tmp_path, name, in_thread):
+def test_training_thread_is_found_in_ray_and_plain_workers(tmp_path, name, in_thread):
     (tmp_path / "job.py").write_text("import threading\n\ndef work():\n    threading.Event().wait()\n")
     pipe = subprocess.PIPE
     command = (sys.executable, "-c", WORKER, name)
@@ -78,7 +76,7 @@ def test_the_thread_that_trains_is_found_in_workers_with_a_name_of_their_own(tmp
         wait_until(lambda: progress._thread_that_trains(worker.pid) == expected, "the thread is found")
 
 
-def test_job_stands_still_if_one_of_its_ranks_does(job, monkeypatch):
+def test_job_is_stalled_if_one_of_its_ranks_is(job, monkeypatch):
     clock = itertools.count(1_000, 10)
     monkeypatch.setattr(progress, "_ranks_below", lambda _roots: job)
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))

@@ -27,7 +27,7 @@ from ddp_doctor.features.jobs.watch.step_counts import Doors, Gloo, Said, Source
         ("batch size 32, 12.0it/s, loss 0.3", []),
     ],
 )
-def test_the_number_of_a_step_is_found_in_a_line(line, found):
+def test_step_number_is_read_from_a_line(line, found):
     assert numbers_of_steps(f"{line}\n") == found
 
 
@@ -41,7 +41,7 @@ def said_of(path: Path, *texts: str) -> list[dict[Source, int]]:
     return found
 
 
-def test_steps_are_counted_over_epochs_ranks_that_print_in_turns_and_lines_that_are_cut(tmp_path):
+def test_steps_are_counted_across_epochs_several_ranks_and_split_lines(tmp_path):
     first = "".join(f"step {number}\n" for number in (1, 2, 3, 4, 5, 4, 6))
     found = said_of(tmp_path / "out", first, "step 1", "0\n", "epoch 2\nstep 1\nstep 3\n", "step 4\n")
 
@@ -49,7 +49,7 @@ def test_steps_are_counted_over_epochs_ranks_that_print_in_turns_and_lines_that_
     assert [seen[Source.LINES] for seen in found] == [7, 7, 8, 11, 12]
 
 
-def test_a_file_that_was_emptied_is_read_on(tmp_path):
+def test_counting_continues_after_a_file_is_truncated(tmp_path):
     said, output = Said(), Output(str(tmp_path / "out"), 0)
     lines = []
     for text in ("a\n" * 9, "", "b\n"):
@@ -59,11 +59,11 @@ def test_a_file_that_was_emptied_is_read_on(tmp_path):
     assert lines == [9, 9, 10]
 
 
-def test_output_without_numbers_of_steps_is_counted_by_its_lines(tmp_path):
+def test_output_without_step_numbers_is_counted_in_lines(tmp_path):
     assert said_of(tmp_path / "out", "loss 0.3\nloss 0.2\n") == [{Source.LINES: 2}]
 
 
-def test_a_file_that_has_gone_and_one_that_grows_by_gigabytes_are_no_trouble(tmp_path):
+def test_missing_file_and_huge_file_do_not_stop_the_counting(tmp_path):
     with (tmp_path / "big").open("wb") as file:
         file.truncate(8 << 30)
         file.seek(0, os.SEEK_END)
@@ -90,7 +90,7 @@ WORKS, IDLE = (
         (["", "", ""], False, None),  # the kernel does not show it
     ],
 )
-def test_who_comes_last_is_who_alone_is_in_no_collective(monkeypatch, calls, waits, last):
+def test_last_rank_is_the_only_rank_outside_a_collective(monkeypatch, calls, waits, last):
     written = 1_000
     monkeypatch.setattr("ddp_doctor.sources.proc.environment", lambda pid: {"RANK": str(pid - 70), "WORLD_SIZE": "3"})
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_who_comes_last_is_who_alone_is_in_no_collective(monkeypatch, calls, wai
     assert gloo.look(5.0) == Look(5.0, 1_000, waits, last)
 
 
-def test_gloo_beside_nccl_is_not_what_tells_the_pace(monkeypatch):
+def test_gloo_threads_of_an_nccl_job_are_ignored(monkeypatch):
     monkeypatch.setattr("ddp_doctor.sources.proc.environment", lambda _: {"RANK": "0"})
     monkeypatch.setattr(
         "ddp_doctor.sources.proc.threads", lambda pid: {pid: "pt_gloo_runloop", pid + 1: "pt_nccl_watchdg"}
@@ -121,7 +121,7 @@ def test_gloo_beside_nccl_is_not_what_tells_the_pace(monkeypatch):
     assert gloo.threads == []
 
 
-def test_the_rank_that_has_launched_the_fewest_is_told_by_ras(monkeypatch):
+def test_ras_shows_the_rank_with_the_fewest_launches(monkeypatch):
     ranks = [{"rank": rank, "collective_counts": {"AllReduce": 9, "Broadcast": rank != 1}} for rank in range(3)]
     small = {"size": 1, "ranks": [{"rank": 0, "collective_counts": {"AllReduce": 90}}]}
     answer = '{"communicators": [' + ", ".join(str({"size": 3, "ranks": ranks}).replace("'", '"').split("\n"))
@@ -179,13 +179,13 @@ class Told:
         (Source.LINES, Fall(134, 100, 3), None, ""),  # most of 100 lines per second are of another kind
     ],
 )
-def test_a_fall_is_told_with_its_time_both_rates_and_what_tells_them(monkeypatch, source, fall, last, told):
+def test_slowdown_is_reported_with_its_time_rates_and_source(monkeypatch, source, fall, last, told):
     assert Told(monkeypatch).has(source, 40, fall, last).slowdown.whole() == told.format(
         source.value[1], "samples of waiting ranks"
     )
 
 
-def test_the_best_source_that_has_measured_enough_is_believed_and_no_other(monkeypatch):
+def test_only_the_best_source_with_enough_samples_is_used(monkeypatch):
     job = Told(monkeypatch).has(Source.GLOO, 30, None).has(Source.LINES, 40, Fall(134, 4, 1))
     assert job.slowdown.whole() == ""
 
@@ -193,7 +193,7 @@ def test_the_best_source_that_has_measured_enough_is_believed_and_no_other(monke
     assert "by the lines of its output" in job.slowdown.whole()
 
 
-def test_news_are_told_once_and_the_end_of_the_fall_too(monkeypatch):
+def test_start_and_end_of_a_slowdown_are_reported_once(monkeypatch):
     job = Told(monkeypatch)
     falls = [None, Fall(134, 4, 1), Fall(134, 4, 1.1), Fall(134, 4, 1.1, 200), Fall(134, 4, 1.1, 200), Fall(300, 4, 1)]
     news = [job.has(Source.STEPS, 40, fall).slowdown.news() for fall in falls]
@@ -208,14 +208,14 @@ def test_news_are_told_once_and_the_end_of_the_fall_too(monkeypatch):
     ]
 
 
-def test_the_watcher_of_another_node_speaks_only_where_it_can_name_a_rank(monkeypatch):
+def test_watcher_of_another_node_reports_a_slowdown_only_with_a_rank(monkeypatch):
     job = Told(monkeypatch, speaks=False)
 
     assert job.has(Source.GLOO, 40, Fall(134, 4, 1)).slowdown.whole() == ""
     assert "rank 5" in job.has(Source.GLOO, 40, Fall(134, 4, 1), LastRank(5, 9, 10)).slowdown.whole()
 
 
-def test_a_moment_of_another_day_is_told_with_its_day(monkeypatch):
+def test_time_on_another_day_includes_the_date(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 200_000.0)
 
     assert len(slowdown._clock(199_000.0)) == len("02:14")

@@ -89,7 +89,7 @@ def test_failure_is_reported_if_its_output_could_not_be_read(tmp_path, state, ac
     assert f"The process that read its output {how}; to read the output, run: ddp-doctor logs" in last
 
 
-def test_a_healthy_command_says_what_it_always_says_and_leaves_nothing(watching, state):
+def test_output_of_a_healthy_command_is_unchanged_and_no_files_remain(watching, state):
     process = watching(
         "--", "sh", "-c", 'printf "a\\0\\377"; printf "\\r b" >&2; readlink /proc/self/fd/0; echo $NCCL_DEBUG'
     )
@@ -110,7 +110,7 @@ def test_a_healthy_command_says_what_it_always_says_and_leaves_nothing(watching,
         ("#!/bin/sh\nkill -9 $$", -9),
     ],
 )
-def test_the_exit_code_or_signal_is_the_commands(watching, tmp_path, script, code):
+def test_exit_code_or_signal_of_the_command_is_passed_on(watching, tmp_path, script, code):
     (tmp_path / "cmd").write_text(script)
     (tmp_path / "cmd").chmod(0o755)
 
@@ -118,7 +118,7 @@ def test_the_exit_code_or_signal_is_the_commands(watching, tmp_path, script, cod
 
 
 @pytest.mark.parametrize(("name", "code"), [("nosuch", 127), ("./folder", 126), ("", 127)])
-def test_what_cannot_be_started_is_told_as_a_shell_does(watching, tmp_path, state, name, code):
+def test_command_that_cannot_start_fails_like_in_a_shell(watching, tmp_path, state, name, code):
     (tmp_path / "folder").mkdir()
     process = watching("--", name)
     err = process.stderr.read()
@@ -139,7 +139,7 @@ while (number := signal.sigwait(told)) != signal.SIGTERM:
 
 
 @pytest.mark.parametrize("to_group", [True, False])
-def test_a_signal_reaches_the_command_once_whether_all_were_sent_it_or_the_watcher_alone(watching, to_group):
+def test_signal_to_the_group_or_to_the_watcher_reaches_the_command_once(watching, to_group):
     process = watching("--", sys.executable, "-S", "-c", TELLING)
     process.stdout.readline()
     send = os.killpg if to_group else os.kill
@@ -155,7 +155,7 @@ def test_a_signal_reaches_the_command_once_whether_all_were_sent_it_or_the_watch
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_watcher_that_is_killed_or_stopped_changes_nothing_for_the_command(watching, tmp_path, how):
+def test_command_continues_if_the_watcher_is_killed_or_stopped(watching, tmp_path, how):
     os.mkfifo(tmp_path / "fifo")
     process = watching("--", "sh", "-c", "echo begun; read x < fifo; echo done > file")
     process.stdout.readline()
@@ -194,7 +194,7 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.smoke
-def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, tmp_path):
+def test_ctrl_c_arrives_once_and_ctrl_z_stops_both_until_fg(shell, tmp_path):
     (tmp_path / "cmd.py").write_text(TELLING)
 
     shell(f"'{sys.executable}' -m ddp_doctor watch '{sys.executable}' -S cmd.py\n", "True True True")
@@ -205,7 +205,7 @@ def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, t
 
 
 @pytest.mark.smoke
-def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(watching, tmp_path, state):
+def test_failure_is_explained_by_the_commands_own_output_in_its_file(watching, tmp_path, state):
     """Earlier lines of the file do not count, and the watcher's report comes last."""
     log = tmp_path / "log"
     log.write_text("torch.distributed.DistNetworkError: The server socket has failed to listen\n" * 9)
@@ -221,7 +221,7 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
     assert kept(state) == []
 
 
-def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(watching, tmp_path):
+def test_limits_are_explained_before_srun_and_after_its_failure(watching, tmp_path):
     (tmp_path / "srun").write_text(FAILING)
     (tmp_path / "srun").chmod(0o755)
     process = watching("--", "./srun")
@@ -232,7 +232,7 @@ def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(wat
     assert "--keep-output" in said[-1]
 
 
-def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching, state):
+def test_kept_output_is_passed_on_unchanged_and_explains_the_failure(watching, state):
     process = watching("--keep-output", "--", "sh", "-c", f"printf 'a\\r\\t'; {FAILING}", stderr=subprocess.STDOUT)
     said = process.stdout.buffer.read().decode()
 
@@ -242,7 +242,7 @@ def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching
     assert "is out of memory" in said.splitlines()[-1]
 
 
-def test_output_that_is_kept_ends_the_command_where_nobody_reads_it_any_more(watching):
+def test_command_with_kept_output_gets_sigpipe_if_its_reader_is_gone(watching):
     process = watching("--keep-output", "--", "sh", "-c", "while echo line; do :; done")
     process.stdout.readline()
     process.stdout.close()
@@ -250,7 +250,7 @@ def test_output_that_is_kept_ends_the_command_where_nobody_reads_it_any_more(wat
     assert process.wait(LIMIT_S) == -signal.SIGPIPE
 
 
-def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_the_command(watching, state):
+def test_nested_watcher_and_second_task_only_execute_the_command(watching, state):
     inner = (sys.executable, "-m", "ddp_doctor", "watch", "--", "sh", "-c", "ps -o comm= $PPID; exit 4")
     out, _, code = ended(watching("--", *inner))
     assert (out, code) == ("ddp-watch\n", 4)
@@ -266,7 +266,7 @@ def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_th
     assert (folder / "task-1").read_text() == str(task.pid)
 
 
-def test_a_task_that_fails_after_the_first_one_has_ended_well_is_told_of(watching, tmp_path):
+def test_failure_of_another_task_is_reported_if_the_first_task_succeeds(watching, tmp_path):
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
     os.mkfifo(tmp_path / "fifo")
     error = json.dumps({"message": {"message": "KeyError: x", "extraInfo": {"timestamp": "1790000000"}}})
@@ -283,7 +283,7 @@ def test_a_task_that_fails_after_the_first_one_has_ended_well_is_told_of(watchin
     assert "KeyError: x" in said
 
 
-def test_what_the_watcher_said_in_the_middle_of_a_job_is_no_word_of_the_job(tmp_path):
+def test_lines_of_the_watcher_are_not_read_as_output_of_the_job(tmp_path):
     file = tmp_path / "out"
     file.write_text("step 1\nstep 2\n0: ddp-doctor: - RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
 
