@@ -1,7 +1,7 @@
 """The order of reasoning over a job's output: one situation each, as facts written by hand.
 
-The signs belong to rows made in this file, so that the order is tested and not the messages of programs. Only the names
-that the judge reads are ddp-doctor's own.
+The signs belong to rows defined in this file, because the tests cover the order and not the messages of programs. Only
+the cause names that the judge reads are ddp-doctor's own.
 """
 
 from pathlib import Path
@@ -138,21 +138,21 @@ def ended(*how: str | int, lines: int = 100) -> tuple[RankSeen, ...]:
 
 
 ORDER = {
-    "the kernel's word explains what NCCL and the watchdog say of the same host": (
+    "a kernel message explains NCCL errors and timeouts of the same host": (
         job(said("error-12", 1, host="node0"), said("xid79", host="node0", file="dmesg"), *timed_out(1, 0, 1)),
         ["gpu-off-bus node0"],
     ),
-    "a CUDA error on the host of a lost GPU is of the kernel's word": (
+    "a kernel message explains a CUDA error on the host of a lost GPU": (
         job(
             raised(1, "RuntimeError", "CUDA error: unknown error", host="node0"), said("xid79", host="node0", file="k")
         ),
         ["gpu-off-bus node0"],
     ),
-    "a ValueError beside a lost GPU of another rank is a fault of its own": (
+    "a ValueError on another host than the lost GPU is a separate fault": (
         job(said("xid79", host="node0"), raised(5, "ValueError", "empty batch", host="node1")),
         ["gpu-off-bus node0", "rank-exception likely 5"],
     ),
-    "of two words of the kernel on one host the earlier brought the other": (
+    "the first of two kernel messages on one host is the cause": (
         job(said("xid79", host="node0"), said("xid119", host="node0")),
         ["gpu-off-bus node0"],
     ),
@@ -160,15 +160,15 @@ ORDER = {
         job(said("xid79", host="node0"), said("xid119", host="node1")),
         ["gpu-off-bus node0", "gsp-timeout node1"],
     ),
-    "a kernel's word that is known to be later does not explain an exception": (
+    "a later kernel message does not explain an exception": (
         job(raised(1, "RuntimeError", "CUDA error", host="node0"), said("xid79", host="node0")),
         ["library-exception likely 1", "gpu-off-bus node0"],
     ),
-    "an exception of one rank explains the time-outs and closed connections of the others": (
+    "an exception of one rank explains timeouts and closed connections of the others": (
         job(raised(2, "ValueError", "bad"), said("peer-gone", 0), *timed_out(9, 0, 1, 3), ranks=4),
         ["rank-exception likely 2"],
     ),
-    "the same exception on all ranks is one, and blames no rank": (
+    "the same exception on all ranks is one cause and blames no rank": (
         job(*(raised(rank, "KeyError", f"'lr{rank}'") for rank in range(4)), ranks=4),
         ["rank-exception likely"],
     ),
@@ -176,70 +176,70 @@ ORDER = {
         job(raised(0, "KeyError", "'lr'"), raised(3, "ValueError", "nan"), ranks=4),
         ["rank-exception likely 0", "rank-exception likely 3"],
     ),
-    "an exception that tells of a peer is no cause beside one that does not": (
+    "an exception about a peer is not a cause next to another exception": (
         job(raised(0, "DistBackendError", "NCCL error"), raised(3, "ValueError", "nan"), ranks=4),
         ["rank-exception likely 3"],
     ),
-    "a cause inside of an exception stands in for it": (
+    "a cause inside an exception replaces it": (
         job(raised(0, "RuntimeError", "Expected to have finished", 5, first_line=1), said("unused-parameters", 0, 6)),
         ["unused 0"],
     ),
-    "a cause on another rank does not": (
+    "a cause on another rank does not replace an exception": (
         job(raised(0, "RuntimeError", "mine", 5, first_line=1), said("unused-parameters", 1, 6)),
         ["rank-exception likely 0", "unused 1"],
     ),
-    "clients that time out follow from the server's port": (
+    "a server port in use explains clients that time out": (
         job(said("connect-timeout", 1, file="b.log"), said("in-use", 0, file="a.log"), ranks=2),
         ["port node0"],
     ),
-    "a fault of the network that nothing else explains stays": (
+    "a network fault without another explanation is reported": (
         job(said("connect-timeout", 1, file="b.log"), ranks=2),
         ["firewall likely node0"],
     ),
-    "a hint counts for nothing beside an exception, whatever the order": (
+    "a hint is ignored next to an exception in any order": (
         job(said("no-peermem", 0, 1), raised(0, "ValueError", "nan", 90), ranks=2),
         ["rank-exception likely 0"],
     ),
-    "NCCL's warning before an exception of other code are two faults": (
+    "an NCCL warning before an exception of other code is a separate fault": (
         job(said("shm", 0, host="node0"), raised(5, "ValueError", "nan", host="node1"), ranks=8),
         ["shm node0", "rank-exception likely 5"],
     ),
-    "the earlier of two warnings brought the other": (
+    "the first of two warnings is the cause": (
         job(said("error-12", 0, host="node0"), said("shm", 5, host="node1"), ranks=8),
         ["fabric likely node0"],
     ),
-    "two proved warnings on two hosts are two faults": (
+    "a proved warning on two hosts blames both": (
         job(said("shm", 0, host="node0"), said("shm", 5, host="node1"), ranks=8),
         ["shm node0 node1"],
     ),
-    "what comes after the scheduler's end is its answer": (
+    "an error after the scheduler ended the job is a consequence": (
         job(said("limit"), raised(0, "RuntimeError", "signal", 9), ranks=2),
         ["time-limit"],
     ),
-    "an exception before the scheduler's end is the cause": (
+    "an exception before the scheduler ended the job is the cause": (
         job(raised(0, "RuntimeError", "mine"), said("limit"), ranks=2),
         ["rank-exception likely 0"],
     ),
-    "error 12 of many nodes towards one address is that address's": (
+    "error 12 of many nodes to one address blames the address": (
         job(*(said("error-12", rank, host=f"node{rank}", peer="10.0.0.9") for rank in range(3))),
         ["fabric likely 10.0.0.9"],
     ),
-    "error 12 of one node towards many is its own": (
+    "error 12 of one node to many addresses blames the node": (
         job(*(said("error-12", 0, host="node0", peer=f"10.0.0.{peer}") for peer in range(3))),
         ["fabric likely node0"],
     ),
 }
 
 TIME_OUTS = {
-    "one rank had called less: it stood elsewhere": (
+    "one rank called fewer collectives and is stuck elsewhere": (
         job(*timed_out(17, 0, 1, 2, 3, 4, 6, 7), *had_called(16, 5), ranks=8),
         ["stuck-outside-collective likely 5"],
     ),
-    "rank 0 alone is in a barrier and had called one more": (
+    "only rank 0 is in a barrier and called one more": (
         job(*timed_out(17, 0, numel=1), *had_called(16, 1, 2, 3), ranks=4),
         ["rank0-only-collective likely 0"],
     ),
-    "rank 0 alone is in a barrier, the others say nothing": (
+    "only rank 0 is in a barrier and the others print nothing": (
         job(*timed_out(17, 0, numel=1), ranks=4),
         ["rank0-only-collective possible 0"],
     ),
@@ -247,74 +247,71 @@ TIME_OUTS = {
         job(*timed_out(17, 0, 1, 3), *timed_out(17, 2, op="ALLGATHER"), ranks=4),
         ["collective-mismatch likely 2"],
     ),
-    "one rank is in a barrier and all others are in what comes after it": (
+    "one rank is in a barrier and all others in the next collective": (
         job(*timed_out(17, 0, numel=1), *timed_out(17, 1, 2, 3), ranks=4),
         ["rank0-only-collective likely 0"],
     ),
-    "torch itself lists who did not come": (
+    "torch lists the missing ranks": (
         job(said("monitored", 0, missing="2, 5"), ranks=8),
         ["stuck-outside-collective likely 2 5"],
     ),
-    "two ranks are in different collectives: nobody is named": (
+    "two ranks are in different collectives and neither is blamed": (
         job(*timed_out(17, 0), *timed_out(17, 1, numel=7), ranks=2),
         ["collective-mismatch likely"],
     ),
-    "two groups are compared each for itself": (
+    "two groups are compared separately": (
         job(*timed_out(17, 0, 1, group="tp"), *timed_out(17, 2, 3, numel=5, group="dp"), ranks=4),
         ["job-failed-cause-not-proven possible"],
     ),
-    "ranks that send and receive differ by nature": (
+    "send and receive are not a mismatch": (
         job(*timed_out(17, 0, op="SEND"), *timed_out(17, 1, op="RECV"), ranks=2),
         ["job-failed-cause-not-proven possible"],
     ),
-    "all wait in the same: nobody is named": (
+    "all ranks wait in one collective and no rank is blamed": (
         job(*timed_out(17, 0, 1, 2, 3), ranks=4),
         ["job-failed-cause-not-proven possible"],
     ),
-    "a rank that says nothing is missing, not guilty": (
-        job(*timed_out(17, 0, 1, 3), ranks=4),
-        ["job-failed-cause-not-proven possible"],
-    ),
-    "rank 0 worked on while all others waited for it": (
+    "a silent rank is not blamed": (job(*timed_out(17, 0, 1, 3), ranks=4), ["job-failed-cause-not-proven possible"]),
+    "rank 0 worked while all others waited for it": (
         job(*timed_out(2, 1, 2, 3, numel=1), ranks=(RankSeen(rank=0, last=BAR), *ended(0, 0, 0, 0)[1:])),
         ["timeout-long-rank0-work likely 0"],
     ),
 }
 
 ENDS = {
-    "a complaint of NCCL that a process gets over is no failure": (
+    "an NCCL warning that a process survives is not a failure": (
         job(said("error-12", 1, line=5), ranks=ended(0, 0, lines=500)),
         [],
     ),
-    "a complaint behind which nothing comes is one": (
+    "an NCCL warning at the end is a failure": (
         job(said("error-12", 1, line=99), ranks=ended(0, 0)),
         ["fabric likely 1"],
     ),
-    "an exception that a rank survives is no failure": (
+    "an exception that a rank survives is not a failure": (
         job(raised(1, "ValueError", "caught", 5), ranks=ended(0, 0, lines=500)),
         [],
     ),
-    "an exception long before the end counts where a rank died": (
+    "an early exception counts if its rank died": (
         job(raised(1, "ValueError", "not caught", 205), ranks=ended(0, 1, lines=500)),
         ["rank-exception 1"],
     ),
-    "advice alone is no failure": (job(said("hint", 0), ranks=2), []),
-    "nothing is said": (job(ranks=2), []),
-    "killed by nobody who says so": (
+    "advice alone is not a failure": (job(said("hint", 0), ranks=2), []),
+    "no signs": (job(ranks=2), []),
+    "SIGKILL without a message about its sender": (
         job(said("peer-gone", 0), said("peer-gone", 2), ranks=ended(0, "SIGKILL", 0)),
         ["host-oom-kill possible 1"],
     ),
-    "a shell's 137 is SIGKILL": (job(ranks=ended(0, 137)), ["host-oom-kill possible 1"]),
-    "all ranks killed at once have no single one to blame": (
+    "exit code 137 is SIGKILL": (job(ranks=ended(0, 137)), ["host-oom-kill possible 1"]),
+    "all ranks were killed and no rank is blamed": (
         job(ranks=ended("SIGKILL", "SIGKILL")),
         ["job-failed-cause-not-proven possible"],
     ),
-    "those who are left do not know who died first": (
+    "the remaining ranks do not show which rank died first": (
         job(said("peer-gone", 0), said("peer-gone", 2), ranks=3),
         ["peer-died-secondary possible"],
     ),
-    "a rank died of SIGSEGV without a word": (job(ranks=ended(0, "SIGSEGV")), ["process-crashed possible 1"]),
-    "a server refuses its clients: nobody listens there": (
+    "a rank died of SIGSEGV without a message": (job(ranks=ended(0, "SIGSEGV")), ["process-crashed possible 1"]),
+    "a server refuses its clients because its port is closed": (
         job(said("store-refused", 1, host="node0", port=29500), ranks=2),
         ["rendezvous-host-mismatch likely node0"],
     ),
@@ -322,7 +319,7 @@ ENDS = {
         job(said("store-unreached", 1, host="node0", port=29500), ranks=2),
         ["firewall-or-unreachable possible node0"],
     ),
-    "the launcher says that the job failed, and no more is known": (
+    "the launcher reports a failure without a cause": (
         job(said("job-failed", line=1), ranks=ended(0, 0, lines=500)),
         ["job-failed-cause-not-proven possible"],
     ),
@@ -330,20 +327,20 @@ ENDS = {
 
 
 @pytest.mark.parametrize("situation", [*ORDER, *TIME_OUTS, *ENDS])
-def test_who_is_named(situation: str):
+def test_situation_gives_the_expected_causes_and_blame(situation: str):
     recording, expected = {**ORDER, **TIME_OUTS, **ENDS}[situation]
 
     assert named(recording) == expected
 
 
-def test_causes_of_several_files_come_in_the_order_of_time_where_each_has_one():
+def test_causes_of_several_files_are_sorted_by_time_if_all_have_one():
     late = raised(0, "ValueError", "late", file="a.log", at_s=900.0)
     early = raised(1, "KeyError", "early", file="b.log", at_s=100.0)
 
     assert named(job(late, early, ranks=2)) == ["rank-exception likely 1", "rank-exception likely 0"]
 
 
-def test_clocks_of_two_zones_are_aligned_by_the_time_out_of_one_collective():
+def test_clocks_of_two_time_zones_are_aligned_by_a_common_timeout():
     hour = 3600.0
     recording = job(
         *timed_out(9, 0, file="a.log", at_s=10 * hour),
@@ -356,7 +353,7 @@ def test_clocks_of_two_zones_are_aligned_by_the_time_out_of_one_collective():
     assert named(recording)[0] == "rank-exception likely 1"
 
 
-def test_what_is_known_of_an_unproved_failure_is_said():
+def test_unproven_failure_shows_the_known_facts():
     (judged,) = causes(job(*timed_out(17, 0, 1, 3), ranks=ended(0, 0, "SIGABRT", 0)))
 
     assert judged.values["what"] == "ranks 0, 1, 3 waited in all-reduce 17 of 1024 elements"
@@ -372,7 +369,7 @@ def test_what_is_known_of_an_unproved_failure_is_said():
         ("{missing} of {who}, too", "of rank 5, too"),
     ],
 )
-def test_words_around_a_value_that_is_missing_stay_readable(template: str, title: str):
+def test_title_without_a_missing_value_stays_readable(template: str, title: str):
     assert filled(template, {"who": "rank 5", "op": "all-reduce"}) == title
 
 
@@ -384,9 +381,7 @@ def test_words_around_a_value_that_is_missing_stay_readable(template: str, title
         (("of-tomorrow", "closing-signal"), "DDJ198"),
     ],
 )
-def test_a_recording_of_another_release_is_judged_by_the_signs_that_are_known(
-    signs: tuple[str, ...], code: str, tmp_path: Path
-):
+def test_recording_of_another_release_is_evaluated_by_known_signs(signs: tuple[str, ...], code: str, tmp_path: Path):
     recording = job(*(said(sign, rank) for rank, sign in enumerate(signs)), ranks=ended("SIGABRT", 0))
     of_another = recording.model_copy(update={"options": Options(command="logs"), "run_id": "20260102T030405Z-0a1b2c"})
     path = tmp_path / "recording.json"

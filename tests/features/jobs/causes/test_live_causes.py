@@ -1,4 +1,4 @@
-"""Jobs that run, by samples of their ranks: what the report says next to its findings.
+"""Reports on running jobs, from samples of their ranks: the text and values next to the findings.
 
 The findings of each situation are in tests/recordings/attach.
 """
@@ -48,11 +48,11 @@ def test_causes_exit_code_and_summary_agree_with_the_findings(situation: str):
         ("all-ended-during-the-looks-with-code-0", "Ended: 2 ranks exited with code 0 during the observation"),
     ],
 )  # fmt: skip
-def test_summary_says_what_the_job_does(situation: str, said: str):
+def test_summary_describes_the_state_of_the_job(situation: str, said: str):
     assert report_of(situation).summary == f"{said}."
 
 
-def test_the_process_to_look_at_is_named_in_the_command_to_paste():
+def test_suggested_command_contains_the_pid_of_the_blamed_rank():
     report = report_of("a-lock")
 
     [blamed] = [one for one in report.ranks if one.blamed]
@@ -60,7 +60,7 @@ def test_the_process_to_look_at_is_named_in_the_command_to_paste():
     assert report_of("driver-of-ray-without-workers").causes[0].next_check == "ray status"
 
 
-def test_processes_without_known_ranks_are_named_by_their_pids():
+def test_processes_without_known_ranks_are_identified_by_pid():
     report = report_of("processes-without-known-ranks")
 
     assert [one.pid for one in report.ranks if one.blamed] == [101]
@@ -71,7 +71,7 @@ def test_gpu_use_of_each_rank_is_in_the_report():
     assert [one.gpu_use for one in report_of("gpus-busy-while-ranks-wait-in-nccl").ranks] == [(100, 100)] * 2 + [()]
 
 
-def test_of_several_jobs_each_is_judged_and_the_worst_decides():
+def test_each_of_several_jobs_is_evaluated_separately():
     report = report_of("two-jobs-of-which-one-is-stuck")
 
     assert [(one.job, one.rank, one.moves, one.blamed) for one in report.ranks] == [
@@ -79,7 +79,7 @@ def test_of_several_jobs_each_is_judged_and_the_worst_decides():
     ]  # fmt: skip
 
 
-def test_a_redacted_recording_gives_the_same_verdict_without_names():
+def test_redacted_recording_gives_the_same_finding_without_names():
     before = judged("attach/a-data-loader-whose-worker-sleeps")
 
     after = judge(redaction.redacted(before.recording))

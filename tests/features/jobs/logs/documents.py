@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```text ?(.*)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 
 
 class Sample(NamedTuple):
-    """The output of one job."""
+    """A sample: the output files of one job and the expected result."""
 
     cause: str  # the class of its document
     name: str

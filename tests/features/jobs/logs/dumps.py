@@ -60,7 +60,7 @@ def verdicts(of: Iterable[Fact]) -> tuple[Judged, ...]:
 
 
 def named(of: Iterable[Fact]) -> tuple[str | None, set[int | None]]:
-    """Return the one cause and the ranks it blames; (None, …) if no cause is named."""
+    """Return the one cause and the ranks it blames; (None, …) if it finds no cause."""
     found = verdicts(of)
     assert len(found) < 2
     culprits = {culprit.rank for judged in found for culprit in judged.culprits}

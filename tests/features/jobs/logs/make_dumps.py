@@ -19,16 +19,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from tests.waiting import LIMIT_S, wait_forever, wait_until
 
-#: Samples without a new entry after which a recorder is at rest. A busy machine delays them like the rank.
+#: Number of samples without a new entry until a recorder counts as idle. A busy machine delays samples and ranks alike.
 _LOOKS = 100
 
 
 class Situation(NamedTuple):
-    """What rank ``rank`` of ``size`` does after two ordinary collectives. ``sub``: the group of the first ranks."""
+    """The calls of rank ``rank`` of ``size`` after two ordinary collectives. ``sub``: the group of the first ranks."""
 
     do: Callable[[int, int, Any], None]
-    cause: str | None  # the class to be named, with more than two ranks; None if nothing is wrong
-    culprits: Callable[[int], set[int]]  # by number of ranks; often none of two
+    cause: str | None  # the expected cause with more than two ranks; None for a healthy job
+    culprits: Callable[[int], set[int]]  # by number of ranks; often empty for two ranks
 
 
 def _all_reduce(group: Any = None) -> None:

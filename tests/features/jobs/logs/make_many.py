@@ -1,8 +1,8 @@
 """Dumps of gloo ranks with 200 collectives in 4 groups: ``python -m tests.features.jobs.logs.make_many FOLDER WHAT``.
 
-WHAT: "through"; "skipped", where rank 2 omits an all-reduce of the default group, so that the others wait for it in the
-last one; "size", where it passes more numbers than the others to one additional all-reduce. Each rank writes the pickle
-nccl_trace_rank_N and stops. Only this process imports torch, and each rank is a fork of it.
+WHAT is "through", "skipped" or "size". In "skipped", rank 2 omits an all-reduce of the default group, and the others
+wait for it in the last one. In "size", rank 2 passes more numbers than the others to one additional all-reduce. Each
+rank writes the pickle nccl_trace_rank_N and stops. Only this process imports torch, and each rank is a fork of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RANKS, ROUNDS, CULPRIT = 4, 50, 2
 
 
 def be_rank(folder: Path, what: str, rank: int) -> None:
-    """Run as this rank."""
+    """Run one rank and write its dump."""
     import torch
     import torch.distributed as dist
     from torch._C import _distributed_c10d

@@ -79,7 +79,7 @@ def test_file_in_another_format_is_read_in_chunks(tmp_path: Path, content: bytes
     assert report.causes[0].lines[0].line == 30_002
 
 
-def test_half_a_character_in_an_entry_does_not_hide_the_others(tmp_path: Path):
+def test_entry_with_half_a_character_does_not_hide_other_entries(tmp_path: Path):
     entries = [{"message": "step \ud83d", "__REALTIME_TIMESTAMP": "1"}, *({"message": line} for line in LINES)]
 
     report = report_on(tmp_path, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
@@ -101,7 +101,7 @@ def test_py_spy_dump_names_the_line_of_the_job_in_the_main_thread(tmp_path: Path
     assert "data.py" not in report.summary
 
 
-def test_zeros_that_a_crash_left_are_not_utf16():
+def test_zero_bytes_after_a_crash_are_not_utf16():
     assert not is_utf16(b"\0" * 4096 + TEXT.encode())
     assert not is_utf16(TEXT.encode())
 

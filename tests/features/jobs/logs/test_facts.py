@@ -119,11 +119,11 @@ splitCount 1 color 0 key 0- Init START
         "2.10 under mpirun",
         "under Ray",
         "under srun -l, which aligns numbers",
-        "2.29, and a torn line",
-        "the version alone",
+        "2.29 with a torn line",
+        "only the version",
     ],
 )
-def test_facts_of_nccl_in_the_words_of_its_time(text: str, facts: JobFacts, tmp_path: Path):
+def test_facts_are_read_from_nccl_output_of_each_release(text: str, facts: JobFacts, tmp_path: Path):
     (tmp_path / "job.out").write_text(text)
     report = logs([str(tmp_path / "job.out")]).report
 
@@ -187,7 +187,7 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
         (SHM.replace("SHM/direct/direct", "P2P/CUMEM"), []),
     ],
 )
-def test_what_nccl_fell_back_to_is_told_and_is_no_failure(text: str, found: list[str], tmp_path: Path):
+def test_fallback_of_nccl_is_reported_without_failing_the_job(text: str, found: list[str], tmp_path: Path):
     (tmp_path / "job.out").write_text(f"{text}\nTraining complete\n")
     report = logs([str(tmp_path / "job.out")]).report
 
@@ -229,9 +229,9 @@ INSPECTOR = "".join(
         ("# Collective test starting: reduce_scatter_perf\n" + ROWS, {}),
         (ROWS.replace("16.44   16.44", "16.44    8.22").replace("16.45   16.45", "16.45    8.22"), {}),
     ],
-    ids=["nccl-tests", "of 2.9", "its JSON", "the slower rank of Inspector", "reduce-scatter", "half the bus"],
+    ids=["nccl-tests", "rows of 2.9", "JSON", "the slower rank of Inspector", "reduce-scatter", "half the bus"],
 )
-def test_all_reduces_that_others_measured_are_measurements_as_ours(
+def test_all_reduce_results_of_other_tools_become_measurements(
     text: str, bus_gb_per_s: dict[int, float], tmp_path: Path
 ):
     (tmp_path / "job.out").write_text(text if text.startswith("{") else f"{text}\n# Avg bus bandwidth : 9\n")

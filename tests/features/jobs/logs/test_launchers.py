@@ -117,7 +117,7 @@ def report_of(text: str, folder: Path) -> Report:
         (DEFAULTS, WAITS),
     ],
 )  # fmt: skip
-def test_launchers_own_words_lead_to_the_rank_or_the_wait(text: str, title: str, tmp_path: Path):
+def test_messages_of_launchers_identify_the_failed_rank_or_the_wait(text: str, title: str, tmp_path: Path):
     assert [finding.title for finding in report_of(text, tmp_path).findings] == [title]
 
 
@@ -129,7 +129,7 @@ def test_traceback_of_a_ray_actor_without_rank_does_not_fail_the_job(tmp_path: P
 
 
 @pytest.mark.parametrize(("text", "command"), [(KILLED, "mpirun "), ("srun: error: n1: task 1: Killed\n", "srun ")])
-def test_commands_fit_the_launcher(text: str, command: str, tmp_path: Path):
+def test_suggested_commands_match_the_launcher(text: str, command: str, tmp_path: Path):
     (finding,) = report_of(text.replace("Killed", "Aborted").replace("signal 9", "signal 6"), tmp_path).findings
     commands = [line for fix in finding.remedies for line in fix.commands]
 

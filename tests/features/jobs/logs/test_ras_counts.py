@@ -43,17 +43,17 @@ ONE_FEWER = Launched(operation="AllReduce", by_rank=((1, 4),), others=5)
 @pytest.mark.parametrize(
     ("first", "last", "still"),
     [
-        pytest.param(HEAD + BROADCAST + BEHIND, HEAD + BROADCAST + BEHIND, (ONE_MORE, ONE_FEWER), id="stands"),
-        pytest.param(HEAD + BEHIND, HEAD + BEHIND.replace("5", "9").replace("n 4", "n 8"), (), id="moves"),
+        pytest.param(HEAD + BROADCAST + BEHIND, HEAD + BROADCAST + BEHIND, (ONE_MORE, ONE_FEWER), id="stalled"),
+        pytest.param(HEAD + BEHIND, HEAD + BEHIND.replace("5", "9").replace("n 4", "n 8"), (), id="makes progress"),
         pytest.param(HEAD + BROADCAST + BEHIND, HEAD + BROADCAST, (), id="has caught up"),
         pytest.param(HEAD + BEHIND, "", (), id="answered once"),
         pytest.param(HEAD + LISTED, HEAD + LISTED,
                      (Launched(operation="AllReduce", by_rank=((1, 4), (2, 4)), others=5),), id="several behind"),
-        pytest.param(*[HEAD + BEHIND.replace("AllReduce", "Send")] * 2, (), id="a pair's"),
-        pytest.param(*[HEAD + OF_A_PART] * 2, (), id="of a part of the ranks, which numbers them anew"),
+        pytest.param(*[HEAD + BEHIND.replace("AllReduce", "Send")] * 2, (), id="point-to-point"),
+        pytest.param(*[HEAD + OF_A_PART] * 2, (), id="a subgroup with its own rank numbers"),
     ],
 )  # fmt: skip
-def test_counts_that_differ_and_are_the_same_in_both_answers_are_kept(first, last, still):
+def test_unequal_counts_that_do_not_change_between_answers_are_kept(first, last, still):
     assert stand_still(first, last) == still
 
 
@@ -105,18 +105,18 @@ FEWER = "launched fewer collectives than other ranks: 8 of 9"
     ("answer", "title", "ranks"),
     [
         pytest.param(TABLE + SEVEN_BEHIND, f"7 of 8 ranks {FEWER}", [], id="one rank is ahead"),
-        pytest.param(TABLE + HALF_BEHIND, f"4 of 8 ranks {FEWER}", [], id="halves"),
+        pytest.param(TABLE + HALF_BEHIND, f"4 of 8 ranks {FEWER}", [], id="half of the ranks are behind"),
         pytest.param(TABLE + TWO_BEHIND, f"Ranks 3, 6 {FEWER}", [3, 6], id="two ranks are behind"),
         pytest.param(
             TABLE + PART_BEHIND,
             f"Process 81000 on node n1 of communicator #1-0 {FEWER}",
             [],
-            id="a smaller communicator numbers its ranks anew",
+            id="a smaller communicator with its own rank numbers",
         ),
         pytest.param(json.dumps(JSON), f"7 of 8 ranks {FEWER}", [], id="JSON"),
     ],
 )
-def test_two_equal_answers_show_a_stall_and_blame_only_the_minority_behind(
+def test_two_equal_answers_show_a_stall_and_blame_only_a_minority(
     answer: str, title: str, ranks: list[int], tmp_path: Path
 ):
     (tmp_path / "one").write_text(answer)
@@ -156,7 +156,7 @@ GROUPS = {
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(json.dumps(GROUPS), id="two communicators of a part"),
+        pytest.param(json.dumps(GROUPS), id="two communicators of subgroups"),
         pytest.param(json.dumps({"communicators": GROUPS["communicators"][1:]}), id="no communicator of all ranks"),
     ],
 )  # fmt: skip

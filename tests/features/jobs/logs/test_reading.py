@@ -83,7 +83,7 @@ def _rank(fact: JobLogFact, number: int) -> RankSeen:
         ("x", Origin()),
     ],
 )
-def test_a_prefix_tells_who_printed_the_line_and_when(line: str, origin: Origin):
+def test_prefix_shows_the_origin_and_time_of_a_line(line: str, origin: Origin):
     found, text = Prefixes(2026).split(plain(line))
 
     assert found._replace(stream="") == origin
@@ -91,7 +91,7 @@ def test_a_prefix_tells_who_printed_the_line_and_when(line: str, origin: Origin)
     assert len(text) < 30
 
 
-def test_prefixes_of_stern_and_pdsh_are_learned_from_lines_that_are_sure():
+def test_prefixes_of_stern_and_pdsh_are_learned_from_unambiguous_lines():
     stern, pdsh = Prefixes(2026), Prefixes(2026)
     stern.split("+ worker-1 \u203a pytorch")
     pdsh.split("node1: [rank8]: Traceback (most recent call last):")
@@ -114,7 +114,7 @@ n1:4:5 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
 """
 
 
-def test_tracebacks_of_two_ranks_line_by_line_are_two_with_the_frame_of_the_own_code(tmp_path: Path):
+def test_interleaved_tracebacks_are_separated_and_show_the_users_frame(tmp_path: Path):
     first, second = (sign for sign in _of(tmp_path, TRACEBACKS).signs if sign.sign == "exception")
 
     assert (first.rank, first.where.line, first.values["first_line"]) == (9, 8, "1")
@@ -125,7 +125,7 @@ def test_tracebacks_of_two_ranks_line_by_line_are_two_with_the_frame_of_the_own_
 
 
 @pytest.mark.parametrize("before", ["", "filler\n" * 1_000], ids=["at the beginning", "far into the file"])
-def test_lines_of_nccl_between_those_of_a_traceback_are_no_part_of_it(before: str, tmp_path: Path):
+def test_nccl_lines_inside_a_traceback_are_ignored(before: str, tmp_path: Path):
     nccl = "n1:4:5 [0] NCCL INFO Using network IB\nn1:4:5 [0] NCCL INFO Trees [0] -1/-1/-1->1->0\n"
     lines = ("Traceback (most recent call last):", '  File "/home/me/t.py", line 3, in f', "ValueError: x")
 
@@ -168,20 +168,22 @@ SUMMARY = """\
         ),
     ],
 )
-def test_launchers_tell_how_a_rank_ended(text: str, rank: int, ended: tuple[int | None, str | None], tmp_path: Path):
+def test_exit_of_a_rank_is_read_from_launcher_output(
+    text: str, rank: int, ended: tuple[int | None, str | None], tmp_path: Path
+):
     fact = _of(tmp_path, text)
 
     assert (_rank(fact, rank).exit_code, _rank(fact, rank).signal) == ended
     assert 1 not in {rank.rank for rank in fact.ranks}
 
 
-def test_the_tasks_of_srun_are_no_ranks_where_torchrun_runs_in_them(tmp_path: Path):
+def test_srun_tasks_that_run_torchrun_are_not_ranks(tmp_path: Path):
     fact = _of(tmp_path, "0: [default3]:[rank3]: x\nsrun: error: node1: task 0: Exited with exit code 1\n")
 
     assert [rank.rank for rank in fact.ranks] == [3]
 
 
-def test_nccl_tells_the_rank_of_a_process_its_gpu_and_the_paths(tmp_path: Path):
+def test_rank_gpu_and_paths_are_read_from_nccl_output(tmp_path: Path):
     text = (
         "n1:12:14 [3] NCCL INFO comm 0x5 rank 11 nranks 16 cudaDev 3 nvmlDev 3 busId 1b000 commId 0x9 - Init START\n"
         "n1:12:14 [3] NCCL INFO Channel 00/0 : 11[3] -> 12[4] via P2P/CUMEM\n"
@@ -201,7 +203,7 @@ def test_nccl_tells_the_rank_of_a_process_its_gpu_and_the_paths(tmp_path: Path):
     assert said.collnet == ("COLLNET/SHARP/0",)
 
 
-def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
     lines = [f"[rank{rank}]: step {step} of rank {rank}\n" for step in range(200) for rank in range(4)]
     spoke = [line for line in lines if not line.startswith("[rank2]") or "step 4 " in line]
@@ -214,7 +216,7 @@ def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("size", [64, 100, 1_000])
-def test_a_file_read_in_small_pieces_says_the_same(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_file_read_in_small_chunks_gives_the_same_facts(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     filler = "filler line\n" * 40
     text = f"{filler}{TRACEBACKS}{filler}[rank5]: {SIGN}\n{SUMMARY}end"
     whole = _of(tmp_path, text)
@@ -224,7 +226,7 @@ def test_a_file_read_in_small_pieces_says_the_same(size: int, tmp_path: Path, mo
     assert whole.files[0].lines == text.count("\n") + 1
 
 
-def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_search_without_the_library_gives_the_same_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = TRACEBACKS + SIGN
     found = _of(tmp_path, text)
     search_for = words.search_for.__wrapped__  # without its cache
@@ -246,7 +248,7 @@ def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pyte
     ],
     ids=["progress bar", "CRLF", "prefix before a bar", "colors", "long line"],
 )
-def test_a_line_is_found_in_what_a_terminal_would_overwrite(text: str, tmp_path: Path):
+def test_line_is_found_despite_progress_bars_colors_and_length(text: str, tmp_path: Path):
     sign = _sign(_of(tmp_path, text))
 
     assert sign.rank == 5
@@ -255,7 +257,7 @@ def test_a_line_is_found_in_what_a_terminal_would_overwrite(text: str, tmp_path:
     assert len(sign.where.text) <= 400
 
 
-def test_a_log_folder_of_torchrun_gives_ranks_from_its_paths_and_error_files(tmp_path: Path):
+def test_log_directory_of_torchrun_gives_ranks_from_paths_and_error_files(tmp_path: Path):
     for rank in (0, 1):
         folder = tmp_path / f"none_ab/attempt_0/{rank}"
         folder.mkdir(parents=True)
@@ -309,7 +311,7 @@ LOG = f"[rank5]: {SIGN}\n".encode()
     ],
     ids=["gzip", "bzip2", "xz", "zip", "tar", "tar.gz with gzip", "tar.xz"],
 )
-def test_packed_files_and_archives_are_read_in_place(write: Callable[[Path], object], tmp_path: Path):
+def test_compressed_files_and_archives_are_read_in_place(write: Callable[[Path], object], tmp_path: Path):
     write(tmp_path / "packed")
 
     fact = _read(tmp_path / "packed")
@@ -349,7 +351,7 @@ def _link(name: str, kind: bytes) -> tarfile.TarInfo:
         (lambda path: path.symlink_to("gone"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(
+def test_unreadable_file_has_a_reason_and_other_files_are_read(
     write: Callable[[Path], object], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(unpacking, "FREE_BYTES", 1_000_000)
@@ -364,12 +366,12 @@ def test_what_cannot_be_read_is_a_sentence(
     assert _sign(fact).where.file.endswith("good.log")
 
 
-def test_nothing_read_is_a_usage_error_and_names_the_first(tmp_path: Path):
+def test_usage_error_names_the_first_file_if_no_file_was_read(tmp_path: Path):
     with pytest.raises(UsageError, match=r"nope\.log': there is no such file \(and 1 more\)"):
         job_reading.read_job([str(tmp_path / "nope.log"), str(tmp_path / "*.out")])
 
 
-def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_called_a_part(tmp_path: Path):
+def test_partly_read_file_is_unsure_and_a_file_without_a_line_is_refused(tmp_path: Path):
     steps = b"".join(b"step %d\n" % step for step in range(20_000))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(steps)[:-12])
     (tmp_path / "random.gz").write_bytes(gzip.compress(os.urandom(900))[:20])
@@ -383,7 +385,7 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
         logs([str(tmp_path / "random.gz")])
 
 
-def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_beyond_the_limit_are_reported_as_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_files, "MOST_FILES", 20)
     for number in range(25):
         (tmp_path / f"rank_{number}.log").write_bytes(b"step\n")
@@ -408,7 +410,7 @@ def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkey
         "9%|#| 1/2 [N:59:59<1, 1it/s]",
     ],
 )
-def test_numbers_of_five_thousand_digits_are_none(line: str, tmp_path: Path):
+def test_numbers_of_5000_digits_do_not_stop_the_reading(line: str, tmp_path: Path):
     (tmp_path / "job.out").write_text(
         "\n".join([line.replace("N", "9" * 5000), line.replace("N", "9" * 25), SIGN]) + "\n"
     )
@@ -416,7 +418,7 @@ def test_numbers_of_five_thousand_digits_are_none(line: str, tmp_path: Path):
     assert logs([str(tmp_path / "job.out")]).report.findings
 
 
-def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):
+def test_hostile_text_is_shown_without_control_characters_and_credentials(tmp_path: Path):
     secrets = f"https://me:hunter2@host/x HF_TOKEN=hf_{'a' * 30}"
     text = f"[rank5]: \x1b]0;title\x07\x1b[2J[bold]\u202e\x00\x08 {secrets} {SIGN}\xff\n"
 
@@ -441,11 +443,11 @@ def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):
         ("tcp://node1:29500", "tcp://node1:29500"),
     ],
 )
-def test_credentials_are_cut_out_of_a_line(text: str, shown: str):
+def test_credentials_are_removed_from_a_line(text: str, shown: str):
     assert masked(text) == shown
 
 
-def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_very_long_line_is_read_in_pieces_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_files, "CHUNK_BYTES", 10_000)
     file = tmp_path / "job.out"
     file.write_bytes(b"x" * 300_000 + b"\n" + LOG)
@@ -463,7 +465,7 @@ def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pyt
     assert sum(pieces) == file.stat().st_size
 
 
-def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_stands_behind(tmp_path: Path):
+def test_findings_of_recordings_follow_the_findings_of_the_output(tmp_path: Path):
     (tmp_path / "job.out").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     stalled, lost = (str(path_of(name)) for name in ("hang/all-ranks-in-one-collective", "gpus/one-lost"))
 
@@ -480,14 +482,14 @@ def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_sta
     assert recordings.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]
 
 
-def test_what_a_recording_shows_of_a_job_that_did_not_fail_is_no_failure_of_it():
+def test_fault_in_a_recording_is_not_a_failure_of_the_job():
     outcome = logs([str(path_of("gpus/one-lost"))])
 
     assert outcome.report.verdict is Verdict.UNHEALTHY
     assert outcome.report.summary.startswith("No failure, but: GPU 3 (0000:61:00.0) on node0: lost")
 
 
-def test_the_recording_of_a_job_that_failed_says_so_beside_the_output_of_one_that_did_not(tmp_path: Path):
+def test_failure_in_a_recording_is_not_attributed_to_the_output(tmp_path: Path):
     (tmp_path / "job.out").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     (tmp_path / "logs.json").write_text(logs([str(tmp_path / "job.out")]).recording.model_dump_json())
 
@@ -507,7 +509,7 @@ esac
 """
 
 
-def test_the_files_of_a_slurm_job_are_found_with_slurm_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_of_a_slurm_job_are_found_with_and_without_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "traces/4711").mkdir(parents=True)
     for name in ("slurm-4711.out", "slurm-47110.out", "out.txt", "traces/4711/rank_0", "bin"):

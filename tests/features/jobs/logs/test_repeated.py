@@ -68,14 +68,14 @@ def judged(folder: Path, *texts: str) -> tuple[int, list[str], str]:
         ("step 1\nKilled\nrestarting\n", "host-oom-kill"),
         ("python train.py\nmake: *** [train] Error 1\n", "job-failed-cause-not-proven"),
     ],
-    ids=["traceback", "loop of a shell", "4 ranks", "torchrun", "no cause", "memory", "NCCL", "killed", "make"],
+    ids=["traceback", "shell loop", "4 ranks", "torchrun", "no cause", "memory", "NCCL", "killed", "make"],
 )
-def test_a_job_that_fails_each_time_has_failed_however_often(once: str, cause: str, copies: int, tmp_path: Path):
+def test_job_that_fails_every_time_has_failed(once: str, cause: str, copies: int, tmp_path: Path):
     assert judged(tmp_path, once * copies)[1] == [cause]
 
 
 @pytest.mark.parametrize("most", [10, 5_000])
-def test_of_failures_that_all_differ_the_last_ones_count(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_many_different_failures_have_one_cause(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ddp_doctor.features.jobs.reading.scan._MOST_OF_A_SIGN", most)
     monkeypatch.setattr("ddp_doctor.features.jobs.reading.assemble._MOST_SIGNS", most)
     text = "".join(f"run {number}\n{TRACEBACK.format(number)}" for number in range(100))
@@ -87,11 +87,11 @@ def test_of_failures_that_all_differ_the_last_ones_count(most: int, tmp_path: Pa
 @pytest.mark.parametrize(
     "once", [TRACEBACK.format(""), "run\n" + TRACEBACK.format(""), "step 1\nKilled\nrestarting\n", NCCL_ERROR]
 )
-def test_a_job_that_goes_on_after_many_tries_has_not_failed(once: str, copies: int, tmp_path: Path):
+def test_job_that_continues_after_many_failures_has_not_failed(once: str, copies: int, tmp_path: Path):
     assert judged(tmp_path, once * copies + steps(30))[:2] == GOES_ON
 
 
-def test_torchruns_attempts_are_judged_by_the_last_though_all_print_the_same(tmp_path: Path):
+def test_last_attempt_of_torchrun_counts_even_if_all_print_the_same(tmp_path: Path):
     once = of_ranks(TRACEBACK.format(""), 1) + ENDED
     attempts = "".join(once + RESTART.format(left) for left in (3, 2, 1))
 
@@ -99,7 +99,7 @@ def test_torchruns_attempts_are_judged_by_the_last_though_all_print_the_same(tmp
     assert judged(tmp_path, attempts + steps(60))[:2] == GOES_ON
 
 
-def test_a_rank_that_ends_with_what_another_rank_got_over_has_failed(tmp_path: Path):
+def test_rank_that_ends_with_an_error_that_another_rank_survived_has_failed(tmp_path: Path):
     code, causes, summary = judged(tmp_path, TRACEBACK.format("") + steps(200), steps(200) + TRACEBACK.format(""))
 
     assert (code, causes) == (1, ["rank-exception"])
@@ -136,9 +136,7 @@ subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zer
 
 
 @pytest.mark.parametrize("tail", TAILS.splitlines())
-def test_output_that_ends_with_the_word_that_a_command_failed_is_a_failure_whose_cause_is_open(
-    tail: str, tmp_path: Path
-):
+def test_output_that_ends_with_a_failed_command_is_an_unproven_failure(tail: str, tmp_path: Path):
     code, causes, summary = judged(tmp_path, steps(60) + tail + "\n\n")
 
     assert code == 3
@@ -161,7 +159,7 @@ def test_output_that_ends_with_the_word_that_a_command_failed_is_a_failure_whose
         "make: Nothing to be done for 'train'.",
     ],
 )
-def test_the_end_of_a_monitor_and_a_good_end_are_no_failures(tail: str, tmp_path: Path):
+def test_exit_of_another_program_does_not_fail_a_finished_job(tail: str, tmp_path: Path):
     assert judged(tmp_path, steps(60) + f"training finished\n{tail}\n")[:2] == (0, [])
 
 
@@ -173,7 +171,7 @@ def test_the_end_of_a_monitor_and_a_good_end_are_no_failures(tail: str, tmp_path
         "#12 0x00007f3e5c in clone () from /lib/libc.so.6\n",
     ],
 )
-def test_the_stacks_behind_a_failure_are_no_going_on(stack: str, tmp_path: Path):
+def test_stack_frames_after_a_failure_are_not_progress(stack: str, tmp_path: Path):
     assert judged(tmp_path, steps(60) + NCCL_ERROR + stack * 90)[0] == 3
 
 
@@ -189,9 +187,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
-def test_of_a_million_bytes_of_one_text_few_lines_are_read_and_all_are_counted(
-    line: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_repeated_lines_are_all_counted_but_few_are_parsed(line: str, monkeypatch: pytest.MonkeyPatch):
     copies = 1_000_000 // len(line)
     read: list[int] = []
     take = FileScan._text
@@ -220,9 +216,7 @@ def _numbered() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("size", [999, 10_000, pytest.param(1 << 20, marks=pytest.mark.fuzz)])
-def test_what_repeats_in_a_part_of_a_log_changes_nothing_that_is_said_of_the_rest(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_skipping_repeated_lines_does_not_change_the_facts(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parts = ["".join(_numbered()), (TRACEBACK.format("") + "again\n") * 900, SHM * 3_000, "".join(_numbered())]
     (tmp_path / "job.out").write_text("".join(parts))
     monkeypatch.setattr("ddp_doctor.sources.job_files.CHUNK_BYTES", size)

@@ -21,7 +21,7 @@ def judged(sample: Sample, folder: Path) -> LogsReport:
 
 
 @pytest.mark.parametrize("document", [path.stem for path in sorted(FOLDER.glob("*.md"))])
-def test_the_cause_is_named_where_the_output_shows_it_and_nowhere_else(document: str, tmp_path: Path):
+def test_cause_is_reported_only_for_samples_that_show_it(document: str, tmp_path: Path):
     for number, sample in enumerate(sample for sample in SAMPLES if sample.cause == document):
         (tmp_path / str(number)).mkdir()
         report = judged(sample, tmp_path / str(number))
@@ -40,7 +40,7 @@ def test_the_cause_is_named_where_the_output_shows_it_and_nowhere_else(document:
             assert set(named) == {document}, str(sample)
 
 
-def test_every_cause_has_a_document_with_outputs_in_which_it_is_named_and_others_in_which_it_is_not():
+def test_every_cause_has_a_document_with_named_and_silent_samples():
     elsewhere = set(hangs.CAUSES)  # test_wait_graph.py, test_live.py
     for cause in (cause for cause in JOB_CAUSES if cause.code not in elsewhere):
         title = (FOLDER / f"{cause.name}.md").read_text(encoding="utf-8").splitlines()[0]
@@ -48,13 +48,13 @@ def test_every_cause_has_a_document_with_outputs_in_which_it_is_named_and_others
         assert {sample.silent for sample in SAMPLES if sample.cause == cause.name} == {False, True}, cause.name
 
 
-def test_rules_that_find_a_cause_before_a_job_exist():
+def test_rules_listed_as_finding_a_cause_exist():
     known = {rule.code for rule in (*all_rules(), *LINT_RULES)}
 
     assert {code for cause in JOB_CAUSES for code in cause.found_by} - known == set()
 
 
-def test_signs_have_ids_of_their_own_and_words_that_can_be_searched_for():
+def test_signs_have_unique_ids_and_searchable_words():
     ids = [name for cause in JOB_CAUSES for name in cause.signs]
 
     assert len(SIGNS) >= len({*ids}) == len(ids)
@@ -97,7 +97,7 @@ SUMMARY = """[1]:
         ([GLOO, f"{ENDED} local_rank: 0 (pid: 7)"], "A collective timed out on rank 0: the cause is unknown"),
     ],
 )
-def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], title: str, tmp_path: Path):
+def test_title_of_an_unproven_failure_shows_the_observing_ranks(lines: list[str], title: str, tmp_path: Path):
     traceback = "[rank0]: Traceback (most recent call last):"
     (tmp_path / "job.out").write_text("\n".join([traceback, *lines, ENDED]) + "\n")
 
@@ -239,7 +239,7 @@ SHARED_GPU = "".join(
         ),
     ],
 )
-def test_the_title_names_the_rank_host_or_line_that_the_output_names(output: str, title: str, tmp_path: Path):
+def test_title_shows_the_rank_host_or_line_from_the_output(output: str, title: str, tmp_path: Path):
     (tmp_path / "job.out").write_text(output + "\n")
 
     assert [finding.title for finding in logs([str(tmp_path / "job.out")]).report.findings][:1] == [title]
@@ -255,7 +255,7 @@ def test_the_title_names_the_rank_host_or_line_that_the_output_names(output: str
         ("MemoryError", "Host memory allocation failed on rank 1 at train.py:24"),
     ],
 )  # fmt: skip
-def test_a_rank_without_memory_is_named_with_the_line_that_asked_for_it(raised: str, title: str, tmp_path: Path):
+def test_rank_that_runs_out_of_memory_is_reported_with_its_line(raised: str, title: str, tmp_path: Path):
     lines = f"{RAISED}{raised}".splitlines()
     (tmp_path / "job.out").write_text("".join(f"[rank1]: {line}\n" for line in lines))
 
@@ -291,7 +291,7 @@ CHANNEL = "{}:71:81 [0] NCCL INFO Channel 00/0 : 3[0] -> 5[0] [{}] via NET/IB/0{
         ([CHANNEL.format("a", "send", ""), CHANNEL.format("b", "receive", "")], "without GPUDirect", "alone"),
     ],
 )
-def test_what_is_said_of_a_job_fits_its_backend_its_hosts_and_its_attempts(
+def test_report_matches_the_backend_hosts_and_attempts_of_the_job(
     lines: list[str], said: str, unsaid: str, tmp_path: Path
 ):
     (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
@@ -303,7 +303,7 @@ def test_what_is_said_of_a_job_fits_its_backend_its_hosts_and_its_attempts(
     assert unsaid not in text
 
 
-def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_shown_once(tmp_path: Path):
+def test_rank_without_a_timeout_is_pointed_out_and_equal_lines_are_shown_once(tmp_path: Path):
     late = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=17, OpType=ALLREDUCE, Timeout(ms)=600000)"
     lines = [f"[rank{rank}]: [Rank {rank}] {late} ran for 600012 ms." for rank in (0, 1, 3)]
     (tmp_path / "job.out").write_text("\n".join(["[rank2]: step 3", *lines, ENDED]) + "\n")
@@ -315,7 +315,7 @@ def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_sh
     assert len([evidence for evidence in finding.evidence if "Watchdog caught" in evidence.text]) == 1
 
 
-def test_a_communicator_that_is_complete_is_no_hang_at_nvls_far_into_a_log_either(tmp_path: Path):
+def test_complete_communicator_far_into_a_log_is_not_an_nvls_hang(tmp_path: Path):
     begun, *_, complete = (sample for sample in SAMPLES if sample.cause == "nvls-hang")
     hang = begun.files["job.out"].splitlines(keepends=True)[-1]
     (tmp_path / "job.out").write_text("filler\n" * 1_000 + complete.files["job.out"] + hang)
@@ -333,10 +333,10 @@ STEPS = [f"epoch {number}: loss 0.{9 - number}" for number in range(1, 6)]
 @pytest.mark.parametrize(
     ("lines", "exit_code"),
     [
-        pytest.param([WARNED, *STEPS, "job done"], 0, id="steps and a good end follow"),
+        pytest.param([WARNED, *STEPS, "job done"], 0, id="steps and a success message follow"),
         pytest.param([*STEPS, WARNED], 1, id="the warning is the last line"),
         pytest.param([*STEPS[:4], WARNED, *STEPS[4:]], 1, id="another rank ends its step"),
-        pytest.param(["100%|#| 548M/548M [00:02<00:00, 259MB/s]", WARNED], 1, id="a download is not a good end"),
+        pytest.param(["100%|#| 548M/548M [00:02<00:00, 259MB/s]", WARNED], 1, id="a download is not a success message"),
     ],
 )
 def test_nccl_warning_is_not_a_failure_if_steps_follow(lines: list[str], exit_code: int, tmp_path: Path):
@@ -352,8 +352,8 @@ IGNORED = ["Exception ignored in: <function Profile.__del__ at 0x7f>", *RAISED.s
 @pytest.mark.parametrize(
     "lines",
     [
-        pytest.param([*STEPS, "worker group successfully finished"], id="the launcher's word for a good end"),
-        pytest.param([*STEPS, '{"key": "run_stop", "metadata": {"status": "success"}}'], id="a status of success"),
+        pytest.param([*STEPS, "worker group successfully finished"], id="the launcher reports success"),
+        pytest.param([*STEPS, '{"key": "run_stop", "metadata": {"status": "success"}}'], id="a success status"),
         pytest.param([*STEPS, "job done", *IGNORED], id="an exception that Python ignores"),
         pytest.param(
             [*(COMPILED + line for line in (*RAISED.splitlines(), "TypeError: not callable")), *STEPS, "job done"],
@@ -365,7 +365,7 @@ IGNORED = ["Exception ignored in: <function Profile.__del__ at 0x7f>", *RAISED.s
         ),
     ],
 )
-def test_job_that_ends_well_has_no_failure(lines: list[str], tmp_path: Path):
+def test_finished_job_has_no_failure(lines: list[str], tmp_path: Path):
     (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
 
     report = logs([str(tmp_path / "job.out")]).report
@@ -379,7 +379,7 @@ def test_job_that_ends_well_has_no_failure(lines: list[str], tmp_path: Path):
         pytest.param(
             [*STEPS, *RAISED.splitlines(), "ValueError: bad", "Upload of logs to s3 succeeded"], 1, id="an upload"
         ),
-        pytest.param(["epoch 0: training took 50.3 s", "evaluating"], 3, id="a time of an epoch"),
+        pytest.param(["epoch 0: training took 50.3 s", "evaluating"], 3, id="the duration of an epoch"),
         pytest.param(
             [
                 *STEPS,
@@ -402,7 +402,7 @@ def test_job_that_ends_well_has_no_failure(lines: list[str], tmp_path: Path):
         ),
     ],
 )
-def test_words_near_the_end_do_not_change_what_happened(lines: list[str], exit_code: int, tmp_path: Path):
+def test_misleading_lines_do_not_change_the_exit_code(lines: list[str], exit_code: int, tmp_path: Path):
     (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
 
     report = logs([str(tmp_path / "job.out")]).report

@@ -52,7 +52,7 @@ def raised(number: int) -> SignSeen:
     return SignSeen(sign="exception", rank=number, where=line("IndexError: list …", 470), values=values)
 
 
-#: Rank 5 raised an exception, and seven others waited for it.
+#: Rank 5 raised an exception, and the seven other ranks waited for it.
 FAILED = recording(
     signs=(raised(5), *(time_out(range(at, at + 1)) for at in (0, 1, 2, 3, 4, 6, 7))),
     ranks=tuple(rank(at) if at != 5 else rank(5, signal=None, exit_code=1) for at in range(8)),
@@ -68,7 +68,7 @@ def shown(
     return out.getvalue()
 
 
-def test_equal_ranks_share_a_row_and_who_is_to_blame_comes_first():
+def test_equal_ranks_share_a_row_and_the_blamed_rank_comes_first():
     rows = [row.split("  ") for row in shown(FAILED).splitlines() if row.startswith((" !! rank", " rank"))]
 
     assert rows[0][0] == " !! rank 5"
@@ -77,7 +77,7 @@ def test_equal_ranks_share_a_row_and_who_is_to_blame_comes_first():
     ]
 
 
-def test_the_cause_its_place_and_the_verdict_are_told_in_words_of_a_job_that_has_ended():
+def test_report_shows_the_cause_its_location_and_the_verdict():
     text = shown(FAILED)
 
     assert "8 ranks on 2 nodes, torchrun; 1 file, 1,500 lines\nNot read: core.7: it is binary\n" in text
@@ -89,13 +89,13 @@ def test_the_cause_its_place_and_the_verdict_are_told_in_words_of_a_job_that_has
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_story_is_no_wider_than_the_terminal(width: int):
+def test_report_fits_the_width_of_the_terminal(width: int):
     text = re.sub(r"\x1b\[[\d;]*m", "", shown(FAILED, width, out=Screen()))
 
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_thousands_of_ranks_are_a_few_rows_and_each_has_one_where_all_is_asked_for():
+def test_thousands_of_ranks_take_a_few_rows_or_one_each_in_full_detail():
     many = recording(signs=(time_out(range(4096)),), ranks=tuple(rank(number, gpus=8) for number in range(4096)))
 
     text = shown(many)
@@ -108,7 +108,7 @@ def test_thousands_of_ranks_are_a_few_rows_and_each_has_one_where_all_is_asked_f
     )
 
 
-def test_few_words_are_the_cause_and_the_verdict():
+def test_short_report_starts_with_the_cause():
     assert shown(FAILED, detail=Detail.VERDICT).lstrip().startswith("ERROR DDJ160")
 
 
@@ -120,14 +120,14 @@ def test_few_words_are_the_cause_and_the_verdict():
         ((rank(0), rank(1)), (raised(1),), "unhealthy", 1, "Failed: Rank 1 "),
     ],
 )
-def test_exit_codes_say_whether_a_cause_was_named(ranks, signs, verdict: str, code: int, words: str):
+def test_exit_code_depends_on_whether_the_cause_is_known(ranks, signs, verdict: str, code: int, words: str):
     report = app.judge(recording(ranks=ranks, signs=signs)).report
 
     assert (report.verdict.value, report.exit_code) == (verdict, code)
     assert report.summary.startswith(words)
 
 
-def test_what_dumps_say_stands_beside_the_ranks():
+def test_row_of_a_rank_shows_the_state_from_its_dump():
     def dump(number: int, *, retired: bool) -> FlightDumpFact:
         entries = (FlightEntry(seq=3, op="all_reduce", retired=retired, group="0"),)
         group = GroupSeen(name="0", ranks=(0, 1), entries=entries, highest_seq=3)
@@ -141,7 +141,7 @@ def test_what_dumps_say_stands_beside_the_ranks():
     ]
 
 
-def test_a_rank_to_blame_that_left_nothing_has_a_row_too_and_counts():
+def test_blamed_rank_without_output_has_a_row_and_is_counted():
     def dump(number: int) -> FlightDumpFact:
         entries = (FlightEntry(seq=3, op="all_reduce", group="0"),)
         group = GroupSeen(name="0", ranks=(0, 1, 2, 3), entries=entries, highest_seq=3)
@@ -153,7 +153,7 @@ def test_a_rank_to_blame_that_left_nothing_has_a_row_too_and_counts():
     assert " !! rank 3 " in text
 
 
-def test_of_a_guess_nothing_is_said_of_a_restart_and_empty_files_are_only_counted():
+def test_unproven_cause_has_no_restart_advice_and_empty_files_are_only_counted():
     killed = recording(ranks=(rank(0, signal="SIGTERM"), rank(1, signal="SIGKILL")))
     job = killed.readings[0]
     empty = FileSeen(name="stderr.log", kind="empty", unread="it is empty").model_dump()
@@ -167,13 +167,13 @@ def test_of_a_guess_nothing_is_said_of_a_restart_and_empty_files_are_only_counte
     assert "stderr.log" not in text
 
 
-def test_what_is_ignored_is_not_called_no_failure():
+def test_ignored_failure_is_not_reported_as_no_failure():
     options = Options(command="logs", ignore=("DDJ160",))
 
     assert "No other failure found in 1 file" in shown(FAILED.model_copy(update={"options": options}))
 
 
-def test_json_and_markdown_have_the_causes_and_the_facts():
+def test_json_and_markdown_contain_the_causes_and_facts():
     outcome = app.judge(FAILED)
     data = json.loads(outcome.report.as_json())
 

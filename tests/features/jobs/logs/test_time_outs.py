@@ -1,4 +1,4 @@
-"""Which rank came to which collective, by the numbers that torch prints at a timeout; and what NCCL had set up."""
+"""Timeouts: ranks at fault by the collective numbers that torch prints, and the state of NCCL's setup."""
 
 from pathlib import Path
 
@@ -80,9 +80,7 @@ def judged(folder: Path, text: str) -> LogsReport:
 
 @pytest.mark.parametrize("one", OF_RANK_1.values(), ids=OF_RANK_1.keys())
 @pytest.mark.parametrize("zero", OF_RANK_0.values(), ids=OF_RANK_0.keys())
-def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_is_guilty(
-    zero: str, one: str, tmp_path: Path
-):
+def test_neither_of_two_ranks_with_unequal_counts_is_blamed(zero: str, one: str, tmp_path: Path):
     report = judged(tmp_path, late(0, 11) + said(0, zero) + one)
 
     (finding,) = report.findings
@@ -111,7 +109,7 @@ def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_i
         (waits(0, 11, group=MESH) + told(1, 500) + DESYNC, "job-failed-cause-not-proven", []),
     ],
 )  # fmt: skip
-def test_who_is_named_where_ranks_had_called_different_numbers(
+def test_cause_and_blamed_ranks_follow_from_the_counts_of_collectives(
     text: str, cause: str, guilty: list[int], tmp_path: Path
 ):
     report = judged(tmp_path, text)
@@ -120,7 +118,7 @@ def test_who_is_named_where_ranks_had_called_different_numbers(
     assert [c.rank for finding in report.findings for c in finding.culprits] == guilty
 
 
-def test_dumps_of_a_recorder_that_is_off_do_not_hide_what_the_time_outs_say(tmp_path: Path):
+def test_dumps_of_a_disabled_recorder_do_not_hide_timeouts(tmp_path: Path):
     for rank in range(3):
         (tmp_path / f"trace_{rank}").write_text(
             '{"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status": {}, "entries": []}'
@@ -134,7 +132,7 @@ def test_dumps_of_a_recorder_that_is_off_do_not_hide_what_the_time_outs_say(tmp_
     assert [c.rank for finding in report.findings for c in finding.culprits] == [2]
 
 
-def test_ranks_that_may_be_all_or_not_are_numbered_where_nothing_tells_how_many_there_are(tmp_path: Path):
+def test_ranks_are_listed_by_number_if_the_world_size_is_unknown(tmp_path: Path):
     """A rank that was killed or stopped prints nothing."""
     (finding,) = judged(tmp_path, waits(0, 17) + waits(1, 17)).findings
 
@@ -156,7 +154,7 @@ TRACEBACK = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/home
         ),
     ],
 )
-def test_a_fault_in_the_code_points_to_lint_with_the_file_where_it_is_known(text: str, check: str, tmp_path: Path):
+def test_next_check_for_a_code_fault_is_lint_with_the_file_if_known(text: str, check: str, tmp_path: Path):
     (cause,) = judged(tmp_path, text).causes
 
     assert cause.next_check.startswith(check)
@@ -213,7 +211,7 @@ OF_2_32 = (
         OF_2_32,
     ],
 )  # fmt: skip
-def test_what_completed_later_outweighs_what_warned_before(text: str, tmp_path: Path):
+def test_nccl_warnings_and_incomplete_setup_do_not_fail_a_finished_job(text: str, tmp_path: Path):
     report = judged(tmp_path, text + STEPS + "training finished\n")
 
     assert (report.exit_code, report.causes) == (0, ())
@@ -229,7 +227,7 @@ def test_what_completed_later_outweighs_what_warned_before(text: str, tmp_path: 
         (BEGUN + COMPLETE + PEER, "job-failed-cause-not-proven"),
     ],
 )  # fmt: skip
-def test_what_did_not_complete_is_still_said(text: str, cause: str, tmp_path: Path):
+def test_incomplete_nccl_setup_or_a_later_warning_is_reported(text: str, cause: str, tmp_path: Path):
     assert [cause.name for cause in judged(tmp_path, text).causes] == [cause]
 
 
@@ -244,7 +242,7 @@ def test_what_did_not_complete_is_still_said(text: str, cause: str, tmp_path: Pa
         ("P2P/CUMEM", (1,), False),  # rank 1 may have kept rank 0 waiting
     ],
 )
-def test_a_first_collective_that_hangs_over_p2p_names_the_path_and_the_command_that_would_prove_it(
+def test_hang_of_the_first_collective_over_p2p_names_the_path_and_a_command(
     via: str, numbers: tuple[int, ...], named: bool, tmp_path: Path
 ):
     hang = "".join(late(rank, number) for rank, number in enumerate(numbers))
@@ -281,9 +279,7 @@ DRIVER = (
         "",
     ],
 )
-def test_a_gpu_off_the_bus_without_an_xid_is_found_however_the_kernel_log_was_written(
-    prefix: str, inset: str, tmp_path: Path
-):
+def test_gpu_off_the_bus_without_an_xid_is_found_in_every_kernel_log_format(prefix: str, inset: str, tmp_path: Path):
     others = f"{prefix}pcieport 0000:b0:01.0: AER: aer_status: 0x00004000\n"
     first, *further = DRIVER
     one_time = prefix + first + "\n" + "".join(f"{others}{inset}{line}\n" for line in further)
@@ -294,5 +290,5 @@ def test_a_gpu_off_the_bus_without_an_xid_is_found_however_the_kernel_log_was_wr
         assert finding.name == "gpu-off-bus"
         assert "0000:b3:00" in finding.title
     other = f"{prefix}{first}\n{inset}NVRM: installed in this system requires the open kernel modules.\n"
-    is_of_kernel = "kernel" in prefix or prefix.startswith("[ ")  # other prefixes do not show what the file is
+    is_of_kernel = "kernel" in prefix or prefix.startswith("[ ")  # other prefixes do not identify a kernel log
     assert [cause.name for cause in judged(tmp_path, other).causes] == ([] if is_of_kernel else ["end-not-shown"])

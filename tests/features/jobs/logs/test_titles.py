@@ -50,7 +50,7 @@ def titles(output: str, folder: Path) -> list[str]:
         ("['python', 'train.py'] exits with return code = 3", f"A process exited with 3{UNKNOWN}"),
     ],
 )
-def test_words_of_launchers_are_no_words_of_ranks(output: str, title: str, tmp_path: Path):
+def test_launcher_messages_are_not_mistaken_for_rank_output(output: str, title: str, tmp_path: Path):
     assert titles(output, tmp_path) == [title]
 
 
@@ -126,9 +126,7 @@ FILES = "".join(f"upload {number * 7919 % 1000} of {number * 31 % 977}\n" for nu
         (SYNTAX.format(7) + AT_ONCE, "A rank stopped in train.py:7 in <module>: SyntaxError: invalid syntax", ""),
     ],
 )
-def test_of_runs_that_were_appended_to_a_file_the_last_is_explained(
-    output: str, title: str, before: str, tmp_path: Path
-):
+def test_last_of_several_runs_in_one_file_is_explained(output: str, title: str, before: str, tmp_path: Path):
     (tmp_path / "job.out").write_text(output)
     (finding,) = logs([str(tmp_path / "job.out")]).report.findings
 
@@ -199,7 +197,7 @@ STOPS = "The end of the job is unknown: the output stops at “{}”"
         ),
     ],
 )
-def test_numbers_ends_and_healthy_lines_are_read_as_they_are_meant(output: str, title: str, tmp_path: Path):
+def test_counts_stops_and_harmless_lines_are_understood(output: str, title: str, tmp_path: Path):
     assert titles(output, tmp_path) == [title]
 
 
@@ -212,7 +210,7 @@ def test_numbers_ends_and_healthy_lines_are_read_as_they_are_meant(output: str, 
         (f"[rank0]: Traceback\n{late(0, 59)}", "58 collectives had worked before, so code,"),
     ],
 )
-def test_numbers_of_collectives_tell_how_far_the_ranks_came(output: str, detail: str, tmp_path: Path):
+def test_detail_of_a_timeout_shows_how_far_the_ranks_got(output: str, detail: str, tmp_path: Path):
     (tmp_path / "job.out").write_text(output)
 
     assert logs([str(tmp_path / "job.out")]).report.findings[0].detail.startswith(detail)
@@ -226,7 +224,7 @@ def test_numbers_of_collectives_tell_how_far_the_ranks_came(output: str, detail:
         ("# Name\n\n## Errors\n\n```\nfailed\n```\n", "Markdown"),
     ],
 )
-def test_a_text_that_no_job_printed_is_named(text: str, kind: str, tmp_path: Path):
+def test_file_that_is_not_job_output_is_reported_with_its_kind(text: str, kind: str, tmp_path: Path):
     (title,) = titles(text, tmp_path)
 
     assert title.endswith(f"job.out is {kind}, and this is not the output of a job")

@@ -29,7 +29,7 @@ def moved(dump: Dump, by_ns: int) -> Dump:
 
 
 @pytest.mark.parametrize("situation", list(SITUATIONS))
-def test_the_cause_and_the_culprit_of_each_hang_are_named_from_json_and_from_pickles(situation: str):
+def test_cause_and_culprits_are_found_from_json_and_from_pickles(situation: str):
     dumps = DUMPS[situation]
     pickled = [read_dump(as_pickle(dump), f"dumps/trace_rank_{rank}", None) for rank, dump in dumps.items()]
     expected = (SITUATIONS[situation].cause, SITUATIONS[situation].culprits(_WORLD))
@@ -40,7 +40,7 @@ def test_the_cause_and_the_culprit_of_each_hang_are_named_from_json_and_from_pic
 
 
 @pytest.mark.parametrize("situation", list(SITUATIONS))
-def test_no_innocent_rank_is_named_where_dumps_are_gone_empty_cut_off_or_of_an_earlier_job(situation: str):
+def test_missing_damaged_or_old_dump_does_not_blame_a_healthy_rank(situation: str):
     dumps = DUMPS[situation]
     for rank, dump in dumps.items():
         file = f"dumps/rank{rank}.json"
@@ -56,7 +56,7 @@ def test_no_innocent_rank_is_named_where_dumps_are_gone_empty_cut_off_or_of_an_e
 
 
 @pytest.mark.parametrize("situation", list(SITUATIONS))
-def test_the_dumps_of_an_earlier_job_in_the_same_folder_change_nothing(situation: str):
+def test_dumps_of_an_earlier_job_in_the_same_directory_are_ignored(situation: str):
     expected = (SITUATIONS[situation].cause, SITUATIONS[situation].culprits(_WORLD))
     earlier = [
         read_dump(as_json(moved(dump, -600 * 10**9)), f"dumps/old_trace_rank_{rank}", None)
@@ -66,7 +66,7 @@ def test_the_dumps_of_an_earlier_job_in_the_same_folder_change_nothing(situation
     assert named([*earlier, *facts(DUMPS[situation])]) == expected
 
 
-def test_most_ranks_without_any_collective_are_a_job_that_starts():
+def test_job_is_starting_if_most_ranks_called_no_collective():
     dumps = {rank: {**dump, "entries": [], "pg_status": {}} for rank, dump in DUMPS["missing"].items()}
 
     (found,) = verdicts(facts(dumps))
@@ -74,7 +74,7 @@ def test_most_ranks_without_any_collective_are_a_job_that_starts():
     assert named(facts({**DUMPS["missing"], 3: dumps[3]}))[0] != "job-starting", "one alone never came"
 
 
-def test_the_rank_without_a_dump_is_the_suspect_with_less_confidence():
+def test_rank_without_a_dump_is_the_likely_cause():
     dumps = DUMPS["missing"]
     others = facts({rank: dumps[rank] for rank in (0, 1, 2)})
     for put in ([], [read_dump(b"\0", "dumps/rank3.json", 1.0)], facts({3: moved(dumps[3], -_HOUR_NS)})):
@@ -83,7 +83,7 @@ def test_the_rank_without_a_dump_is_the_suspect_with_less_confidence():
         assert (found.who, found.confidence.value) == ("rank 3", "likely")
 
 
-def test_the_members_of_the_group_that_gloo_made_last_are_not_taken_for_the_whole_job():
+def test_last_group_of_gloo_is_not_mistaken_for_the_default_group():
     """torch 2.15: the only entry of pg_config has the ranks of a sub-group, on the ranks that are in it."""
     for situation, dumps in DUMPS.items():
         newer = copy.deepcopy(dumps)
@@ -97,7 +97,7 @@ def test_the_members_of_the_group_that_gloo_made_last_are_not_taken_for_the_whol
         assert named(facts(newer))[1] <= SITUATIONS[situation].culprits(_WORLD), situation
 
 
-def test_of_several_ranks_without_a_dump_only_those_of_one_host_are_suspects():
+def test_several_ranks_without_a_dump_are_blamed_only_if_on_one_host():
     dumps = {rank: dump(entry(1, done=True), entry(2), world=8) for rank in range(5)}
     ranks = tuple(RankSeen(rank=rank, host="node0" if rank < 5 else "node1") for rank in range(8))
     scattered = tuple(RankSeen(rank=rank, host=f"node{rank % 2}") for rank in range(8))
@@ -107,13 +107,13 @@ def test_of_several_ranks_without_a_dump_only_those_of_one_host_are_suspects():
     assert named([*facts(dumps), JobLogFact(files=(), ranks=scattered)]) == ("rank-unreachable", set())
 
 
-def test_dumps_that_are_missing_for_most_ranks_blame_nobody():
+def test_missing_dumps_of_most_ranks_blame_no_rank():
     (found,) = verdicts(facts({0: DUMPS["missing"][0]}))
 
     assert (found.cause.name, found.culprits) == ("collective-stalled", ())
 
 
-def test_two_jobs_in_one_folder_are_told_apart_by_when_they_began():
+def test_two_jobs_in_one_directory_are_distinguished_by_their_start_times():
     later = {rank: moved(dump, 30 * 10**9) for rank, dump in DUMPS["crossed-groups"].items()}
     for rank, dump in DUMPS["missing"].items():  # it continues while the later job begins
         dump["entries"][-1]["time_created_ns"] += 60 * 10**9 if rank != 3 else 0
@@ -158,14 +158,14 @@ def _all(of: Callable[[int], Dump], ranks: int = 4) -> list[FlightDumpFact]:
     return facts({rank: of(rank) for rank in range(ranks)})
 
 
-def test_where_all_members_are_in_one_collective_no_rank_is_blamed():
+def test_no_rank_is_blamed_if_all_members_entered_the_collective():
     (found,) = verdicts(_all(lambda _rank: dump(entry(1, done=True), entry(2))))
 
     assert (found.cause.name, found.culprits, found.confidence.value) == ("collective-stalled", (), "possible")
     assert "all members have entered it" in found.detail
 
 
-def test_rank_that_does_not_complete_what_others_completed_has_a_stuck_gpu():
+def test_rank_that_alone_does_not_complete_a_collective_has_a_stuck_gpu():
     def behind(rank: int) -> Dump:
         return dump(entry(1, done=True), entry(2, done=rank != 2), entry(3))
 
@@ -181,7 +181,7 @@ def test_matched_transfers_are_not_part_of_a_deadlock():
     assert named(_all(pipeline)) == ("collective-stalled", set())
 
 
-def test_queued_collectives_of_two_groups_in_another_order_are_a_deadlock_of_that_rank():
+def test_rank_that_orders_two_groups_differently_causes_the_deadlock():
     def crossed(rank: int) -> Dump:
         first, second = ("0", "1") if rank != 2 else ("1", "0")
         return dump(entry(1, group=first, at=1), entry(1, group=second, at=2), g1="[0, 1, 2, 3]")
@@ -189,14 +189,14 @@ def test_queued_collectives_of_two_groups_in_another_order_are_a_deadlock_of_tha
     assert named(_all(crossed)) == ("cross-group-deadlock", {2})
 
 
-def test_a_rank_whose_only_partner_is_in_another_group_may_be_innocent():
+def test_rank_whose_only_partner_is_in_another_group_is_not_blamed():
     def skipped(rank: int) -> Dump:
         return dump(entry(1, group="1" if rank == 0 else "0", record_id=0), g1="[0, 1]")
 
     assert named(_all(skipped)) == ("cross-group-deadlock", set())
 
 
-def test_groups_of_one_name_with_other_members_are_not_mixed_up():
+def test_groups_with_one_name_and_different_members_are_kept_apart():
     def halves(rank: int) -> Dump:
         mine = "[0, 1]" if rank < 2 else "[2, 3]"
         return dump(entry(1, group="1", op="all_reduce" if rank < 2 else "broadcast", done=rank > 1), g1=mine)
@@ -213,20 +213,20 @@ def test_groups_of_one_name_with_other_members_are_not_mixed_up():
         ("scatter", [], "collective-stalled"),
     ],
 )
-def test_sizes_count_where_all_ranks_must_give_as_many_numbers(op: str, sizes: list[list[int]], cause: str):
+def test_element_counts_are_compared_only_if_they_must_be_equal(op: str, sizes: list[list[int]], cause: str):
     found = named(_all(lambda rank: dump(entry(1, op, input_sizes=sizes if rank == 1 else [[8]]))))
 
     assert found == (cause, {1} if cause == "collective-mismatch" else set())
 
 
-def test_another_type_of_numbers_is_a_mismatch_and_of_two_ranks_nobody_is_named():
+def test_different_dtypes_of_two_ranks_are_a_mismatch_without_blame():
     def typed(rank: int) -> Dump:
         return dump(entry(1, input_dtypes=["Half" if rank == 1 else "Float"]), world=2)
 
     assert named(_all(typed, 2)) == ("collective-mismatch", set())
 
 
-def test_a_rank_that_waits_for_a_transfer_is_not_at_rest():
+def test_rank_that_waits_for_a_transfer_is_not_idle():
     def pipeline(rank: int) -> Dump:
         receives = entry(1, op="recv 1<-3", at=5, is_p2p=True)
         return dump(entry(1, done=True), *([receives] if rank == 1 else [entry(2)] if rank != 3 else []))
@@ -234,7 +234,7 @@ def test_a_rank_that_waits_for_a_transfer_is_not_at_rest():
     assert named(_all(pipeline)) == ("stuck-outside-collective", {3})
 
 
-def test_a_ring_that_was_overwritten_does_not_make_a_rank_absent():
+def test_overwritten_ring_buffer_does_not_make_a_rank_absent():
     def ring(rank: int) -> Dump:
         if rank == 1:  # its entries of group 1 are gone
             return dump(entry(900, done=True, at=4000), entry(901, at=4001), g1="[0, 1]")
@@ -245,7 +245,7 @@ def test_a_ring_that_was_overwritten_does_not_make_a_rank_absent():
     assert named(_all(ring)) == ("collective-stalled", set())
 
 
-def test_a_hook_that_retires_late_makes_no_rank_wait():
+def test_recent_entry_that_is_not_yet_retired_is_not_a_wait():
     dumps = {rank: dump(entry(1, profiling_name="nccl2:all_reduce")) for rank in range(4)}
     at_s = 1_800_000_000.5
     early = [read_dump(as_json(dump), f"rank{rank}.json", at_s) for rank, dump in dumps.items()]
@@ -254,7 +254,7 @@ def test_a_hook_that_retires_late_makes_no_rank_wait():
     assert (named(early), named(late)) == ((None, set()), ("collective-stalled", set()))
 
 
-def test_hundreds_of_ranks_are_judged_at_once():
+def test_dumps_of_hundreds_of_ranks_are_analyzed():
     dumps = [
         read_dump(
             pickle.dumps(dump(entry(1, done=True), *([entry(2)] if rank != 7 else []), world=300)),
@@ -267,7 +267,7 @@ def test_hundreds_of_ranks_are_judged_at_once():
     assert named(dumps) == ("stuck-outside-collective", {7})
 
 
-def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
+def test_detail_shows_where_ranks_wait_and_the_culprits_last_call():
     dumps = DUMPS["sub-group"]
     (found,) = verdicts(
         [read_dump(as_pickle(copy.deepcopy(dump)), f"trace_rank_{rank}", None) for rank, dump in dumps.items()]
@@ -279,7 +279,7 @@ def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
     )
 
 
-def test_the_title_of_different_calls_says_both_as_people_write_them():
+def test_title_of_mismatched_calls_shows_both_in_readable_form():
     (found,) = verdicts(facts(DUMPS["other-operation"]))
 
     assert filled(found.cause.title, found.values).endswith(
@@ -287,7 +287,7 @@ def test_the_title_of_different_calls_says_both_as_people_write_them():
     )
 
 
-def test_beside_dumps_nobody_is_told_to_make_dumps():
+def test_next_check_does_not_ask_for_dumps_that_exist():
     (found,) = verdicts(facts(DUMPS["barrier-alone"]))
 
     assert "condition on the rank" in found.next_check

@@ -27,7 +27,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("warning", WARNINGS.values(), ids=WARNINGS)
-def test_a_warning_does_not_make_a_finished_job_a_failed_one(warning: str, tmp_path: Path):
+def test_warning_does_not_fail_a_finished_job(warning: str, tmp_path: Path):
     steps = "".join(f"step {step} loss {1 / step:.3f}\n" for step in range(1, 6))
     (tmp_path / "job.out").write_text(f"starting on node0\n{warning}\n{steps}Training finished\n")
 
@@ -47,7 +47,7 @@ def test_a_warning_does_not_make_a_finished_job_a_failed_one(warning: str, tmp_p
         "toolkit INFO Done waiting for a return code. Received 1 from exiting process.",
     ],
 )
-def test_the_last_words_of_a_script_do_not_make_a_failed_job_a_finished_one(last: str, tmp_path: Path):
+def test_last_line_of_a_script_does_not_hide_a_failure(last: str, tmp_path: Path):
     failed = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + "=" * 60 + "\ntrain.py FAILED\n"
     cause = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 77)\n"
     (tmp_path / "job.out").write_text(f"{failed}{cause}{last}\n")
@@ -55,7 +55,7 @@ def test_the_last_words_of_a_script_do_not_make_a_failed_job_a_finished_one(last
     assert logs([str(tmp_path / "job.out")]).report.exit_code == 3
 
 
-def test_an_output_that_ends_within_a_traceback_is_unsure(tmp_path: Path):
+def test_output_that_ends_within_a_traceback_is_unsure(tmp_path: Path):
     frames = 'Traceback (most recent call last):\n  File "t.py", line 7\n    main()\n'
     (tmp_path / "job.out").write_text(f"100%|###| 99/99 [00:03<00:00, 30.05it/s]\n{frames}")
 
