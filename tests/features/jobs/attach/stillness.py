@@ -1,4 +1,4 @@
-"""Waiting until ranks that should hang do hang, for which no fixed time is enough on a busy machine."""
+"""Waiting until ranks really hang, because no fixed time is long enough on a busy machine."""
 
 from collections import deque
 from collections.abc import Iterable

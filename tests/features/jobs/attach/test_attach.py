@@ -70,7 +70,7 @@ def _wait_until_still(pid: int, folder: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.smoke
-def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
+def test_hanging_jobs_are_distinguished_and_not_disturbed(worlds: int):
     jobs = _tree()[worlds]
     hanging = [pid for job in jobs[:-1] for pid in below(job, _tree())]
     before = {pid: _state(pid) for pid in hanging}
@@ -89,7 +89,7 @@ def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
 
 
 @pytest.mark.ranks
-def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
+def test_pid_of_any_process_of_a_job_selects_only_that_job(worlds: int):
     launcher = _tree()[worlds][list(NAMED).index("loader")]
     ranks = _tree()[launcher]
     (worker,) = _tree()[ranks[1]]
@@ -100,7 +100,7 @@ def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
         assert [one.pid for one in job.ranks.values()] == ranks
 
 
-def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
+def test_process_or_job_without_ranks_is_refused_with_a_reason():
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has exited; its parent"):
@@ -133,7 +133,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         ({}, {}, "0", "Error: Failed to find a Python version", "Failed to find a Python version", ""),
     ],
 )  # fmt: skip
-def test_why_a_stack_was_refused_and_what_grants_it(
+def test_refused_stack_has_a_reason_and_a_way_to_allow_it(
     own: dict[str, str], other: dict[str, str], scope: str | None, said: str, why: str, grant: str,
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def test_why_a_stack_was_refused_and_what_grants_it(
 @pytest.mark.parametrize(
     ("asked", "is_it"), [("4711", True), ("4711.0", True), ("4711.1", False), ("4712", False), ("4712.0", False)]
 )
-def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: str, is_it: bool):
+def test_slurm_job_matches_its_job_id_and_its_own_step_id(asked: str, is_it: bool):
     rank = Candidate(0, 1, 1, {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}, {}, ["train"])
 
     assert of_slurm(JobOnHost("job", {0: rank}, numbered_by="environment", children={0: []}), asked) is is_it
@@ -199,7 +199,7 @@ def test_process_that_starts_local_ranks_from_1_is_local_rank_0(
         pytest.param([1, 1, 8, 8], [0, 1, 0, 1], [[1, 2], [3, 4]], id="ranks of an earlier job with the same port"),
     ],
 )
-def test_each_number_is_once_in_a_job(parents: list[int], ranks: list[int], parts: list[list[int]]):
+def test_each_rank_number_occurs_once_in_a_job(parents: list[int], ranks: list[int], parts: list[list[int]]):
     pids = [4194305 + at for at in range(4)]  # above the largest possible pid
     processes = [Candidate(pid, parent, 1, {}, {}, ["train"]) for pid, parent in zip(pids, parents, strict=True)]
 
@@ -208,7 +208,7 @@ def test_each_number_is_once_in_a_job(parents: list[int], ranks: list[int], part
     assert [[process.pid - 4194304 for process in part] for _, part in found] == parts
 
 
-def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_py_spy_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
     found = live_stacks.stacks([1], {"PATH": str(tmp_path)}, time.monotonic() + LIMIT_S)
@@ -218,7 +218,7 @@ def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (refused.door, refused.grant) == ("stacks", "pip install py-spy")
 
 
-def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.MonkeyPatch):
+def test_job_that_ends_during_the_observation_is_not_a_hang(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attach, "_LOOKS", 1)
     with subprocess.Popen(["sleep", "infinity"]) as ends:
         one = Candidate(ends.pid, os.getpid(), 1, {"RANK": "0", "WORLD_SIZE": "1"}, {}, ["sleep"])
@@ -245,7 +245,7 @@ TRAINS = [f"{SITE}/torch/distributed/distributed_c10d.py", "/home/me/train.py", 
         pytest.param([WORKER_LOOP, ["/usr/lib/python3.11/threading.py"]], 0, id="no thread runs the job's code"),
     ],
 )
-def test_stack_is_of_the_thread_that_runs_the_code_of_the_job(threads: list[list[str]], chosen: int):
+def test_stack_is_taken_from_the_thread_that_runs_the_jobs_code(threads: list[list[str]], chosen: int):
     dumped = [{"frames": [{"filename": file, "line": 1, "name": "f"} for file in files]} for files in threads]
 
     assert live_stacks._that_trains(dumped[0], dumped) is dumped[chosen]

@@ -21,9 +21,9 @@ def rank(**env: str) -> Candidate:
     return Candidate(os.getpid(), 1, 1, {"RANK": "0", **env}, {1: "python"}, ["python"])
 
 
-def test_ras_is_found_where_no_thread_tells_that_the_groups_are_nccls(port: int):
+def test_ras_port_is_found_without_named_nccl_threads(port: int):
     assert ras_port([rank(NCCL_RAS_ADDR=f"localhost:{port}")]) == port
 
 
-def test_the_port_of_the_jobs_store_is_not_taken_for_ras(port: int):
+def test_port_of_the_jobs_store_is_not_mistaken_for_ras(port: int):
     assert ras_port([rank(NCCL_RAS_ADDR=f"localhost:{port}", MASTER_PORT=str(port))]) is None

@@ -35,7 +35,7 @@ def test_variables_that_a_process_set_itself_are_read(pid: int):
     assert (env["RANK"], len(env["LONG"]), "REMOVED" in env) == ("7", 9000, False)
 
 
-def test_without_the_right_to_read_memory_the_first_variables_count(pid: int, monkeypatch: pytest.MonkeyPatch):
+def test_initial_variables_are_used_if_memory_cannot_be_read(pid: int, monkeypatch: pytest.MonkeyPatch):
     opened = Path.open
 
     def refuse(path: Path, *how: object) -> object:
@@ -48,5 +48,5 @@ def test_without_the_right_to_read_memory_the_first_variables_count(pid: int, mo
     assert (current_environment(pid) or {}).get("RANK") == "0"
 
 
-def test_a_process_that_is_gone_has_none():
+def test_exited_process_has_no_variables():
     assert current_environment(2**22 + 1) is None

@@ -26,7 +26,7 @@ def rank(pid: int, local: int, **env: str) -> Candidate:
 
 
 @pytest.mark.parametrize("defines", [(), ("OLD_DRIVER",)])
-def test_the_driver_tells_which_process_is_on_which_gpu_and_how_busy_that_is(monkeypatch, defines):
+def test_driver_reports_the_gpu_of_each_process_and_its_utilization(monkeypatch, defines):
     use = asked(monkeypatch, "healthy", *defines, NVML_STAND_IN_PIDS="12,11", NVML_STAND_IN_BUSY="100,7")
 
     assert (dict(use.of), use.busy[0], use.busy[1], use.refused) == ({12: 0, 11: 1}, 100, 7, None)
@@ -39,7 +39,7 @@ HANGS = {
 }  # fmt: skip
 
 
-def test_a_driver_that_hangs_is_said_with_its_gpu_and_what_it_told_before_is_kept(monkeypatch):
+def test_hanging_driver_is_reported_with_its_gpu_and_earlier_answers_are_kept(monkeypatch):
     printed = CommandResult((), "ended", 0, json.dumps(HANGS))
     monkeypatch.setattr(LiveContext, "child", lambda *_: printed)
 
@@ -51,7 +51,7 @@ def test_a_driver_that_hangs_is_said_with_its_gpu_and_what_it_told_before_is_kep
 
 
 @pytest.mark.parametrize(("status", "said"), [("timed_out", ""), ("ended", "Traceback\nSegmentation fault")])
-def test_an_nvml_that_ends_without_an_answer_is_said(monkeypatch, status, said):
+def test_nvml_without_an_answer_is_reported(monkeypatch, status, said):
     monkeypatch.setattr(LiveContext, "child", lambda *_: CommandResult((), status, -11, "", said))
 
     use = gpu_use({}, time.monotonic() + 60)
@@ -60,7 +60,7 @@ def test_an_nvml_that_ends_without_an_answer_is_said(monkeypatch, status, said):
     assert use.refused.why.startswith(f"NVML: {said.rpartition(chr(10))[2] or 'it gave no answer in time'}")
 
 
-def test_a_driver_that_is_not_loaded_is_said_and_the_likely_gpu_taken(monkeypatch):
+def test_unloaded_driver_is_reported_and_the_likely_gpu_is_used(monkeypatch):
     use = asked(monkeypatch, "not_loaded")
 
     assert use.refused is not None
@@ -69,7 +69,7 @@ def test_a_driver_that_is_not_loaded_is_said_and_the_likely_gpu_taken(monkeypatc
     assert gpu_of(rank(11, 1), [use], [11]) == 1
 
 
-def test_what_a_process_has_open_tells_whether_it_has_a_gpu(monkeypatch):
+def test_open_device_file_shows_that_a_process_has_a_gpu(monkeypatch):
     assert not live_gpus.has_gpu(os.getpid())
     monkeypatch.setattr(proc, "open_files", lambda _: ["/dev/null", "/dev/nvidia3"])
     assert live_gpus.has_gpu(1)

@@ -1,4 +1,4 @@
-"""What a process waits for according to the kernel, with processes that do wait."""
+"""The system call that a process waits in, read from the kernel, for processes that really wait."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ WAITS = {
 
 @pytest.mark.skipif(platform.machine() not in CALLS, reason="the numbers of its calls are not known")
 @pytest.mark.parametrize("script", WAITS)
-def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script: str, tmp_path: Path):
+def test_blocking_system_call_is_shown_with_its_file_or_peer(script: str, tmp_path: Path):
     names = {"F": str(tmp_path / "in"), "L": str(tmp_path / "lock")}
     (call, of), text = WAITS[script], script
     for name, path in names.items():

@@ -44,14 +44,14 @@ def process(command: str, pid: int = 1, **env: str) -> Candidate:
         ("python accelerate launch --config_file c.yaml t.py", {}, "accelerate", "", None, 1),
     ],
 )  # fmt: skip
-def test_a_launcher_meets_the_others_where_its_command_says(command, env, who, endpoint, node, expected):
+def test_endpoint_of_a_launcher_is_read_from_its_command(command, env, who, endpoint, node, expected):
     launcher = process(command, **env)
 
     assert is_launcher(launcher)
     assert of_launcher(launcher) == Meeting(who=who, endpoint=endpoint, node=node, expected=expected)
 
 
-def test_accelerate_meets_the_others_where_its_file_says(tmp_path: Path):
+def test_endpoint_of_accelerate_is_read_from_its_configuration(tmp_path: Path):
     file = tmp_path / "accelerate/default_config.yaml"
     file.parent.mkdir()
     file.write_text("machine_rank: 1\nmain_process_ip: '10.0.0.1'\nmain_process_port: 7\nnum_machines: 2\n")
@@ -63,11 +63,11 @@ def test_accelerate_meets_the_others_where_its_file_says(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["python train.py torchrun", "python -m mytorchrun", "accelerate config", "a"])
-def test_other_programs_are_no_launchers(command: str):
+def test_other_programs_are_not_launchers(command: str):
     assert not is_launcher(process(command))
 
 
-def test_ranks_meet_at_the_master_address():
+def test_endpoint_of_a_rank_is_the_master_address():
     assert of_rank(process("python t.py", MASTER_ADDR="a", MASTER_PORT="7")).endpoint == "a:7"
     assert not of_rank(process("python t.py")).endpoint
 
@@ -82,7 +82,7 @@ def test_ranks_meet_at_the_master_address():
         ((), False),
     ],
 )
-def test_a_stack_shows_whether_a_job_has_begun(frames: tuple[str, ...], waits: bool):
+def test_stack_shows_whether_a_process_waits_at_the_rendezvous(frames: tuple[str, ...], waits: bool):
     assert is_meeting(frames) is waits
 
 
@@ -98,13 +98,13 @@ def answer(port: int, pid: int, host: str = "127.0.0.1") -> Meeting:
     return with_answer(meeting, [process("torchrun", pid)], time.monotonic() + LIMIT_S)
 
 
-def test_a_launcher_that_serves_the_endpoint_counts_who_is_connected(port: int):
+def test_launcher_that_serves_the_endpoint_counts_its_connections(port: int):
     found = answer(port, os.getpid())
 
     assert (found.answer, found.came, found.server) == ("served", 1, "")
 
 
-def test_a_closed_port_and_an_unknown_host_are_told_apart(port: int):
+def test_closed_port_and_unknown_host_are_distinguished(port: int):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
         with socket.create_server(("127.0.0.1", 0)) as server:
             closed = server.getsockname()[1]
@@ -113,7 +113,7 @@ def test_a_closed_port_and_an_unknown_host_are_told_apart(port: int):
         assert answer(port, other.pid, "no.such.host.invalid").answer == "unresolved"
 
 
-def test_a_server_of_another_program_is_named():
+def test_server_of_another_program_is_shown_with_its_pid():
     code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
     command = [sys.executable, "-c", f"{code}; sys.stdin.read()"]
     with (

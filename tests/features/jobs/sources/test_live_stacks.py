@@ -50,7 +50,7 @@ def called(call: str, args: str, kwargs: str = "{}") -> list[dict[str, Any]]:
         ([MAIN], None),
     ],
 )  # fmt: skip
-def test_a_call_is_on_the_default_group_where_it_was_handed_none_and_else_that_is_not_known(frames, is_default):
+def test_call_is_on_the_default_group_only_if_it_was_given_no_group(frames, is_default):
     assert live_stacks._on_default_group(frames) is is_default
 
 
@@ -65,7 +65,7 @@ OTHER = [frame("/usr/lib/python3.11/threading.py", "_bootstrap"), frame("/home/m
     [(IN_BACKWARD, [OTHER, OWN], [*IN_BACKWARD, *OWN]), (IN_BACKWARD, [OTHER], IN_BACKWARD), ([MAIN], [OWN], [MAIN])],
     ids=["within the user's own backward", "in a kernel", "not in a backward"],
 )
-def test_a_backward_on_a_gpu_goes_on_in_the_thread_of_autograd(main, others, stack):
+def test_backward_on_a_gpu_continues_in_the_autograd_thread(main, others, stack):
     threads = [{"frames": list(reversed(frames))} for frames in (main, *others)]
 
     assert live_stacks._frames(threads[0], threads) == stack
