@@ -14,7 +14,7 @@ STEPS = 2
 
 @pytest.mark.ranks
 @pytest.mark.timeout(1200)
-def test_estimates_of_six_models_and_of_checkpointing_and_mixed_precision_match_ranks(record_property):
+def test_estimates_match_the_memory_of_real_ranks(record_property):
     usual = [Case(model, STRATEGIES[at % len(STRATEGIES)]) for at, model in enumerate(MODELS)]
     special = [Case("tied", "zero3", checkpointing=True), Case("encoder", "zero3", precision="amp")]
     outcomes = evaluate([*usual, *special], STEPS)
@@ -27,7 +27,7 @@ def test_estimates_of_six_models_and_of_checkpointing_and_mixed_precision_match_
 
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
-def test_estimates_for_four_ranks_are_what_they_take():
+def test_estimates_for_four_ranks_match_their_memory():
     outcomes = evaluate([Case("lora", strategy, ranks=4) for strategy in ("zero1", "zero3", "hsdp")], STEPS)
 
     assert all(abs(outcome.error) <= 0.1 for outcome in outcomes), outcomes
@@ -39,7 +39,7 @@ MOST_TURNS = 1e9
 
 
 @pytest.mark.lab
-def test_seven_billion_parameters_take_twenty_seconds_and_a_gigabyte():
+def test_seven_billion_parameters_are_estimated_within_20_s_and_1_gib():
     code = """
 import resource, time
 from ddp_doctor.features.model.fit.probing.estimate import estimate

@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("net:make --measure --ranks 64", "--ranks cannot be used with --measure, which runs on this machine"),
     ],
 )
-def test_wrong_use_is_one_sentence_and_exit_2(asked: Asked, here: Path, args: str, sentence: str):
+def test_wrong_use_gives_a_reason_and_exit_code_2(asked: Asked, here: Path, args: str, sentence: str):
     done = asked("fit", *args.split(), cwd=here)
 
     assert done.returncode == 2, done
@@ -76,7 +76,7 @@ def test_factory_is_estimated_on_one_rank_and_all_outputs_agree(asked: Asked, he
 
 
 @pytest.mark.ranks
-def test_factory_that_raises_is_unusable_and_its_line_is_named(asked: Asked, here: Path):
+def test_factory_that_raises_is_unusable_and_its_line_is_shown(asked: Asked, here: Path):
     done = asked("fit", "net:fails", "--memory", "80GiB", cwd=here)
 
     assert done.returncode == 2, done
@@ -109,7 +109,7 @@ def test_page_shows_the_parts_of_each_peak_and_the_memory_limit(asked: Asked, he
     assert "✓ zero1" in page
 
 
-def test_redaction_keeps_the_factory_and_removes_the_host(asked: Asked, here: Path):
+def test_redaction_removes_the_host_name(asked: Asked, here: Path):
     done = asked("replay", str(path_of("fit/zero1")), "--redact", "--json", "-", cwd=here)
 
     assert json.loads(done.stdout)["world"]["nodes"][0]["hostname"] == "host1"

@@ -33,7 +33,7 @@ def _of(name: str, *, ranks: int = 4, ranks_per_node: int = 4, device: str = "cu
     return peaks.estimate(BY_NAME[name], False, job, trace.of_parameters([[Layer()], [Layer()]]), Step(state))
 
 
-def test_ddp_holds_gradients_and_buckets_and_with_the_view_only_buckets():
+def test_ddp_holds_gradients_and_buckets_but_only_buckets_with_the_view():
     plain, view = _of("ddp", state=16 * MB), _of("ddp-bucket-view", state=16 * MB)
 
     assert (plain.parameters, plain.gradients, plain.buckets, plain.optimizer) == (8 * MB, 8 * MB, 8 * MB, 16 * MB)
@@ -41,7 +41,7 @@ def test_ddp_holds_gradients_and_buckets_and_with_the_view_only_buckets():
     assert view.peak_bytes == 36 * MB  # and one layer's gradient, until it is copied
 
 
-def test_without_state_and_gradients_the_copies_that_ddp_broadcasts_are_the_peak():
+def test_broadcast_copies_of_ddp_are_the_peak_without_state_and_gradients():
     job = Job([[Parameter((1000, 1000), 4, 4, trainable=False)]], 0, 2, 2, "cuda")
 
     found = peaks.estimate(BY_NAME["ddp"], False, job, [], Step())
@@ -49,7 +49,7 @@ def test_without_state_and_gradients_the_copies_that_ddp_broadcasts_are_the_peak
     assert (found.moment, found.peak_bytes) == ("wrap", 8 * MB)
 
 
-def test_a_rank_of_fsdp_keeps_its_share_and_holds_two_units_and_a_gradient_whole():
+def test_fsdp_rank_holds_its_shard_and_two_units_and_a_gradient_unsharded():
     found = _of("zero3", state=4 * MB)
 
     # In the unit's backward: its parameter, the root's, which is never resharded, and its gradient.
@@ -57,19 +57,19 @@ def test_a_rank_of_fsdp_keeps_its_share_and_holds_two_units_and_a_gradient_whole
     assert found.unsharded == 3 * 4 * MB
 
 
-def test_rows_that_do_not_divide_are_padded():
+def test_rows_that_do_not_divide_evenly_are_padded():
     assert Parameter((10, 3), 4, 4).elements(4) == 3 * 3
     assert Parameter((), 4, 4).elements(4) == 1
 
 
-def test_a_rank_sends_its_part_of_rings():
+def test_rank_sends_the_bytes_of_ring_collectives():
     assert _of("ddp").sent_bytes == 2 * 8 * MB * 3 // 4
     assert _of("zero2").sent_bytes == (8 + 8) * MB * 3 // 4
     assert _of("zero3").sent_bytes == (16 + 8) * MB * 3 // 4
     assert _of("hsdp", ranks=8).sent_bytes == (16 + 8) * MB * 3 // 4 + 2 * 2 * MB // 2
 
 
-def test_the_fullest_rank_of_zero_1_has_the_largest_parameter():
+def test_zero_1_is_estimated_for_the_fullest_rank():
     sizes = [Parameter((size,), 4, 4) for size in (5, 9, 3, 2)]
 
     assert sum(parameter.elements() for parameter in peaks.zero1_shares(sizes, 2)) == 10
@@ -89,7 +89,7 @@ def test_frozen_parameters_have_no_gradient_and_no_state():
     assert found.optimizer == pytest.approx(trainable * 4, rel=0.01)  # two numbers for each parameter of a half
 
 
-def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
+def test_optimizer_on_gpus_needs_temporaries_for_all_parameters_at_once():
     on = {
         device: _row(estimate("tests.models.unfit:alone", ranks=2, ranks_per_node=2, device=device), "ddp")
         for device in ("cpu", "cuda")
@@ -99,7 +99,7 @@ def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
     assert on["cpu"].temporaries == 2 * 64 * 64 * 4  # only for the largest parameter
 
 
-def test_of_layers_that_repeat_one_counts_for_all():
+def test_trace_of_one_repeated_layer_counts_for_all():
     found = subject.of("tests.models.fit:tied")
     units = subject.units_of(found.model, ())
     own = subject.own_parameters(found.model, units)
@@ -114,20 +114,20 @@ def test_of_layers_that_repeat_one_counts_for_all():
     assert len(units) == len(found.model.blocks) == 6
 
 
-def test_layers_that_repeat_but_grow_their_input_are_each_traced():
+def test_repeated_layers_that_grow_their_input_are_each_traced():
     fact = estimate("tests.models.unfit:grows", ranks=2, ranks_per_node=2)
 
     images = sum(16 * (4 << layer) ** 2 * 4 for layer in range(8))
     assert _row(fact, "zero3").activations >= images
 
 
-def test_parameters_of_complex_numbers_have_their_size():
+def test_complex_parameters_have_their_full_size():
     fact = estimate("tests.models.unfit:complex_numbers", ranks=2, ranks_per_node=2)
 
     assert _row(fact, "ddp").optimizer == pytest.approx(2 * (64 * 64 + 64) * 16, rel=0.01)
 
 
-def test_a_batch_without_a_tensor_is_a_batch():
+def test_batch_without_a_tensor_is_accepted():
     fact = estimate("tests.models.unfit:of_a_number", ranks=2, ranks_per_node=2)
 
     assert (fact.batch, fact.left_out[1:]) == (None, ())
@@ -135,7 +135,7 @@ def test_a_batch_without_a_tensor_is_a_batch():
 
 
 @NEEDS_TRANSFORMERS
-def test_a_model_of_transformers_needs_no_weights():
+def test_transformers_model_is_estimated_without_weights():
     fact = estimate(
         "hf:llama,hidden_size=64,num_hidden_layers=5,intermediate_size=128,vocab_size=500",
         ranks=8,
@@ -163,18 +163,18 @@ def test_a_model_of_transformers_needs_no_weights():
         ("bloom,hidden_size=8,n_head=2,n_layer=1", None, 2048),
     ],
 )
-def test_assumed_length_of_a_sample_is_at_most_that_of_the_model(name: str, asked: int | None, tokens: int):
+def test_assumed_sample_length_is_limited_by_the_model(name: str, asked: int | None, tokens: int):
     batch = subject.of(f"hf:{name}", 1, asked).given
     assert subject.tokens_of(batch) == tokens
 
 
 @NEEDS_TRANSFORMERS
-def test_a_longer_sample_than_the_model_takes_is_refused():
+def test_sample_longer_than_the_model_allows_is_refused():
     with pytest.raises(Misuse, match="--seq 33 exceeds the 32 positions of hf:gpt2"):
         subject.of("hf:gpt2,n_embd=8,n_head=2,n_layer=1,n_positions=32", 1, 33)
 
 
-def test_bfloat16_takes_half():
+def test_bfloat16_takes_half_of_the_memory():
     whole, half = (
         estimate("tests.models.fit:mlp", ranks=2, ranks_per_node=2, precision=precision)
         for precision in ("fp32", "bf16")
@@ -199,13 +199,13 @@ def test_bfloat16_takes_half():
         pytest.param("hf:no/such/config.json", "cannot read the configuration", marks=NEEDS_TRANSFORMERS),
     ],
 )
-def test_what_cannot_be_estimated_is_said_in_a_sentence(name: str, said: str):
+def test_model_that_cannot_be_estimated_is_refused_with_a_reason(name: str, said: str):
     with pytest.raises(Misused, match=said):
         estimate(name, ranks=2, ranks_per_node=2)
 
 
 @pytest.mark.ranks
-def test_a_model_that_the_factory_has_sharded_is_refused_in_a_sentence():
+def test_model_sharded_by_its_factory_is_refused_with_a_reason():
     with Ranks(2) as ranks:
         said = ranks.run(_refused)
 
@@ -220,27 +220,27 @@ def _refused(_ctx: object) -> str:
     return ""
 
 
-def test_weights_of_400_gb_are_estimated_without_memory():
+def test_weights_of_400_gb_are_estimated_without_allocating_them():
     fact = estimate("tests.models.unfit:huge", ranks=8, ranks_per_node=8)
 
     assert _row(fact, "ddp").parameters == 400_000_000_000
 
 
 @pytest.mark.parametrize("factory", ["needs_values", "converted"])
-def test_a_factory_that_reads_values_or_converts_its_model_is_estimated(factory: str):
+def test_factory_that_reads_values_or_converts_its_model_is_estimated(factory: str):
     fact = estimate(f"tests.models.unfit:{factory}", ranks=2, ranks_per_node=2)
 
     assert (fact.trouble, fact.left_out[1:]) == (None, ())
     assert all(row.activations > 0 for row in fact.estimates if row.moment == "backward")
 
 
-def test_tied_weights_stay_tied_when_they_are_converted():
+def test_tied_weights_stay_tied_after_conversion():
     fact = estimate("tests.models.unfit:converted", ranks=2, ranks_per_node=2)
 
     assert _row(fact, "ddp").parameters == 2 * (64 * 64 + 128)
 
 
-def test_a_kernel_that_cannot_be_traced_leaves_out_activations_and_nothing_else():
+def test_untraceable_kernel_omits_only_activations():
     fact = estimate("tests.models.unfit:kernel", ranks=2, ranks_per_node=2)
 
     (said,) = [text for text in fact.left_out if text.startswith("activations")]
@@ -249,21 +249,21 @@ def test_a_kernel_that_cannot_be_traced_leaves_out_activations_and_nothing_else(
     assert all(row.parameters + row.host_bytes > 0 for row in fact.estimates)
 
 
-def test_numpy_in_a_forward_is_no_fault_of_the_users():
+def test_numpy_in_a_forward_omits_activations_without_an_error():
     fact = estimate("tests.models.unfit:leaves_torch", ranks=2, ranks_per_node=2)
 
     assert fact.trouble is None
     assert any(text.startswith("activations") and "numpy" in text for text in fact.left_out)
 
 
-def test_a_loss_without_a_gradient_is_told():
+def test_loss_without_a_gradient_is_reported():
     fact = estimate("tests.models.unfit:no_gradient", ranks=2, ranks_per_node=2)
 
     assert fact.trouble is not None
     assert "does not require grad" in fact.trouble.message
 
 
-def test_a_layer_that_is_called_twice_is_gathered_twice_in_the_backward():
+def test_layers_called_twice_are_unsharded_together_in_the_backward():
     fact = estimate("tests.models.unfit:twice", ranks=2, ranks_per_node=2, device="cpu")
 
     layer = (512 * 512 + 512) * 4
@@ -272,7 +272,7 @@ def test_a_layer_that_is_called_twice_is_gathered_twice_in_the_backward():
     assert (found.moment, found.unsharded + found.temporaries >= 4 * layer) == ("backward", True)
 
 
-def test_a_fault_of_the_users_code_is_told_from_what_cannot_be_traced():
+def test_error_in_user_code_is_not_mistaken_for_an_untraceable_model():
     fact = estimate("tests.models.unfit:wrong_shape", ranks=2, ranks_per_node=2)
 
     assert fact.estimates == ()
@@ -281,7 +281,7 @@ def test_a_fault_of_the_users_code_is_told_from_what_cannot_be_traced():
     assert "[4, 64] X [32, 32]" in fact.trouble.message
 
 
-def test_a_torch_without_fsdp2_leaves_its_strategies_out(monkeypatch):
+def test_torch_without_fsdp2_omits_its_strategies(monkeypatch):
     import torch.distributed.fsdp
 
     monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")

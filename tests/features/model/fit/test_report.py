@@ -52,7 +52,7 @@ def test_first_strategy_that_fits_is_recommended_and_offload_only_last(gib: int,
     assert report.exit_code == 0
 
 
-def test_smallest_of_unequal_gpus_counts_and_is_named():
+def test_smallest_of_unequal_gpus_counts_and_is_shown():
     report = judged(gpus=[80 * GIB] * 7 + [40 * GIB])
 
     assert (report.memory_bytes, report.memory_of) == (
@@ -91,7 +91,7 @@ def test_model_that_fits_without_optimizer_state_is_not_certain_to_fit():
     assert "the state of the optimizer" in report.summary
 
 
-def test_a_batch_without_samples_is_one():
+def test_batch_of_unknown_size_still_gives_a_verdict():
     report = judged(memory=200 * GIB, left_out=(), batch=None)
 
     assert (report.exit_code, codes(report)) == (0, [])
@@ -177,7 +177,7 @@ def test_sizes_have_a_readable_unit():
 @pytest.mark.parametrize(
     ("status", "why"), [(Status.TIMED_OUT, "the ranks were stopped"), (Status.SKIPPED, f"{NO_TIME}; --budget 120")]
 )
-def test_finished_measurements_answer_without_the_others(status: Status, why: str):
+def test_finished_measurements_decide_if_others_are_missing(status: Status, why: str):
     done = FitMeasuredFact(strategy="ddp", checkpointing=False, peak_bytes=GIB, steps_s=(1.0,))
     taken = recording(memory=200 * GIB, measured=[done], measure=True)
     late = Reading(check="fit_measured", status=status, rank=0, part="zero1", reason=why)

@@ -43,15 +43,15 @@ def line_of(words: str) -> str:
     return f"planted.py:{next(number for number, line in enumerate(lines, 1) if words in line)}"
 
 
-@pytest.mark.parametrize("ranks", [1, 4])  # two: test_a_healthy_model_is_measured_in_the_same_processes
-def test_a_healthy_model_gives_no_finding_on_workers(with_model, ranks):
+@pytest.mark.parametrize("ranks", [1, 4])  # two: test_healthy_model_is_measured_in_the_same_processes
+def test_healthy_model_has_no_finding_on_workers(with_model, ranks):
     scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=LIMIT_S)
 
     assert scenario.codes == []
     assert len(scenario.outcome.recording.facts(UserModel)) == ranks
 
 
-def test_a_rank_that_hangs_in_your_forward_is_named_with_the_line_long_before_the_deadline(with_model):
+def test_rank_that_hangs_in_the_forward_is_reported_before_the_deadline(with_model):
     scenario = with_model("planted:collective_on_one_rank", ranks=3, deadline_s=LIMIT_S, still_s=1.5)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
@@ -61,7 +61,7 @@ def test_a_rank_that_hangs_in_your_forward_is_named_with_the_line_long_before_th
     assert scenario.outcome.recording.trials[0].waited_s < LIMIT_S
 
 
-def test_a_factory_that_never_ends_on_one_rank_is_named_by_its_line(with_model):
+def test_factory_that_hangs_on_one_rank_is_reported_with_its_line(with_model):
     scenario = with_model("planted:endless_on_one_rank")
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
@@ -71,7 +71,7 @@ def test_a_factory_that_never_ends_on_one_rank_is_named_by_its_line(with_model):
     )
 
 
-def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_measured(with_model):
+def test_factory_that_hangs_on_all_ranks_blames_no_rank_and_is_not_measured(with_model):
     scenario = with_model("planted:endless", then=(step_time.CHECK,))
 
     assert scenario.codes == ["DD785"]
@@ -82,14 +82,14 @@ def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_
     assert (left.check, left.reason) == ("step_time", "tests.models.planted:endless did not pass the user_model check")
 
 
-def test_a_factory_that_computes_in_silence_is_waited_for(with_model):
+def test_factory_that_computes_silently_is_not_a_hang(with_model):
     scenario = with_model("healthy:made_slowly", ranks=1, deadline_s=LIMIT_S, still_s=1.5)
 
     assert scenario.codes == []
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]
 
 
-def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
+def test_healthy_model_is_measured_in_the_same_processes(with_model):
     scenario = with_model("healthy:wide_net", deadline_s=LIMIT_S, then=(step_time.CHECK,))
 
     (one, other) = scenario.outcome.recording.facts(StepTimeFact)
@@ -97,16 +97,14 @@ def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
     assert len(scenario.outcome.recording.trials) == 1
 
 
-def test_what_fails_in_ddp_on_all_ranks_has_a_finding(with_model):
+def test_model_that_fails_in_ddp_on_all_ranks_has_a_finding(with_model):
     scenario = with_model("planted:dislikes_ddp", deadline_s=LIMIT_S)
 
     assert scenario.codes == ["DD786"]
     assert "Expected to mark a variable ready only once" in scenario.title
 
 
-def test_the_line_of_a_module_in_the_working_directory_is_shown_and_no_word_of_what_it_prints(
-    with_model, tmp_path, monkeypatch
-):
+def test_failed_line_of_a_local_module_is_shown_without_its_output(with_model, tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     scenario = with_model("net:make", ranks=1, deadline_s=LIMIT_S)
@@ -116,7 +114,7 @@ def test_the_line_of_a_module_in_the_working_directory_is_shown_and_no_word_of_w
     assert "hunter2" not in scenario.outcome.recording.model_dump_json()
 
 
-def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(with_model):
+def test_unusable_factory_is_a_usage_error_with_a_reason(with_model):
     scenario = with_model("planted:gives_a_number", deadline_s=LIMIT_S)
 
     assert scenario.codes == []
@@ -135,7 +133,7 @@ def line_in(words: str) -> str:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_sharded_model_gives_no_finding_on_workers(with_model, ranks):
+def test_sharded_model_has_no_finding_on_workers(with_model, ranks):
     scenario = with_model("sharded:plain", ranks=ranks, deadline_s=LIMIT_S)
 
     assert scenario.codes == []
@@ -146,7 +144,7 @@ def test_a_sharded_model_gives_no_finding_on_workers(with_model, ranks):
 @pytest.mark.parametrize(
     ("name", "words"), [("lost_in_the_forward", "hangs in your forward"), ("lost_in_the_step", "hangs in your step")]
 )
-def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_fully_shard(with_model, name, words):
+def test_rank_that_hangs_in_user_code_is_reported_while_others_wait_in_fully_shard(with_model, name, words):
     scenario = with_model(f"sharded_planted:{name}", ranks=3, deadline_s=LIMIT_S, still_s=1.5)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
@@ -155,7 +153,7 @@ def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_full
     assert scenario.outcome.report.findings[0].detail.startswith("Ranks 0, 2 have waited ")
 
 
-def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model):
+def test_exception_of_one_rank_in_the_step_is_reported_with_its_line(with_model):
     scenario = with_model("sharded_planted:raises_in_the_step", ranks=3, deadline_s=LIMIT_S)
 
     assert (scenario.codes, scenario.culprits) == (["DD613"], [1])
@@ -163,14 +161,14 @@ def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model
     assert f"Rank 1 raised ValueError at {line} in the sharded step of your model" in scenario.title
 
 
-def test_an_exception_of_all_ranks_in_your_step_has_a_finding_that_does_not_speak_of_ddp(with_model):
+def test_exception_of_all_ranks_in_a_sharded_step_is_attributed_to_fully_shard(with_model):
     scenario = with_model("sharded_planted:raises_in_every_step", deadline_s=LIMIT_S)
 
     assert scenario.codes == ["DD786"]
     assert "works alone but fails in fully_shard on every rank with ValueError" in scenario.title
 
 
-def test_fsdp1_is_a_usage_error_that_says_what_is_tested_instead(with_model):
+def test_fsdp1_is_a_usage_error_that_points_to_fsdp2(with_model):
     scenario = with_model("sharded_planted:in_fsdp1", deadline_s=LIMIT_S)
 
     assert scenario.outcome.report.exit_code == 2

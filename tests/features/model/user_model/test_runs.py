@@ -28,7 +28,7 @@ def make():
 """
 
 
-def test_the_options_for_another_node_hand_the_model_on():
+def test_model_option_is_passed_on_to_other_nodes():
     assert typed(Options(model="net:make")) == ("--model", "net:make")
     assert typed(Options()) == ()
 
@@ -39,7 +39,7 @@ def named(report: dict[str, Any], code: str) -> dict[str, Any]:
     return finding
 
 
-def test_a_node_without_the_model_is_named(tmp_path):
+def test_node_without_the_model_is_reported(tmp_path):
     (tmp_path / "net.py").write_text(SLOW)
     port = free_port()
     options = ("--nproc-per-node", "1", "--only", "user_model", "--no-prove", "--model", "net:make")
@@ -56,7 +56,7 @@ def test_a_node_without_the_model_is_named(tmp_path):
     assert [one["rank"] for one in finding["culprits"]] == [1]
 
 
-def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path):
+def test_ctrl_c_in_user_code_prints_one_line_and_leaves_no_processes(tmp_path):
     (tmp_path / "net.py").write_text(SLOW)
     options = ("--nproc-per-node", "2", "--only", "user_model", "--model", "net:make")
     agent = Agent(tmp_path, free_port(), 1, 0, *options)

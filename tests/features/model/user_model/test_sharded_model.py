@@ -92,7 +92,7 @@ def test_experts_unused_on_one_rank_are_info_if_fully_shard_allows_it(ranks):
     assert {fact.sharded.not_compared for fact in facts} == {"the ranks use different parameters"}
 
 
-def test_sharding_is_in_the_fact(ranks):
+def test_fact_contains_the_sharding(ranks):
     fact = seen(ranks, "sharded:hybrid")[0]
 
     mesh = Mesh(names=("replicate", "shard"), shape=(2, 2), ranks=(0, 1, 2, 3))
@@ -187,7 +187,7 @@ def test_unit_skipped_by_one_rank_is_reported_with_its_line_before_a_hang(ranks)
     assert "the job hangs" in finding.detail
 
 
-def test_wrong_order_of_fully_shard_raises_and_the_remedy_gives_the_order(ranks):
+def test_wrong_order_of_fully_shard_is_reported_and_the_fix_gives_the_order(ranks):
     finding = planted(ranks, "root_before_its_layers")
 
     assert "units first and the containing model last" in finding.remedies[0].summary
@@ -251,7 +251,7 @@ def put_back(ctx: Any) -> None:
     importlib.reload(sharding)
 
 
-def test_unsuitable_torch_is_refused_in_a_sentence(monkeypatch):
+def test_unsuitable_torch_is_refused_with_a_reason(monkeypatch):
     import torch
     import torch.distributed.fsdp as fsdp
 
@@ -275,7 +275,7 @@ def timed(ctx: Any) -> str:
     return ""
 
 
-def test_time_of_a_sharded_step_is_not_measured_with_the_reason(ranks):
+def test_sharded_step_is_not_timed_and_the_reason_is_given(ranks):
     assert set(ranks.facts(timed)) == {
         "tests.models.sharded:plain is sharded by fully_shard, but only DDP steps are timed"
     }

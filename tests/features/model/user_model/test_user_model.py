@@ -32,7 +32,7 @@ def findings_of(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[F
     return judge(recording(seen(ranks, name, on), on))
 
 
-#: Results by model and ranks: a run takes 30 ms on each rank, so tests share it.
+#: Results by model and ranks. A run takes 30 ms on each rank, so tests share it.
 _SEEN: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
 
 
@@ -55,7 +55,7 @@ def lines_of(finding: Finding) -> list[str | None]:
 
 
 @pytest.mark.parametrize("on", [(0,), (0, 1), (0, 1, 2, 3)], ids=str)
-def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
+def test_convolutional_net_with_batch_norm_has_no_finding(ranks, on):
     facts = seen(ranks, "healthy:conv_net", on)
     assert judge(recording(facts, on)) == []
     for fact in facts:
@@ -67,7 +67,7 @@ def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
 @pytest.mark.parametrize(
     "name", ["transformer", "shared_branch", "odd_ones", "unlike_at_first", "uneven_batches", "static_graph"]
 )
-def test_a_healthy_model_gives_no_finding(ranks, name):
+def test_healthy_model_has_no_finding(ranks, name):
     facts = seen(ranks, f"healthy:{name}")
     assert judge(recording(facts, (0, 1))) == []
     assert all(fact.stopped is None for fact in facts)
@@ -79,7 +79,7 @@ def test_a_healthy_model_gives_no_finding(ranks, name):
     "checkpointed", "dropping_by_numpy", "encoded", "of_graphs", "of_graphs_and_more", "of_lengths",
     "watched_on_the_first_rank",
 ])  # fmt: skip
-def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
+def test_realistic_model_has_no_finding(ranks, name):
     facts = seen(ranks, f"as_written:{name}", (0, 1, 2))
     assert judge(recording(facts, (0, 1, 2))) == []
     assert [(fact.stopped, fact.repeats) for fact in facts] == [(None, True)] * 3
@@ -90,7 +90,7 @@ def with_17_seconds(ctx: Any, name: str) -> UserModel:
     return look(ctx, name)
 
 
-def test_a_first_forward_that_compiles_is_not_taken_for_the_time_of_all(ranks):
+def test_slow_first_forward_does_not_stop_the_check(ranks):
     facts = ranks.facts(with_17_seconds, "healthy:slow_at_first", on=(0, 1))
     assert [fact.stopped for fact in facts] == [None, None]
 
@@ -110,18 +110,18 @@ def next_numbers(ctx: Any) -> tuple[bool, ...]:
     return tuple(one == other for one, other in zip(states, after, strict=True))
 
 
-def test_the_generators_are_given_back_as_they_were(ranks):
+def test_random_generators_are_restored(ranks):
     assert ranks.facts(next_numbers, on=(0, 1)) == [(True, True, True)] * 2
 
 
 @pytest.mark.parametrize("name", ["of_lengths", "of_graphs"])
-def test_batches_that_differ_in_more_than_their_tensors_values_are_not_called_the_same(ranks, name):
+def test_batches_of_different_structure_are_not_treated_as_the_same(ranks, name):
     (fact, *_) = seen(ranks, f"as_written:{name}", (0, 1, 2))
     assert fact.no_same_batch == "the ranks' batches differ in more than the values of their tensors"
     assert (fact.same_batch_loss, fact.same_batch_peer) == (None, None)
 
 
-def test_experts_that_get_no_sample_are_no_fault_where_ddp_was_told_of_them(ranks):
+def test_unused_experts_are_accepted_with_find_unused_parameters(ranks):
     facts = ranks.facts(look, "healthy:experts", on=(0, 1, 2))
 
     assert any(local.unused.count or local.unused_everywhere.count for fact in facts for local in fact.local)
@@ -129,7 +129,7 @@ def test_experts_that_get_no_sample_are_no_fault_where_ddp_was_told_of_them(rank
     assert all(fact.stopped is None for fact in facts)
 
 
-def test_experts_that_get_no_sample_are_named_where_ddp_was_not_told_of_them(ranks):
+def test_unused_experts_are_reported_without_find_unused_parameters(ranks):
     found = findings_of(ranks, "planted:experts_not_allowed_for", on=(0, 1, 2))
 
     assert {one.code for one in found if one.severity is Severity.ERROR} & {"DD775", "DD776"}
@@ -137,25 +137,25 @@ def test_experts_that_get_no_sample_are_named_where_ddp_was_not_told_of_them(ran
     assert "every rank" not in found[0].title
 
 
-def test_lazy_modules_are_refused_by_ddp_and_the_finding_says_so(ranks):
+def test_lazy_modules_are_reported_as_uninitialized(ranks):
     found = only(findings_of(ranks, "planted:lazy"), "DD771")
 
     assert "uninitialized" in found.detail
 
 
-def test_synchronised_batch_norm_on_a_cpu_could_not_be_looked_at(ranks):
+def test_synchronized_batch_norm_cannot_be_checked_on_a_cpu(ranks):
     for one in results(ranks, "healthy:synchronised_batch_norm"):
         assert "model.fact.Failed" in (one.error or "")
         assert "which works only on GPUs" in (one.error or "")
 
 
-def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
+def test_model_without_batches_is_only_wrapped(ranks):
     facts = ranks.facts(look, "healthy:conv_net_alone", on=(0, 1))
     assert judge(recording(facts, (0, 1))) == []
     assert all(fact.buckets and not fact.has_batch and not fact.compared_elements for fact in facts)
 
 
-def test_the_buckets_are_those_after_the_first_step_with_the_names_of_their_parameters(ranks):
+def test_buckets_are_recorded_after_the_first_step_with_parameter_names(ranks):
     (fact, _) = seen(ranks, "healthy:conv_net")
     (bucket,) = fact.buckets.buckets
     assert fact.buckets.rebuilt
@@ -203,7 +203,7 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
         ("draws_from_its_own", "DD780", [], "a different gradient in a second pass"),
     ],
 )
-def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, words):
+def test_injected_defect_is_reported_for_its_ranks(ranks, name, code, ranks_blamed, words):
     on = (0, 1, 2) if ranks_blamed else (0, 1)
     finding = only(findings_of(ranks, f"planted:{name}", on), code)
     assert words in finding.title
@@ -211,23 +211,23 @@ def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, wo
     assert "None" not in [remedy.cost for remedy in finding.remedies]
 
 
-def test_instance_norm_with_two_samples_is_silent(ranks):
+def test_instance_norm_with_two_samples_has_no_finding(ranks):
     assert findings_of(ranks, "planted:two_samples_without_batch_norm") == []
 
 
-def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
+def test_unequal_graphs_show_the_first_different_call_with_its_line(ranks):
     finding = only(findings_of(ranks, "planted:rank_branch", (0, 1, 2)), "DD776")
     assert "rank 1 calls head at healthy.py:" in finding.title
     assert "but rank 0 calls extra at healthy.py:" in finding.title
     assert len(lines_of(finding)) == 1
 
 
-def test_unequal_graphs_of_two_ranks_blame_none(ranks):
+def test_unequal_graphs_of_two_ranks_blame_neither(ranks):
     finding = only(findings_of(ranks, "planted:rank_branch"), "DD776")
     assert [rank for rank in blamed(finding) if rank is not None] == []
 
 
-def test_parameters_that_drift_on_most_ranks_blame_none(ranks):
+def test_parameters_that_drift_on_most_ranks_blame_no_rank(ranks):
     found = findings_of(ranks, "planted:reset_by_hooks", (0, 1, 2))
 
     assert {one.code for one in found} == {"DD775", "DD778"}
@@ -235,32 +235,32 @@ def test_parameters_that_drift_on_most_ranks_blame_none(ranks):
 
 
 @pytest.mark.parametrize("name", ["hooked_on_the_first_rank", "scaled_on_the_first"])
-def test_a_first_rank_that_computes_otherwise_is_named_and_not_those_that_agree(ranks, name):
+def test_first_rank_with_different_results_is_blamed_instead_of_the_majority(ranks, name):
     finding = only(findings_of(ranks, f"planted:{name}", (0, 1, 2)), "DD781")
     assert [rank for rank in blamed(finding) if rank is not None] == [0]
     assert "on rank 0 (node0) and rank 1 (node1)" in finding.title
 
 
 @pytest.mark.parametrize("name", ["hooked_on_one_rank", "hooked_on_the_first_rank", "scaled_by_rank"])
-def test_of_two_ranks_that_compute_otherwise_none_is_blamed(ranks, name):
+def test_neither_of_two_ranks_with_different_results_is_blamed(ranks, name):
     finding = only(findings_of(ranks, f"planted:{name}"), "DD781")
     assert [rank for rank in blamed(finding) if rank is not None] == []
 
 
 @pytest.mark.parametrize(("name", "code"), [("rank_branch", "DD776"), ("unused_head", "DD775")])
-def test_with_find_unused_parameters_it_is_information(ranks, name, code):
+def test_unused_parameters_are_info_with_find_unused_parameters(ranks, name, code):
     finding = only(findings_of(ranks, f"planted:{name}_allowed"), code)
     assert finding.severity is Severity.INFO
 
 
-def test_an_exception_on_one_rank_stops_all_and_repeats_no_credential(ranks):
+def test_exception_on_one_rank_stops_all_and_credentials_are_not_recorded(ranks):
     facts = seen(ranks, "planted:raises", (0, 1, 2))
     assert [fact.stopped for fact in facts] == ["forward"] * 3
     assert [fact.trouble is not None for fact in facts] == [False, True, False]
     assert "abc" not in json.dumps([fact.recorded() for fact in facts])
 
 
-def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
+def test_failure_only_in_ddp_ends_the_rank_with_its_message(ranks):
     for one in results(ranks, "planted:dislikes_ddp"):
         assert "StepFailed: RuntimeError at planted.py:" in (one.error or "")
         assert ": Expected to mark a variable ready only once" in (one.error or "")
@@ -299,7 +299,7 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:loss_detached", "returns a tensor without a gradient"),
     ],
 )
-def test_what_is_no_factory_of_a_model_is_misused(ranks, name, sentence):
+def test_unusable_factory_is_refused_with_a_reason(ranks, name, sentence):
     (one,) = ranks.run(look, name, on=(0,))
     assert "model.fact.Misused" in (one.error or "")
     assert sentence in " ".join((one.error or "").replace(str(MODELS) + "/", "").split())
@@ -309,18 +309,18 @@ def test_what_is_no_factory_of_a_model_is_misused(ranks, name, sentence):
     "target_for_the_loss", "labels_for_the_loss", "inputs_by_name_and_target", "several_inputs_and_target",
     "by_attributes", "optional_labels", "boolean_mask",
 ])  # fmt: skip
-def test_what_forward_takes_of_a_batch_is_given_to_it_and_all_of_it_to_the_loss(ranks, name):
+def test_forward_gets_its_part_of_a_batch_and_the_loss_gets_all_of_it(ranks, name):
     (fact,) = seen(ranks, f"healthy:{name}", (0,))
     assert judge(recording([fact], (0,))) == []
     assert (fact.stopped, fact.compared_elements) == (None, fact.elements)
 
 
-def test_a_loss_that_raises_is_named_with_its_line(ranks):
+def test_loss_that_raises_is_reported_with_its_line(ranks):
     finding = only(findings_of(ranks, "planted:loss_fails", (0,)), "DD771")
     assert "Your loss raises IndexError at planted.py:" in finding.title
 
 
-def test_a_factory_that_is_misused_on_one_rank_alone_is_a_finding_about_that_rank(ranks):
+def test_factory_unusable_on_only_one_rank_blames_that_rank(ranks):
     finding = only(findings_of(ranks, "planted:wrong_on_one_rank"), "DD771")
     assert "is unusable on rank 1 (node1): " in finding.title
     assert "returns type NoneType" in finding.title
@@ -337,12 +337,12 @@ def without_a_name(ctx):
 
 
 @pytest.mark.parametrize(("scenario", "rank"), [(named_by_node, 2), (without_a_name, 1)])
-def test_a_node_with_another_model_is_named(ranks, scenario, rank):
+def test_rank_with_another_model_is_blamed(ranks, scenario, rank):
     finding = only(judge(recording(ranks.facts(scenario))), "DD770")
     assert blamed(finding) == [rank]
 
 
 @pytest.mark.parametrize("name", ["wrapped", "wrapped_and_compiled"])
-def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks, name):
+def test_model_that_is_already_wrapped_is_refused(ranks, name):
     for one in ranks.run(look, f"planted:{name}"):
         assert "returns a model wrapped in DistributedDataParallel; return it unwrapped" in (one.error or "")
