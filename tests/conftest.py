@@ -134,7 +134,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order each worker's tests: first those that start ranks and wait for long, last those that only compute.
+    """Order each worker's tests: tests that start ranks and wait come first, tests that only compute come last.
 
     Idle workers take over the ends of rows, so tests that share ranks or a forkserver stay together. In the lab, where
     nearly all tests start ranks, rows end with brief tests, so that no worker waits long for the last test. This hook

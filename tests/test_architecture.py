@@ -88,7 +88,7 @@ def test_features_are_found_by_their_commands_and_by_the_facts_of_their_checks()
         assert {fact.KIND for fact in facts} == {*row.kinds}
 
 
-def test_checks_added_by_features_are_listed_alike_without_their_option():
+def test_checks_of_features_are_listed_even_without_their_option():
     added = {check.id: check for name in {row.feature for row in ADDED.values()} for check in run_feature(name).checks}
     run = {with_model: checks_of(Command.RUN, has_model=with_model) for with_model in (False, True)}
     listed = {check.id: check for check in run[False] if check.id in ADDED}
@@ -331,7 +331,7 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
 GROUPS = ("node", "cluster", "collectives", "ddp")
 #: The checks of features, which are in no folder of checks/.
 OF_FEATURES = [*run_feature("model").checks, *(check for feature in features_in(None) for check in feature.checks)]
-#: Checks that repeat, in another way, what another check of the same directory checked.
+#: Checks that repeat another check of the same directory in a different way.
 AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards"}
 
 

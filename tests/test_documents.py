@@ -59,7 +59,7 @@ def test_blocks_that_are_not_run_are_listed():
 
 
 @pytest.mark.parametrize("block", SHOWN_AT_ONCE, ids=str)
-def test_output_equals_the_one_in_the_document(asked, block: Block):
+def test_output_matches_the_document(asked, block: Block):
     done = asked(*shlex.split(block.said)[1:], cwd=ROOT)
 
     assert done.returncode in UNDERSTOOD, done

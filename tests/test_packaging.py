@@ -31,7 +31,7 @@ NOT_SHIPPED = "tests/planted/"
 
 @dataclass(frozen=True)
 class Built:
-    """File names: of the sdist below its top directory, of both wheels without their metadata."""
+    """The file names of the sdist below its top directory, and of both wheels without their metadata."""
 
     sdist: set[str]
     wheel_from_tree: set[str]

@@ -24,7 +24,7 @@ from tests.recordings import SITUATIONS, judged, load
 
 
 class Offer(NamedTuple):
-    """One remedy by settings, of one finding of one recording."""
+    """A fix by settings, from one finding of one recording."""
 
     situation: str
     finding: Finding
@@ -62,7 +62,7 @@ def _offers() -> list[Offer]:
 
 
 def _without(right: Callable[[Offer], object]) -> list[Offer]:
-    """Return the offers for which this is false."""
+    """Return the offers that do not meet the condition."""
     return [offer for offer in _offers() if not right(offer)]
 
 
@@ -97,7 +97,7 @@ def test_settings_of_a_remedy_neither_contradict_nor_disable_each_other():
     assert _without(lambda offer: not list(silenced(offer.wanted))) == []
 
 
-def test_remedy_lists_its_conflicting_settings_and_none_of_its_own():
+def test_remedy_lists_its_conflicting_settings_but_not_the_settings_it_sets():
     assert _without(lambda offer: set(does_not_go_with(offer.wanted)) <= set(offer.remedy.conflicts)) == []
     assert _without(lambda offer: set(offer.remedy.conflicts) <= variables().keys() - offer.names) == []
 
@@ -128,7 +128,7 @@ def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
     ]
 
 
-def test_container_options_reach_docker_and_those_of_an_error_are_applied():
+def test_container_options_reach_docker_and_are_applied_for_errors():
     for report, finding, remedy in _of_containers():
         given = settings_to_apply(report)
         for_docker, for_a_pod = docker_args(given), k8s_env(given)

@@ -64,7 +64,7 @@ def test_directory_of_all_ranks_has_groups_order_and_the_blamed_rank(tmp_path, f
     assert [call.is_open for call in job.ranks[1]] == [False] * 3
 
 
-def test_all_ranks_begin_where_a_recorder_lost_its_beginning(tmp_path):
+def test_all_ranks_start_at_the_first_call_that_every_recorder_kept(tmp_path):
     whole = dump(*(entry(seq) for seq in range(1, 9)))
     job = loaded(tmp_path, whole, dump(*(entry(seq) for seq in range(5, 9)), first=4))
 
@@ -114,7 +114,7 @@ def test_dump_of_one_rank_applies_to_all_ranks_of_its_groups(tmp_path):
     assert not any(call.is_open for call in job.ranks[2])
 
 
-def test_group_without_known_members_in_which_all_ranks_wait_is_skipped(tmp_path):
+def test_group_without_known_members_is_skipped_if_all_its_ranks_wait(tmp_path):
     """gloo's dumps tell no members: here rank 1 may be in group 1, and has never called it."""
     of_gloo = {"": "[]"}
     calls = [entry(1, process_group=["0", "default_pg"])], [entry(1, group="1", retired=False)]

@@ -75,7 +75,7 @@ def test_hosts_of_a_slurm_list_get_the_names_of_the_world():
     assert made.fact["variables"] == {"SLURM_JOB_NODELIST": "host1,host2,host3", "SLURM_JOB_USER": "user3"}
 
 
-def test_redacting_twice_changes_nothing():
+def test_second_redaction_does_not_change_the_recording():
     once = redacted(recording())
     assert redacted(once) == once
 

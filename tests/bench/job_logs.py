@@ -11,7 +11,7 @@ _LOCAL = 8
 
 
 def training() -> Iterator[str]:
-    """Yield the output of all ranks through torchrun --tee: a line per step; one of 500 is a warning to be parsed."""
+    """Yield the output of all ranks through torchrun --tee: a line per step, and a warning after one line in 500."""
     dice = random.Random(1)
     for step in count():
         clock = f"2026-03-01 {step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02},417"

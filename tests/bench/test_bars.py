@@ -85,7 +85,7 @@ def test_64_ranks_cost_a_fraction_of_torchrun():
     assert doctor / hello <= 0.3
 
 
-def test_reported_bandwidth_equals_that_of_a_bare_loop():
+def test_reported_bandwidth_equals_a_bare_loop():
     with _session() as session:
         check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=180.0)
         session.agent(_run_of_two_ranks()).run_checks([check])

@@ -1,4 +1,4 @@
-"""The cost of traces of 50 to 800 MB above an empty one, and that of HTA if ``HTA`` is a Python that has it.
+"""The cost of traces of 50 to 800 MB beyond an empty trace, and HTA's cost if ``HTA`` is a Python that has HTA.
 
 ``TRACE`` names another trace to repeat, such as one of a GPU; HTA needs a GPU's.
 """

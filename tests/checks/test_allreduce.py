@@ -85,7 +85,7 @@ def test_only_an_entirely_wrong_tensor_blames_by_original_rank():
     assert compared(15) is None
 
 
-def test_size_at_which_the_sweep_stopped_is_measured():
+def test_size_where_the_sweep_stopped_is_a_measurement():
     names = {one.name: one for one in allreduce.measurements(recording(*[seen(stopped_at_bytes=1 << 20)] * 4))}
     untested = names["allreduce_untested_from"]
     assert (untested.value, untested.unit, untested.labels) == (1 << 20, "B", {"ranks": 4})
@@ -93,7 +93,7 @@ def test_size_at_which_the_sweep_stopped_is_measured():
 
 
 @pytest.mark.parametrize(("ranks", "busbw"), [(1, 0.0), (2, 100.0), (8, 175.0)])
-def test_busbw_equals_that_of_nccl_tests(ranks: int, busbw: float):
+def test_busbw_equals_nccl_tests(ranks: int, busbw: float):
     assert 100.0 * TABLE["all_reduce"].bus_factor(ranks) == busbw
 
 

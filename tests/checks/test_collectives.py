@@ -24,7 +24,7 @@ from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import findings_of, plain_world
 from tests.words import pairs
 
-#: Collectives in which a rank may send wrong data, and the function that torch calls in each.
+#: Collectives that expose a rank that sends wrong data, and the torch function that each of them calls.
 MOVED = pairs("""
     broadcast=broadcast all_gather=all_gather_into_tensor all_to_all=all_to_all_single
     all_to_all_uneven=all_to_all_single gather=gather scatter=scatter send_recv=batch_isend_irecv
@@ -140,7 +140,7 @@ def test_checking_a_result_uses_no_more_memory_than_requested(ranks: Ranks):
 
 
 def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> CollectiveFact:
-    """Run an all-gather in which rank 2 receives wrong shares, from all ranks or only from these."""
+    """Run an all-gather that gives rank 2 wrong shares, from all ranks or only from ``sources``."""
     import torch.distributed as dist
 
     honest = dist.all_gather_into_tensor
@@ -178,7 +178,7 @@ def test_wrong_receiver_or_direction_is_reported(ranks: Ranks, sources, culprit,
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.is_timed])
-def test_sizes_counts_and_busbw_equal_those_of_nccl_tests(name: str):
+def test_sizes_counts_and_busbw_equal_nccl_tests(name: str):
     """Compare with src/*.cu of nccl-tests, GetCollByteCount and GetBw: 1000 MB/s of 1 MiB among 6 ranks."""
     row, ranks, size = TABLE[name], 6, 1 << 20
     count = {"all_reduce": size // 4, "broadcast": size // 4, "reduce": size // 4, "send_recv": size // 4}.get(

@@ -140,7 +140,7 @@ def test_port_range_is_unknown_if_the_kernel_does_not_show_it(listeners):
 
 @dataclass
 class Wire:
-    """The behavior of a path; using it takes no time."""
+    """The behavior of a simulated path. A transfer over it takes no real time."""
 
     round_trip_s: float = 0.0001
     bytes_per_s: float = 1e9
@@ -307,7 +307,7 @@ def test_unfinished_transfer_counts_as_its_maximum_size():
     assert peer.throughput_bytes_per_s == (path_quality.SAMPLE_BYTES / path_quality.TRANSFER_S,)
 
 
-def test_busy_peer_gives_no_sample():
+def test_busy_peer_has_no_throughput_sample():
     (peer,) = seen_of(Wire(busy=True))
 
     assert (peer.outcome, peer.throughput_bytes_per_s) == ("ok", ())

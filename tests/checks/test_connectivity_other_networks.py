@@ -39,7 +39,7 @@ def test_peer_is_measured_over_its_other_address_with_both_interface_names():
 
 
 @pytest.mark.parametrize(("number", "outcome"), [(errno.ETIMEDOUT, "timed_out"), (errno.ECONNREFUSED, "refused")])
-def test_dead_other_address_does_not_affect_the_one_in_use(number, outcome):
+def test_dead_second_address_does_not_affect_the_address_in_use(number, outcome):
     context, fact = look({"10.0.0.1": Wire(), "10.1.0.1": oserror(number)}, ETH1)
 
     assert fact.peers[0].outcome == "ok"
@@ -84,7 +84,7 @@ def test_real_sockets_answer_at_two_addresses_and_a_dead_one_is_fast():
 
 
 class Deaf(RealContext):
-    """A context where nothing returns from 127.0.0.3; ``deaf_s`` is how long a real socket would have waited."""
+    """A context that gets no answer from 127.0.0.3; ``deaf_s`` is the time that a real socket would have waited."""
 
     deaf_s = 0.0
 

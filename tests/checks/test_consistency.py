@@ -1,4 +1,4 @@
-"""Agreement of the nodes: the odd node is reported, none of two; values that may differ are ignored."""
+"""Agreement of the nodes: a node that differs is blamed, but neither of two; values that may differ are ignored."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -55,7 +55,7 @@ def only(env: dict[str, str], software: Software | None, *ranks: Fact, backend: 
 # --- DD126 -------------------------------------------------------------------------------------------------
 
 
-def test_list_of_settings_warns_although_it_starts_no_ranks():
+def test_env_command_warns_without_starting_ranks():
     seen = recording(HEARTBEAT, TORCH_215, backend="gloo")
     seen = seen.model_copy(update={"options": Options(command="env")})
     assert [(one.code, one.severity) for one in app.judge(seen).report.findings] == [("DD126", Severity.WARNING)]
@@ -83,7 +83,7 @@ def test_a_variable_of_a_newer_torch_is_not_read_yet(name):
     assert "has no effect in torch 2.13.0" in finding.title
 
 
-def test_variable_removed_from_a_newer_torch_is_obsolete_only_there():
+def test_variable_removed_in_a_newer_torch_is_reported_with_the_release():
     finding = only({"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"}, TORCH_215)
     assert (finding.code, finding.severity) == ("DD113", Severity.INFO)
     assert finding.title == ("TORCH_NCCL_AVOID_RECORD_STREAMS has no effect in torch 2.15.0: removed after torch 2.14")

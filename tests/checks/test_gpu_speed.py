@@ -87,7 +87,7 @@ def test_ranks_on_the_cpu_have_no_gpu_to_measure(ranks: Ranks):
 
 
 class Clock(HarnessContext):
-    """A context for a device where one call takes 0.01 s and everything else takes no time."""
+    """A context for a device whose calls take 0.01 s each; everything else takes no time."""
 
     now = 0.0
 

@@ -293,7 +293,7 @@ def test_loaded_kernel_module_is_shown_with_a_version_mismatch(node: Machine) ->
         ),
     ],
 )
-def test_child_without_an_answer_gives_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:
+def test_child_without_an_answer_raises_an_error(result: CommandResult, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         probe(FakeContext(children={"nvml": result}))
 

@@ -177,7 +177,7 @@ def test_a_communication_hook_that_averages_is_healthy(ranks):
     assert judge(recording(ranks.facts(sabotaged, honest))) == []
 
 
-def test_measurements_are_those_of_the_slowest_rank(ranks):
+def test_measurements_cover_construction_forward_and_backward(ranks):
     assert CHECK.measurements is not None
     found = list(CHECK.measurements(recording(ranks.facts(gradient_sync.probe))))
     names = [one.name.removeprefix("gradient_sync_") for one in found]

@@ -213,7 +213,7 @@ def test_a_buffer_that_only_some_save_is_a_warning(ranks):
 
 
 @pytest.mark.parametrize(("on", "odd"), [((0, 1), (1,)), ((0, 1, 2, 3), (1, 3))], ids=str)
-def test_no_rank_is_blamed_without_a_majority_and_the_pair_is_named(ranks, on, odd):
+def test_differing_pair_without_a_majority_is_reported_without_blame(ranks, on, odd):
     facts = ranks.facts(models_differ, "no head", odd, on=on)
     finding = only(judge(recording(facts, on)), "DD740")
 

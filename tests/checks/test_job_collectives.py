@@ -197,7 +197,7 @@ def test_every_kind_of_collective_finishes(ranks: Ranks):
 
 
 @pytest.mark.ranks
-def test_hang_where_the_job_continued_blames_no_rank(ranks: Ranks):
+def test_hang_at_a_call_that_the_job_completed_blames_no_rank(ranks: Ranks):
     first, second = JobCall(group=0, seq=1, op="barrier"), JobCall(group=0, seq=2, op="barrier")
     job = job_of([[first, second]] * 3 + [[first]], blamed=[0])
 

@@ -34,7 +34,7 @@ def judged_mesh(mesh: str, nodes: Sequence[int], busbw: Mapping[str, float] | No
     return list(app.judge(Recording(world=world, options=options, readings=tuple(readings))).report.findings)
 
 
-def test_groups_equal_those_that_torch_creates():
+def test_groups_equal_the_groups_that_torch_creates():
     mesh = axes("pp=2,dp=2,tp=2")
 
     assert [groups_of(mesh, axis) for axis in mesh] == [

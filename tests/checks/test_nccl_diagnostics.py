@@ -1,4 +1,4 @@
-"""The reported results among those that NCCL tags [INFO]: formats from libnccl 2.32.3, filled in here."""
+"""The results that are reported from NCCL's [INFO] lines: formats from libnccl 2.32.3 with values added here."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""repeats: real ranks repeatedly, a fault that occurs one time in five, runs that are cut short, and replay."""
+"""repeats: many tests of real ranks, a fault that occurs one time in five, interrupted runs, and replay."""
 
 import os
 import signal
@@ -91,7 +91,7 @@ def test_fault_in_one_of_five_runs_is_found_with_rate_and_reason(tmp_path: Path)
 
 
 @pytest.mark.ranks
-def test_interrupted_run_reports_the_rate_until_then(tmp_path: Path):
+def test_interrupted_run_reports_the_failure_rate_so_far(tmp_path: Path):
     env = planted(tmp_path)
     with start(tmp_path, "--repeat", "9999", **env) as process:
         wait_until(lambda: (tmp_path / "worlds").exists() and (tmp_path / "worlds").stat().st_size >= 6)

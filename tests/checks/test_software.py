@@ -424,7 +424,7 @@ def test_no_released_pair_of_torch_and_nccl_is_reported_in_general(torch, nccl):
 
 
 @needs_cc
-def test_preloaded_library_wins_and_its_setting_is_named(installation):
+def test_preloaded_library_wins_and_its_setting_is_shown(installation):
     other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
     installation.cuda_library(installation.nccl(), *RPATH)
     preloaded = probe(live(installation.folder, LD_PRELOAD=str(other)))
@@ -494,7 +494,7 @@ def _nccl2_device(opts):
 """
 
 
-def test_torch_that_looks_up_backends_and_finds_none_is_an_error(installation):
+def test_torch_without_any_backend_is_an_error(installation):
     source = installation.torch / "distributed" / "distributed_c10d.py"
     source.parent.mkdir()
     source.write_text(C10D)

@@ -119,7 +119,7 @@ def test_rank_that_computes_more_slowly_than_its_peers_is_reported(ranks):
     assert finding.title.startswith("Rank 2 (node2) takes ")
 
 
-def test_twin_without_a_slow_rank_blames_no_rank(ranks):
+def test_ranks_of_equal_speed_have_no_finding_about_a_slow_rank(ranks):
     assert "DD812" not in {one.code for one in judge(recording(ranks.facts(small)))}
 
 
@@ -201,7 +201,7 @@ def pair(**changes: Any) -> Recording:
 SLOW_LINK: dict[str, Any] = {"step": 0.100, "communicate": 0.095}
 
 
-def test_overlap_scaling_and_ratio_are_those_of_the_slowest_rank():
+def test_overlap_scaling_and_ratio_come_from_the_slowest_rank():
     seen = summary(pair())
 
     assert seen is not None

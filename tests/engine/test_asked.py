@@ -152,7 +152,7 @@ def test_requested_checks_that_ran_are_healthy_without_the_unrequested(
     assert judged(*readings, **options).summary.startswith("Healthy")
 
 
-def test_check_that_ran_only_in_part_is_not_shown_as_passed():
+def test_check_that_ran_only_partly_is_shown_as_skipped():
     report = judged(read("user_model", MODEL.model_copy(update={"has_batch": False}), 0), model="net:make")
     (own,) = (check for check in report.checks if check.id == "user_model")
 

@@ -82,7 +82,7 @@ def test_rate_of_a_slow_path_is_measured_within_the_time_of_a_trial(monkeypatch,
     assert sum(moved) / rate < trials.NCCL_TRIAL_S / 3  # creating communicators takes time as well
 
 
-def test_rate_of_a_group_is_that_of_its_slowest_rank():
+def test_rate_of_a_group_is_the_rate_of_its_slowest_rank():
     assert group_test(0, (0, 1), trial(of_rank(0, 4e9), of_rank(1, 2e9)), 0.0).bytes_per_s == 2e9
 
 

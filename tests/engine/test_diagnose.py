@@ -57,7 +57,7 @@ def test_only_errors_explain_an_error(cause: Severity, effect: Severity, found: 
 
 
 @pytest.mark.parametrize(("named", "found"), [((1,), {"DD901", "DD902"}), ((1, 2), {"DD901"})])
-def test_finding_about_nodes_is_explained_if_all_of_them_are_named(named: tuple[int, ...], found: set[str]):
+def test_finding_about_nodes_is_explained_if_its_cause_covers_all_of_them(named: tuple[int, ...], found: set[str]):
     effect = _rule("DD902", "DD901", draft=Draft(title="nodes 1 and 2 have less", nodes=(1, 2)))
 
     assert _found(_rule("DD901", draft=_on(*named)), effect) == found

@@ -92,7 +92,7 @@ def test_no_node_is_blamed_if_no_two_nodes_pass_together():
     assert settled.unsettled
 
 
-def test_inconclusive_tests_blame_no_node_and_end():
+def test_search_ends_after_inconclusive_tests_and_blames_no_node():
     tests: list[GroupTest] = []
     number = 0
     while groups := next_round(tests, range(8), {}):
@@ -104,7 +104,7 @@ def test_inconclusive_tests_blame_no_node_and_end():
     assert (settled.nodes, settled.pairs, settled.smallest, settled.unsettled) == ((), (), None, ())
 
 
-def test_node_that_dies_alone_is_a_result_and_the_search_continues():
+def test_node_that_dies_in_a_test_of_one_node_is_reported_and_the_search_continues():
     tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(3)]
     tests.append(GroupTest(round=0, nodes=(3,), outcome="lost", lost_nodes=(3,)))
 
@@ -175,7 +175,7 @@ def test_node_far_slower_than_healthy_pairs_is_found_on_busy_hosts():
 
 
 def test_slow_pair_of_a_bad_leaf_is_tested_again():
-    """Seen on a busy machine: its nodes were always tested with other leaves, with which they hang."""
+    """Seen on a busy machine: the nodes of the leaf hang with other leaves, and were always tested with those."""
     of_leaf = {node: f"leaf{node // 2}" for node in range(8)}
     across = [(3, 4, 6), (3, 5, 7), (4, 3, 6), (4, 0, 7), (5, 1, 6), (5, 3, 7), (6, 5, 6), (6, 4, 7)]
     tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(8)]

@@ -73,7 +73,7 @@ def test_known_error_of_a_rank_that_raised_is_explained_with_its_line():
         "",
     ],
 )
-def test_output_of_an_affected_rank_or_without_meaning_gives_no_cause(words: str):
+def test_uninformative_last_output_gives_no_cause(words: str):
     finding = found(_rank(1, exit_code=7, exited_at=2.0, output_tail=words))
 
     assert "ddp-doctor explain" not in finding.detail

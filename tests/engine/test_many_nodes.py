@@ -1,4 +1,4 @@
-"""One node's part of a multi-node run that ends before it has begun; without ranks."""
+"""A node's part of a multi-node run that ends before the tests begin; no ranks are started."""
 
 import os
 

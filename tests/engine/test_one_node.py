@@ -1,4 +1,4 @@
-"""One node's part of a run: ranks that are not worth starting, and a ddp-doctor that fails while torchrun exits."""
+"""A node's part of a run: ranks that are not worth starting, and a ddp-doctor that fails while torchrun exits."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

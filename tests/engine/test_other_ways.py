@@ -75,7 +75,7 @@ def test_fastest_of_many_networks_are_tested():
     assert [interface for _, interface, _ in networks(node(1), node(2))[0]] == fastest
 
 
-def test_node_without_valid_interfaces_leaves_no_other_network():
+def test_no_other_network_exists_if_a_node_has_no_valid_interfaces():
     whole = node_report(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
     silent = NodeReport(hostname="node1", nnodes=2)
     junk = Reading(check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7})

@@ -114,7 +114,7 @@ def test_a_second_interface_that_is_slower_is_disproved():
     assert proof_of(one).reason == "it is slower"
 
 
-def test_equally_fast_interface_makes_no_difference():
+def test_equally_fast_interface_is_disproved():
     _, (one,) = tried(lambda arm, _: passes(arm, 0.3 * GB), reproducer=SPEED)
 
     assert (proof_of(one).status, proof_of(one).reason) == ("disproved", "it makes no difference")
@@ -152,7 +152,7 @@ def test_remedy_is_proved_if_every_trial_without_it_hung_or_was_slower():
     assert proof_of(one).before == "passes (4 of 5), no end in 1.0 s (1 of 5)"
 
 
-def test_nothing_is_proved_if_one_trial_hung_and_others_were_as_fast():
+def test_fix_is_not_proved_if_one_trial_hung_and_others_were_as_fast():
     turns = iter([passes("control", GB), hangs("control"), *[passes("control", GB)] * 3])
     _, (one,) = tried(lambda arm, _: passes(arm, GB) if arm == "treatment" else next(turns), reproducer=SPEED)
 
@@ -194,7 +194,7 @@ def test_gain_is_not_proved_if_the_library_never_read_the_setting():
     assert "does not show that it read GLOO_SOCKET_IFNAME" in (proof_of(one).reason or "")
 
 
-def test_nothing_is_tried_without_time_and_the_reason_is_given():
+def test_used_up_budget_starts_no_trial_and_gives_the_reason():
     plays, (one,) = tried(lambda arm, _: passes(arm), budget_s=-1.0)
 
     assert plays.arms == []

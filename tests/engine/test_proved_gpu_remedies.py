@@ -1,4 +1,4 @@
-"""Every remedy by settings for GPUs and RDMA, on recorded facts: what a trial repeats, and its conclusion.
+"""Every fix by settings for GPUs and RDMA, on recorded facts: the test that a trial repeats, and its conclusion.
 
 The experiments are simulated with the rule's own settings, because no GPU is available to hang.
 """

@@ -112,7 +112,7 @@ def test_rank_that_never_entered_is_reported_with_its_host_and_gpu():
     assert found[0].detail.startswith("Ranks 0-4, 6, 7 wait for it in check allreduce.")
 
 
-def test_collective_that_no_rank_left_blames_none_and_counts_the_nodes():
+def test_collective_that_no_rank_left_blames_no_rank_and_counts_the_nodes():
     four = world(4)
 
     found = hangs.nobody_left.apply(run(four, [rank(four, number, step()) for number in range(4)]))

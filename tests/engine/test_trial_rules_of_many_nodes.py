@@ -1,4 +1,4 @@
-"""Trials of hundreds of nodes: one short finding for all suspects; recordings test those of few nodes."""
+"""Trials of hundreds of nodes: one short finding for all suspects. Recordings test trials of few nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,7 +9,7 @@ from tests.readings import collected, only
 from tests.recordings import load
 
 
-def test_crash_before_any_trial_blames_no_setting_and_a_message_blames_its_own():
+def test_failure_without_trials_blames_only_the_setting_in_its_message():
     crash, text = (
         load(f"hang/{name}").model_copy(update={"experiments": ()})
         for name in ("nccl-buffsize-kills-every-rank", "nccl-net-ib-without-adapters")

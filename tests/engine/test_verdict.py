@@ -63,7 +63,7 @@ def test_probe_that_fails_on_one_of_three_nodes_is_unsure_and_names_it():
         (Status.FAILED, 3, "Unsure: nothing could be measured: it is failed."),
     ],
 )
-def test_model_that_no_rank_can_use_is_a_usage_error_if_nothing_else_failed(others: Status, code: int, words: str):
+def test_model_that_no_rank_can_use_is_a_usage_error_unless_a_check_failed(others: Status, code: int, words: str):
     ranks = [_reading(Status.FAILED, 0, rank=rank).model_copy(update={"misused": True}) for rank in range(2)]
     report = _report(1, _reading(others, 0), *ranks)
 
@@ -78,7 +78,7 @@ def test_failure_on_every_node_needs_no_names():
     assert report.summary.startswith("Unsure: lamp gave no result")
 
 
-def test_untested_ranks_are_named_with_their_host():
+def test_untested_ranks_are_shown_with_their_host():
     states = [Status.COLLECTED, Status.COLLECTED, Status.TIMED_OUT, Status.COLLECTED]
     report = _report(2, *(_reading(state, rank // 2, rank) for rank, state in enumerate(states)))
 
@@ -100,7 +100,7 @@ def test_check_absent_on_all_nodes_is_skipped_with_only_its_reason(status: Statu
     assert (report.checks[0].status, report.checks[0].reason) == (CheckStatus.SKIPPED, f"it is {status.value}")
 
 
-def test_single_node_is_not_named():
+def test_name_of_a_single_node_is_omitted():
     report = _report(1, _reading(Status.COLLECTED, 0), _reading(Status.FAILED, 0, 1), _reading(Status.COLLECTED, 0, 0))
 
     assert report.checks[1].reason == "it is failed"

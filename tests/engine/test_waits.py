@@ -1,4 +1,4 @@
-"""The function that decides which rank waits for which, from standings: the blamed ranks, and never a healthy one."""
+"""The function that decides from standings which rank blocks which: it never blames a healthy rank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The fields of a report by which programs distinguish runs, nodes and faults."""
+"""The report fields that programs use to distinguish runs, nodes and faults."""
 
 import json
 

@@ -19,7 +19,7 @@ from tests.fuzz.targets import TARGETS
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(600)]
 
-#: Continuous integration uses less, for which quadratic time still exceeds the limit. `lint` refuses this size.
+#: Quadratic time exceeds the limit even with the smaller size of continuous integration. `lint` refuses this size.
 LARGE_BYTES = 1_200_000 if "CI" in os.environ else 10_000_000
 #: For files of /proc and /sys, which are never near ten megabytes.
 MEDIUM_BYTES = 1_000_000

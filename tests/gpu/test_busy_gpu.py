@@ -67,7 +67,7 @@ def test_ddp_doctor_neither_fills_a_busy_gpu_nor_fails_on_it(holder: "subprocess
     assert words[1] == words[2], "the other program's memory is not what it was"
 
 
-def test_other_program_is_named(holder: "subprocess.Popen[str]", tmp_path: Path):
+def test_other_program_is_reported_with_its_pid(holder: "subprocess.Popen[str]", tmp_path: Path):
     outcome = runs.run(tmp_path, *runs.only("gpus", "process_group", "gpu_speed"), "--nproc-per-node", "1")
     told = next(one for one in outcome.report["findings"] if one["code"] == "DD806")
     evidence = told["evidence"][0]["text"]

@@ -78,7 +78,7 @@ def test_host_copies_stay_below_their_link_and_reach_a_good_part_of_it(facts: li
             assert link / 3 < rate.median < 1.01 * link, link
 
 
-def test_state_under_load_is_that_of_a_busy_gpu(facts: list[GpuSpeedFact]):
+def test_state_under_load_matches_a_busy_gpu(facts: list[GpuSpeedFact]):
     rows = {row["uuid"]: row for row in smi.query("uuid", "clocks.max.sm", "pcie.link.gen.max")}
     for fact in facts:
         row, load = rows[fact.gpu_uuid or ""], fact.load

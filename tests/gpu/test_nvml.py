@@ -24,7 +24,7 @@ def rows(fact: GpusFact, *fields: str) -> list[dict[str, str]]:
     return found
 
 
-def test_identities_equal_those_of_nvidia_smi(fact: GpusFact):
+def test_identities_equal_nvidia_smi(fact: GpusFact):
     for gpu, row in zip(fact.gpus, rows(fact, "index", "uuid", "pci.bus_id", "name", "compute_cap"), strict=True):
         assert str(gpu.index) == row["index"]
         assert gpu.uuid == row["uuid"]
@@ -32,7 +32,7 @@ def test_identities_equal_those_of_nvidia_smi(fact: GpusFact):
         assert (gpu.name, gpu.compute_capability) == (row["name"], row["compute_cap"])
 
 
-def test_memory_equals_that_of_nvidia_smi(fact: GpusFact):
+def test_memory_equals_nvidia_smi(fact: GpusFact):
     for gpu, row in zip(fact.gpus, rows(fact, "memory.total", "memory.used"), strict=True):
         assert gpu.memory_total_bytes is not None
         assert gpu.memory_total_bytes // smi.MIB == int(row["memory.total"])
@@ -40,7 +40,7 @@ def test_memory_equals_that_of_nvidia_smi(fact: GpusFact):
         assert abs(gpu.memory_used_bytes / smi.MIB - int(row["memory.used"])) < 1024  # others come and go
 
 
-def test_ecc_equals_that_of_nvidia_smi(fact: GpusFact):
+def test_ecc_equals_nvidia_smi(fact: GpusFact):
     fields = ("ecc.mode.current", "ecc.errors.uncorrected.volatile.total")
     for gpu, row in zip(fact.gpus, rows(fact, *fields), strict=True):
         enabled = {"Enabled": True, "Disabled": False}.get(row["ecc.mode.current"])
@@ -49,7 +49,7 @@ def test_ecc_equals_that_of_nvidia_smi(fact: GpusFact):
             assert gpu.ecc_volatile_uncorrected == smi.number(row["ecc.errors.uncorrected.volatile.total"])
 
 
-def test_pcie_link_equals_that_of_nvidia_smi(fact: GpusFact):
+def test_pcie_link_equals_nvidia_smi(fact: GpusFact):
     fields = ("pcie.link.gen.max", "pcie.link.width.max", "pcie.link.width.current", "pcie.link.gen.current")
     for gpu, row in zip(fact.gpus, rows(fact, *fields), strict=True):
         assert gpu.pcie_generation_max == smi.number(row["pcie.link.gen.max"])
@@ -59,7 +59,7 @@ def test_pcie_link_equals_that_of_nvidia_smi(fact: GpusFact):
         assert 1 <= (gpu.pcie_generation or 0) <= (gpu.pcie_generation_max or 0)
 
 
-def test_modes_limits_and_versions_equal_those_of_nvidia_smi(fact: GpusFact):
+def test_modes_limits_and_versions_equal_nvidia_smi(fact: GpusFact):
     fields = ("persistence_mode", "compute_mode", "enforced.power.limit", "clocks.max.sm", "driver_version")
     for gpu, row in zip(fact.gpus, rows(fact, *fields), strict=True):
         assert gpu.persistence_mode is (row["persistence_mode"] == "Enabled")

@@ -107,7 +107,7 @@ def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Pa
     assert {(one.from_rank, one.to_rank) for one in log.transports} >= {(0, 1), (1, 0)}
 
 
-def test_transports_between_gpus_equal_those_of_the_log(tmp_path: Path):
+def test_transports_between_gpus_match_the_log(tmp_path: Path):
     if len(smi.query("index")) < 2:
         pytest.skip("needs two GPUs")
     outcome = runs.run(tmp_path, *runs.only("process_group", "allreduce"), "--level", "quick")

@@ -43,7 +43,7 @@ def test_nvml_is_asked_and_not_nvidia_smi(live: TopologyFact):
     assert live.warnings == ()
 
 
-def test_every_path_between_gpus_equals_that_of_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
+def test_every_path_between_gpus_equals_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
     assert live.gpus == printed.gpus
     for one in printed.gpus:
         for two in printed.gpus:
@@ -51,7 +51,7 @@ def test_every_path_between_gpus_equals_that_of_nvidia_smi(live: TopologyFact, p
                 assert live.links[one][two] == printed.links[one][two], (one, two)
 
 
-def test_every_path_to_a_nic_equals_that_of_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
+def test_every_path_to_a_nic_equals_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
     columns = {name: nic for nic, name in live.nics.items()}
     for nic, name in printed.hcas().items():
         assert name in columns, f"{name} is missing"
@@ -59,7 +59,7 @@ def test_every_path_to_a_nic_equals_that_of_nvidia_smi(live: TopologyFact, print
             assert live.links[gpu][columns[name]] == printed.links[gpu][nic], (gpu, name)
 
 
-def test_cpus_and_numa_nodes_equal_those_of_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
+def test_cpus_and_numa_nodes_equal_nvidia_smi(live: TopologyFact, printed: TopologyMatrix):
     for gpu in printed.gpus:
         if printed.numa_affinity[gpu] not in (None, "N/A"):
             assert live.numa_affinity[gpu] == printed.numa_affinity[gpu]

@@ -41,7 +41,7 @@ def test_an_address_of_a_service_on_lo_is_not_loopback():
     assert not is_loopback("10.200.0.1")
 
 
-def test_network_is_that_of_the_interface_and_none_for_a_single_address():
+def test_network_is_taken_from_the_interface_unless_it_has_a_single_address():
     interfaces = (LO, nic("eth0", "10.0.0.1/24"), nic("ens4", "10.128.0.2/32"))
     assert str(network_of(interfaces, "10.0.0.1")) == "10.0.0.0/24"
     assert network_of(interfaces, "10.128.0.2") is None

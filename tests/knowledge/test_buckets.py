@@ -50,7 +50,7 @@ def test_a_curve_that_noise_bends_down_still_has_a_bandwidth():
     st.lists(st.integers(1, 4 * MIB).map(lambda size: 4 * size), min_size=1, max_size=30),
     st.sampled_from(CANDIDATES_MIB),
 )
-def test_buckets_equal_those_of_torch(sizes: list[int], cap: float):
+def test_buckets_equal_the_buckets_of_torch(sizes: list[int], cap: float):
     import torch
 
     distributed: Any = torch.distributed

@@ -1,4 +1,4 @@
-"""Files in a directory that Python loads in place of its own modules, or of torch."""
+"""Files in a directory that Python loads instead of torch or a module of its standard library."""
 
 import sys
 

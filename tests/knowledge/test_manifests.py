@@ -204,7 +204,7 @@ def test_module_is_read_correctly(many_kinds: Manifest, name: str, fields: dict[
     assert {field: getattr(by_name[name], field) for field in fields} == fields
 
 
-def test_order_is_that_of_the_module(many_kinds: Manifest):
+def test_parameters_keep_the_order_of_the_module(many_kinds: Manifest):
     assert [one.name for one in many_kinds.parameters][:3] == ["thin", "flat", "words.weight"]
     assert "nothing" not in {one.name for one in many_kinds.buffers}
 

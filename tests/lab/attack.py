@@ -133,7 +133,7 @@ class Run:
         self.process.wait(LIMIT_S)
 
     def said(self) -> str:
-        """Return all that it printed."""
+        """Return its standard output and standard error."""
         return (self.folder / "said.txt").read_text(errors="replace")
 
     def report(self) -> dict[str, Any] | None:

@@ -68,5 +68,5 @@ def measure(record_property: Callable[[str, object], None]) -> Measure:
 
 
 def answers(host: Host, port: int = 29400) -> None:
-    """Start the program that answers."""
+    """Start a server on the port of a host."""
     host.start((sys.executable, "-S", WIRE, "serve", str(port))).wait_for_output("ready")

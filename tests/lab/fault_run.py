@@ -39,7 +39,7 @@ class Outcome:
     printed: dict[str, str] = field(default_factory=dict)  # the last lines, if there is a problem
 
     def as_json(self) -> str:
-        """Return it as one line."""
+        """Return the outcome as one line of JSON."""
         return json.dumps(asdict(self))
 
 

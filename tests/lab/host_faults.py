@@ -104,7 +104,7 @@ def names_of_family(lab: Lab, host: Host, family: int) -> Planted:
 
 
 def only_family(lab: Lab, host: Host, family: int) -> Planted:
-    """Keep only the IPv4 (4) or IPv6 (6) addresses of the host's eth0, also in all hosts' /etc/hosts."""
+    """Keep only the IPv4 (4) or IPv6 (6) addresses of the host's eth0, including in all hosts' /etc/hosts."""
     kept, before = host.addresses["eth0"], {it: it.read_hosts() for it in lab.hosts}
     gone = [address for address in kept if (6 if ":" in address else 4) != family]
     host.ip(*(f"address delete {address} dev eth0" for address in gone))
@@ -164,7 +164,7 @@ def skewed_clock(host: Host, seconds: int = 3600) -> Planted:
 
 
 def misdeed(host: Host, what: str = "wrong", one_in: int = 1) -> Planted:
-    """Let ranks of the host change sent data (wrong), hang or die; or only one in this many processes."""
+    """Let ranks of the host change sent data (wrong), hang or die; or only one process in ``one_in``."""
     return _environment(host, overlays.misdeed(host.folder / f"overlay{next(_numbers)}", what, one_in))
 
 

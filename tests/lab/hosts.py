@@ -134,7 +134,7 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """Return True if it runs."""
+        """Return True if the host runs."""
         return self._init is not None and self._init.poll() is None
 
     def enter(self, argv: Sequence[str | Path], *, cwd: Path | None = None) -> tuple[str, ...]:
@@ -216,11 +216,11 @@ class Host:
         ]
 
     def read_hosts(self) -> str:
-        """Return its /etc/hosts."""
+        """Return the text of the host's /etc/hosts."""
         return (self.folder / "etc/hosts").read_text()
 
     def write_hosts(self, text: str) -> None:
-        """Replace the content of its /etc/hosts, in place: the file is mounted."""
+        """Replace the text of the host's /etc/hosts in place, because the file is mounted."""
         (self.folder / "etc/hosts").write_text(text)
 
 

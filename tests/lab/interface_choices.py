@@ -68,7 +68,7 @@ def compare(label: str, env: dict[str, str]) -> None:
 
 
 def real_gloo(env: dict[str, str]) -> list[str] | None:
-    """Return the addresses on which gloo listens, or None if it cannot start."""
+    """Return the addresses that gloo listens on, or None if it cannot start."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 

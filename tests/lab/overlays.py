@@ -35,12 +35,12 @@ def other_version(folder: Path, package: str, version: str) -> Path:
 
 
 def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
-    """Return the environment in which the wall clock is wrong by ``seconds``; needs the C compiler."""
+    """Return the environment that shifts the wall clock by ``seconds``; needs the C compiler."""
     return {**_preloaded(folder, CLOCK), "SKEW_S": str(seconds)}
 
 
 def misdeed(folder: Path, what: str, one_in: int) -> dict[str, str]:
-    """Return the environment in which ranks, or one in this many, misbehave when they send; needs the C compiler."""
+    """Return the environment that makes ranks, or 1 in ``one_in``, misbehave when they send; needs the C compiler."""
     return {**_preloaded(folder, MISDEEDS), "MISDEED": what, "MISDEED_ONE_IN": str(one_in)}
 
 

@@ -46,7 +46,7 @@ class HostProcess:
         return next(iter(_children(self._entering.pid)), None)
 
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None while the process runs."""
         code = self._entering.poll()
         if code is not None and self.ended is None:
             self.ended = time.monotonic()
@@ -70,15 +70,15 @@ class HostProcess:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """Kill it immediately."""
+        """Kill the process with SIGKILL."""
         self.signal(signal.SIGKILL)
 
     def output(self) -> str:
-        """Return its standard output."""
+        """Return the standard output of the process."""
         return self.stdout.read_text(errors="replace")
 
     def errors(self) -> str:
-        """Return its standard error."""
+        """Return the standard error of the process."""
         return self.stderr.read_text(errors="replace")
 
 

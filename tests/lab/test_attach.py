@@ -83,7 +83,7 @@ def test_rank_of_another_host_is_reported_over_ssh_without_side_effects(ssh_lab,
     assert [seen(pid) for pid in job] == before
 
 
-def test_host_that_ssh_cannot_reach_is_named_and_no_rank_is_blamed(ssh_lab, job):
+def test_host_that_ssh_cannot_reach_is_reported_and_no_rank_is_blamed(ssh_lab, job):
     key = (ssh_lab.folder / "ssh/host.pub").read_text()
     (ssh_lab.folder / "ssh/known").write_text(f"node0 {key}node1 {key}")
 

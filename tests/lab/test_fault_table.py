@@ -1,6 +1,7 @@
-"""Every fault of the table: the right finding and culprit, no healthy node, and nothing left; some also in time.
+"""Every fault of the table has the right finding and culprit, blames no healthy node and leaves no traces.
 
-All must end within LIMIT_S. The duration of a row is measured if no other test runs.
+All runs must end within LIMIT_S, and some within a shorter time. The duration of a row is measured if no other test
+runs.
 """
 
 import os

@@ -147,7 +147,7 @@ def _page(situation: str, folder: Path) -> str:
     return page.render(outcome.report, outcome.recording)
 
 
-def test_host_named_like_a_script_is_text_and_nothing_is_loaded(browser: Tab, tmp_path: Path):
+def test_script_in_a_host_name_is_shown_as_text_and_loads_no_files(browser: Tab, tmp_path: Path):
     browser.console.clear()
     browser.requested.clear()
     seen = shown(browser, named_page(EVIL), tmp_path / "page.html", width=1280).evaluate(

@@ -10,7 +10,7 @@ from tests.lab.isolation_run import ROWS, Row, run_row
 
 pytestmark = pytest.mark.lab
 
-#: A slow node, two that fail differently, one that dies, and none.
+#: No bad node, a slow node, two nodes that fail differently, and a node that dies.
 THESE = ("healthy", "slow-nic", "two-at-once", "killed")
 #: Even with two faults at once, most hosts are healthy.
 HOSTS = 6

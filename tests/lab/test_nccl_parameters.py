@@ -135,7 +135,7 @@ def test_table_and_real_library_know_the_same_names(nccl):
     assert len(known & said) > 100
 
 
-def test_defaults_of_a_real_library_equal_those_of_the_table(nccl):
+def test_defaults_of_a_real_library_equal_the_table(nccl):
     nccl_release, library = nccl
 
     real = defaults(library)

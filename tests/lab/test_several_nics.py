@@ -169,7 +169,7 @@ NO_SETTING = (
 
 
 @pytest.mark.parametrize(("plant", "two", "code", "repair"), NO_SETTING)
-def test_repair_is_named_and_no_setting_offered_if_none_can_help(plant, two, code, repair):
+def test_repair_is_suggested_if_no_setting_can_help(plant, two, code, repair):
     with Lab(2, second_nic=two) as lab:
         planted(lab, plant)
         done = run(lab, FIRST)

@@ -141,7 +141,7 @@ def test_empty_list_of_bad_nodes_excludes_no_node(slurm):
     assert sorted(job.output.splitlines()[-3:]) == ["node1", "node2", "node3"]
 
 
-def test_plan_in_a_batch_script_names_nodes_and_leaves_and_starts_no_step(slurm):
+def test_plan_in_a_batch_script_lists_nodes_and_leaf_switches_without_a_step(slurm):
     (slurm.etc / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node3\n")
     try:
         job = slurm.batch(f"{TYPED} --isolate --plan; squeue --steps --noheader --format %i", "-N3")

@@ -21,7 +21,7 @@ def _known(ssh_lab: Lab) -> None:
     know_hosts(ssh_lab)
 
 
-def test_command_on_a_host_outside_the_list_tests_the_list_and_reports_there(ssh_lab):
+def test_command_on_an_unlisted_host_tests_the_listed_hosts_and_writes_the_report(ssh_lab):
     outside = ssh_lab["node2"]
     done = outside.run(
         (*RUN, "--hosts", "node0,root@node1", "--json", "out-%h.json"),
@@ -71,7 +71,7 @@ def test_users_model_runs_on_every_host_and_the_rank_with_the_hook_is_reported(s
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_command_is_ended(ssh_lab, number):
+def test_stopped_command_leaves_no_processes(ssh_lab, number):
     before = {pid for host in ssh_lab.hosts for pid in host.pids()}
     started = ssh_lab["node0"].start(
         (*RUN, "--nnodes", "2", "--hosts", "node0,node2"), env=environment(ssh_lab, ssh_lab["node0"])

@@ -1,4 +1,4 @@
-"""A watcher next to real ranks, one of which hangs."""
+"""A watcher of real ranks; one of the ranks hangs."""
 
 import os
 import subprocess

@@ -151,7 +151,7 @@ def test_only_a_head_that_leaves_ends_a_trial_for_all(call, my_id, said):
     assert heard == said
 
 
-def test_lost_node_ends_the_trial_of_its_own_group_only(call, monkeypatch: Any):
+def test_lost_node_ends_only_the_trial_of_its_group(call, monkeypatch: Any):
     client, _ = call(HEAD)
     group = AgentGroup(client, {0: HEAD, 1: 1, 2: 2})
     said: list[tuple[str, Any]] = []

@@ -79,7 +79,7 @@ def test_trial_past_its_limit_has_hung_and_its_ranks_are_removed(agent):
     wait_until(lambda: {process.pid for process in _descendants()} <= before)
 
 
-def test_rank_killed_in_a_trial_spoils_it_whichever_peer_reports_first(agent):
+def test_rank_killed_in_a_trial_spoils_it_in_any_order_of_reports(agent):
     before = {process.pid for process in _descendants()}
 
     def four_ranks() -> list[int]:

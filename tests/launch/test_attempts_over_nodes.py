@@ -1,4 +1,4 @@
-"""Trials of remedies over several nodes: real agents, one of which runs them for all."""
+"""Trials of remedies over several nodes: one of several real agents runs them for all."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run that is interrupted or loses one of its own processes reports where the ranks were and blames none."""
+"""A run that is interrupted or loses one of its own processes reports where the ranks were and blames no rank."""
 
 import itertools
 import os

@@ -96,7 +96,7 @@ def test_own_addresses_are_distinguished_from_others():
     assert not is_mine(("192.0.2.1",))
 
 
-def test_holder_of_a_port_is_named():
+def test_holder_of_a_port_is_shown_with_its_pid():
     with listen("127.0.0.1", 0) as server:
         assert "pid" in holder_of(server.getsockname()[1])
     assert holder_of(free_port()) == ""

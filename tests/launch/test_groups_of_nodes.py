@@ -1,4 +1,4 @@
-"""Concurrent tests of several groups of nodes: real agents, one of which orders them."""
+"""Concurrent tests of several groups of nodes: one of several real agents orders them."""
 
 import json
 from pathlib import Path

@@ -126,7 +126,7 @@ def test_rank_with_a_sleeping_main_thread_is_ready_by_another_thread(beside: str
         child.communicate()
 
 
-def test_computing_main_thread_stays_ready_while_it_hands_over_the_gil():
+def test_computing_main_thread_counts_as_running_while_it_passes_on_the_gil():
     beside = "def poll():\n    while True: time.sleep(0.001)\nthreading.Thread(target=poll, daemon=True).start()"
     code = f"import threading, time\n{beside}\nprint(flush=True)\nwhile True: pass"
     child = subprocess.Popen([sys.executable, "-Suc", code], stdout=subprocess.PIPE)

@@ -177,7 +177,7 @@ def test_run_interrupted_without_a_reader_leaves_no_traces(tmp_path):
     os.close(write)
 
 
-def test_run_interrupted_while_it_creates_its_directory_leaves_none(tmp_path):
+def test_run_interrupted_while_it_creates_its_directory_leaves_no_directory(tmp_path):
     assert "Interrupted: " in _interrupted(_INTERRUPTED_FOLDER, tmp_path).stdout
 
 

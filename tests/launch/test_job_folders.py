@@ -1,4 +1,4 @@
-"""Everything that ranks create outside of the run directory is removed, however they end, and nothing else."""
+"""All files that ranks create outside the run directory are removed, and no others, however the ranks exit."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_directory_is_private_and_removed_with_its_contents(trial, working):
     assert list(working.iterdir()) == []
 
 
-def test_directory_that_cannot_be_created_leaves_nothing(trial, tmp_path):
+def test_failed_creation_of_a_directory_leaves_no_files(trial, tmp_path):
     with pytest.raises(OSError, match="No such file"):
         folders.make_job_folder(trial / "rank0.note", tmp_path / "missing")
     folders.remove_job_folders(trial)

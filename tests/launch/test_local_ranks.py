@@ -76,7 +76,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("patient")
-def test_agent_hears_all_ranks_without_waiting_and_they_leave_no_file(tmp_path: Path, rank: Rank) -> None:
+def test_agent_reads_all_ranks_without_waiting_and_no_file_remains(tmp_path: Path, rank: Rank) -> None:
     ranks = [rank(1), rank(2)]
 
     assert heard(tmp_path, {"NCCL_PROTO": "LL"}) == {0: {"NCCL_PROTO": "LL"}, 1: TREE, 2: TREE}
@@ -113,7 +113,7 @@ def test_killed_rank_is_not_trusted_and_its_file_is_removed_by_the_agent(tmp_pat
     assert files(tmp_path) == []
 
 
-def test_only_the_own_file_of_a_living_rank_is_trusted(tmp_path: Path, rank: Rank) -> None:
+def test_only_the_file_that_a_running_rank_wrote_is_trusted(tmp_path: Path, rank: Rank) -> None:
     rank(1)
     (tmp_path / "slurm-7-0-0.2.rank").symlink_to(tmp_path / "slurm-7-0-0.1.rank")
     (tmp_path / "slurm-7-0-0.3.rank").hardlink_to(tmp_path / "slurm-7-0-0.1.rank")  # of no rank of this launch
@@ -162,7 +162,7 @@ def test_old_files_of_killed_ranks_are_removed(tmp_path: Path) -> None:
 
 
 def started(folder: Path, script: str, *options: str, nodes: int = 1, node: int = 0, port: int = 0) -> Any:
-    """Start torchrun with four ranks on this node, each of which runs ``script`` and then ddp-doctor."""
+    """Start torchrun with four ranks on this node; each rank runs ``script`` and then ddp-doctor."""
     wrapper = folder / f"wrapper{node}.sh"
     command = f"{sys.executable} -m ddp_doctor run -q --json {folder}/node{node}.json --record {folder}/node{node}.rec"
     # The agent listens for half a second: it is started when the others have said theirs, however slowly they start.
@@ -223,7 +223,7 @@ def test_different_gpu_and_log_per_torchrun_rank_are_not_reported(tmp_path: Path
     assert meeting_files(tmp_path) == []
 
 
-def test_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
+def test_rank_of_another_node_is_blamed_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
 
     both = [started(tmp_path, script, *WITHOUT_DDP, nodes=2, node=node, port=port) for node in range(2)]

@@ -16,8 +16,8 @@ from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
 
-#: An ssh and an srun that run the agents here and kill that of VICTIM as soon as it has sent hello. For the last host
-#: ssh replaces the endpoint's PORT by WRONG, like a tunnel to another server.
+#: An ssh and an srun that run the agents here and kill VICTIM's agent as soon as it has sent hello. For the last host,
+#: ssh replaces the endpoint's PORT with WRONG, like a tunnel to another server.
 STARTER = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''

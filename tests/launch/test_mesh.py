@@ -167,7 +167,7 @@ def test_mesh_of_one_rank_is_reported_as_untested(play: Play):
 
 
 def with_model(play: Play, name: str) -> Scenario:
-    """Run the check of a model of tests/models/meshes.py and that of its mesh in the same processes."""
+    """Run the check of a model of tests/models/meshes.py and the check of its mesh in the same processes."""
     model = f"tests.models.meshes:{name}"
     return play(user_model.probe, 4, 60.0, "user_model", needs_model=True, model=model, then=[mesh.CHECK])
 

@@ -1,4 +1,4 @@
-"""If ddp-doctor is killed, interrupted or loses a process at any time, it ends in time and leaves nothing.
+"""A ddp-doctor that is killed, interrupted or loses a process at any time ends in time and leaves nothing behind.
 
 The rounds are those of ``python -m tests.lab.attack``, which plays any number of random ones.
 """
@@ -39,7 +39,7 @@ def test_no_process_survives_sigkill_of_the_agent(run: Run):
 
 
 @pytest.mark.smoke
-def test_run_interrupted_repeatedly_reports_in_part_and_leaves_nothing(run: Run):
+def test_run_interrupted_repeatedly_writes_a_partial_report_and_leaves_no_trace(run: Run):
     tracker = run.wait_for("tracker")
     assert tracker is not None
     assert run.wait_for("store") is not None
@@ -73,6 +73,6 @@ def test_stopped_forkserver_makes_the_run_unsure_without_a_culprit(run: Run):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_round_of_the_attack_ends_in_time_leaves_nothing_and_is_correct(seed: int, tmp_path: Path):
+def test_attack_round_meets_all_requirements(seed: int, tmp_path: Path):
     _, wrong = Round(seed).play(tmp_path)
     assert wrong == []

@@ -1,7 +1,7 @@
 """The position of a process among the nodes.
 
-The environments are those of real SLURM 22.05.8, Open MPI 4.1.4 and 5.0.11 and torchrun 2.13 on hosts in
-network namespaces, reduced to what could matter; the pods' are as Kubeflow's training operator sets them.
+The environments come from real SLURM 22.05.8, Open MPI 4.1.4 and 5.0.11 and torchrun 2.13 on hosts in network
+namespaces, reduced to relevant variables. The variables of pods are as Kubeflow's training operator sets them.
 """
 
 import re
@@ -108,7 +108,7 @@ def test_head_without_options_is_this_host():
         ({"rdzv_endpoint": "node0", "master_addr": "node1", "master_port": 1}, ("node0", 29400)),
     ],
 )
-def test_endpoint_is_that_of_torchrun(asked, endpoint):
+def test_endpoint_matches_torchrun(asked, endpoint):
     here = place_in({}, nnodes="2", **asked)
 
     assert here.endpoint == endpoint

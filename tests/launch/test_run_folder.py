@@ -1,4 +1,4 @@
-"""Files of a killed run in the temporary directory are removed by a later run, and nothing else."""
+"""A later run removes the files of a killed run from the temporary directory, and no other files."""
 
 import errno
 import os

@@ -100,7 +100,7 @@ print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.
     assert "gpus" not in done.stdout
 
 
-#: torch 2.13 with two ranks, the second of which was killed; only the summary may mention the first.
+#: torch 2.13 with two ranks after the second was killed; only the summary may mention the first.
 TOLD = """W1123 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 16745 closing signal SIGTERM
 E1123 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16747) of
 Failures:

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def node_ranks(tmp_path: Path) -> Iterator[NodeRanks]:
-    """Yield the ranks of a node that has started nothing; a test that gets as far as a fork fails."""
+    """Yield the ranks of a node that has not started any process; a test that reaches a fork fails."""
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(hostname="a"), Node(hostname="b")))
     server = ForkServer(tmp_path, {})
     yield NodeRanks(Run(Options(), {}, print, world, node=1), tmp_path, server, ("127.0.0.1", 1))

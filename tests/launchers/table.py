@@ -131,7 +131,9 @@ def judged(command: str, fault: str, code: int, said: str, text: str) -> Answer:
         verdict = "wrong"
     elif fault == "node missing" and command != "logs":
         verdict = "right" if "waits for" in text else "unsure" if "Cannot tell" in text else "wrong"
-    elif named or (is_sure and command == "logs" and fault in HANGS):  # whatever ends a hang leaves no trace of it
+    elif named or (
+        is_sure and command == "logs" and fault in HANGS
+    ):  # output after a hang was stopped does not show the hang
         verdict = "right"
     else:
         verdict = "wrong" if is_sure or not said else "unsure"

@@ -30,5 +30,5 @@ def test_two_disjoint_lists_of_thousands_are_compared_quickly() -> None:
     assert share_a_cpu(even, odd) is False
 
 
-def test_list_longer_than_that_of_any_machine_is_none() -> None:
+def test_impossibly_long_list_is_none() -> None:
     assert cpu_ranges("0," * 100_000 + "0") is None

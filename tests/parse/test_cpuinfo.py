@@ -14,7 +14,7 @@ from tests.fakes import FakeContext
         ("processor\t: 0\ncpu\t\t: POWER9\n", None),
     ],
 )
-def test_vendor_is_the_one_that_the_kernel_prints(text: str, vendor: str | None):
+def test_vendor_is_read_from_cpuinfo(text: str, vendor: str | None):
     assert cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_vendor"] == vendor
 
 

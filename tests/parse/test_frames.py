@@ -32,7 +32,7 @@ def test_running_part_of_the_users_model_is_found_by_its_caller(stack, running):
     assert of_the_job([*DOCTOR, *stack, WAITS])[-1] == WAITS
 
 
-def test_own_check_of_ddp_doctor_runs_no_code_of_the_user():
+def test_frames_of_a_ddp_doctor_check_are_not_user_code():
     stack = [*DOCTOR, "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe", f"{TORCH}/x.py:1 in f"]
 
     assert (called(stack), of_the_job(stack)) == ("", [])

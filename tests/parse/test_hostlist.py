@@ -112,7 +112,7 @@ def test_a_host_file_is_read_with_slots_comments_and_users():
     assert read_host_file(text) == ("node1", "admin@node2", "node3", "gpu1", "gpu2", "fd00::1")
 
 
-def test_line_without_a_host_name_is_named():
+def test_line_without_a_host_name_is_an_error_with_its_number():
     with pytest.raises(ValueError, match=r"'<html>' is not a host name \(line 2\)"):
         read_host_file("node1\n<html>\n")
 

@@ -114,7 +114,7 @@ def test_details_and_common_lines_are_not_events(line: str):
     assert events(f"[1.000000] {line}") == ()
 
 
-def test_hung_task_is_named_with_its_pid_and_seconds():
+def test_hung_task_has_its_name_pid_and_seconds():
     event = only("[601.023951] INFO: task nvc:[driver]:5403 blocked for more than 120 seconds.")
     assert (event.detail, event.pids, event.code) == ("nvc:[driver]", (5403,), 120)
 

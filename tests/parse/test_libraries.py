@@ -42,5 +42,5 @@ def test_entries_are_split_as_by_the_linker():
         ({}, None),
     ],
 )
-def test_entry_that_loads_a_file_is_named(env, by):
+def test_entry_that_loads_a_file_is_found(env, by):
     assert brought_by(env, "/opt/x/../n/libnccl.so.2") == by

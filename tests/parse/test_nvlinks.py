@@ -37,7 +37,7 @@ def test_a_link_that_peers_list_and_this_gpu_does_not_is_marked():
     assert fact.warnings == ("GPU0 does not list its link 3, so nothing is known of it",)
 
 
-def test_title_without_uuid_among_titles_with_uuids_gets_no_links():
+def test_link_below_a_title_without_uuid_is_an_error_if_others_have_uuids():
     with pytest.raises(TopologyError, match="line 4: no line that starts with `GPU N:` comes before this NVLink state"):
         read(STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1))
 

@@ -29,7 +29,7 @@ def test_command_of_another_table_is_not_used():
     assert [fact.capability for fact in tables] == ["r", None]
 
 
-def test_pairs_have_one_status_or_those_of_both_directions():
+def test_pair_has_two_statuses_if_its_directions_differ():
     (fact,) = read(THREE.replace("GPU1\tOK\tX", "GPU1\tU\tX"))
 
     assert list(fact.pairs()) == [("GPU0", "GPU1", ("OK", "U")), ("GPU0", "GPU2", ("CNS",)), ("GPU1", "GPU2", ("NS",))]

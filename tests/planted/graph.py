@@ -49,8 +49,8 @@ End = int | str
 def paths(said: str, gpus: Sequence[str]) -> dict[tuple[End, End], Path]:
     """Return the paths between GPUs of a machine, by their place in ``gpus``, and adapters by name.
 
-    The rate is that of the slower direction: in the other one NCCL may count a path over NVLink and the faster slot of
-    another GPU, which no data use.
+    The rate of the slower direction counts: in the other direction NCCL may count a path over NVLink and the faster
+    slot of another GPU, which no data use.
     """
     names: dict[tuple[str, str], End] = {("GPU", bus): place for place, bus in enumerate(gpus)}
     names |= {("NET", number): name for number, name in _names(said).items()}

@@ -30,7 +30,7 @@ ByRelease = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Tried:
-    """A tried value: ``nccl`` matches NCCL's line among those of ``shows``, "" if there is none; ``of``: exceptions.
+    """A tried value: ``nccl`` matches NCCL's line in the lines of ``shows``, "" if none; ``of``: exceptions.
 
     ``doctor`` is text of ddp-doctor, "nothing" if it reports no fault; ``doctor_of`` has exceptions. The keys of both
     are starts of releases. ``seen`` is False if NCCL passes the value on to the network card, or does not report it.

@@ -1,4 +1,4 @@
-"""The statements of ddp-doctor on settings match the table of tried ones, for each release of NCCL."""
+"""The statements of ddp-doctor on settings match the table of tried settings for each release of NCCL."""
 
 import re
 

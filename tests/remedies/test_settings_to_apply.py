@@ -55,7 +55,7 @@ def test_proved_remedy_of_a_warning_precedes_an_unproved_one_of_an_error():
     assert notes(given) == {"DD601": "conflict, not applied: DD402 wants another value"}
 
 
-def test_conflicting_remedy_is_not_applied_even_in_part():
+def test_conflicting_remedy_is_not_even_partly_applied():
     given = given_by(error(P2P_OFF), error(remedy(ETH1, P2P_ON), code="DD602"))
     assert applied(given) == [("DD601", "NCCL_P2P_DISABLE")]
     assert [one.name for one in given.variables if one.code == "DD602"] == ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE"]
@@ -146,7 +146,7 @@ def test_a_node_that_is_known_by_its_rank_gets_its_host_name():
         ((on(None, "eth0"), on(None, "eth1")), ("a",), "the fix sets this variable to two different values"),
     ],
 )
-def test_nothing_is_applied_if_the_hosts_of_a_value_are_unclear(settings, hosts, why):
+def test_value_is_not_applied_if_its_hosts_are_unclear(settings, hosts, why):
     given = given_by(error(*settings), on=world(*hosts))
     assert given.variables[0].branches == ()
     assert given.variables[0].because.endswith(why)

@@ -148,6 +148,6 @@ class _Hostile:
 
 
 def hostile_reports(count: int) -> list[Report]:
-    """Return reports where all foreign values try to be more than text; the same ones each time."""
+    """Return reports with foreign values that try to act as markup or code; the same reports on each call."""
     hostile = _Hostile(seed=1)
     return [hostile.report() for _ in range(count)]

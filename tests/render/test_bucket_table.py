@@ -12,7 +12,7 @@ def shown(situation: str) -> tuple[str, ...]:
 
 
 def made(count: int, told: int) -> list[Measurement]:
-    """Return ``count`` buckets, the first of which the fact lists."""
+    """Return ``count`` buckets; the fact lists only the first ``told``."""
     return [
         Measurement(
             name="user_model_bucket",

@@ -27,9 +27,9 @@ def _lists(recording: Recording) -> tuple[list[str], list[str]]:
         ("connectivity/healthy", [], ["node0", "node1", "node2", "node3"]),
         ("p2p/node-sends-slowly", ["node1"], ["node0", "node2", "node3"]),
         ("hang/rank-is-stopped", ["node0"], []),  # its only node
-        # Ranks never ran, so that no node was tested completely.
+        # Ranks never ran, so no node was tested completely.
         ("connectivity/black-hole", ["node2"], []),
-        # One of two ends, and a node that did not join: undecided.
+        # Undecided: either end of a path may be faulty, or a node did not join.
         ("connectivity/path-loses-packets", [], []),
         ("roll_call/absent-node-says-why", [], []),
         # A setting of the job, or only the fact that it hangs.

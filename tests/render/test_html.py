@@ -174,7 +174,7 @@ def test_a_redacted_page_has_other_names(tmp_path: Path):
 
 
 def hang_of(nodes: int, guilty: int) -> Recording:
-    """Return a recording where all ranks wait in an all-reduce that the guilty one never enters."""
+    """Return a recording of ranks that wait in an all-reduce that the faulty rank never enters."""
 
     def hung(rank: RankEvidence) -> RankEvidence:
         is_guilty = rank.rank == guilty

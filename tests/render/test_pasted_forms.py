@@ -101,7 +101,7 @@ def test_settings_to_apply_are_unchanged_in_the_report(hostile, given_out):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_sourcing_sets_only_the_values_and_runs_nothing(tmp_path, shell, given_out):
+def test_sourcing_only_sets_the_values(tmp_path, shell, given_out):
     before = {"NCCL_SOCKET_IFNAME": "before", "NCCL_IB_HCA": "before"}
     after = environments(shell, [env_file(one) for one in given_out], tmp_path, before=before)
 
@@ -149,7 +149,7 @@ def test_torchrun_starts_with_only_the_values(tmp_path, shell, given_out):
 
 @pytest.mark.skipif("zsh" not in SHELLS, reason="zsh is not installed")
 @pytest.mark.parametrize("form", [env_file, sbatch_lines, docker_args, torchrun_args])
-def test_comments_pasted_into_an_interactive_zsh_run_nothing(tmp_path, form, given_out):
+def test_comments_pasted_into_an_interactive_zsh_do_not_run(tmp_path, form, given_out):
     """Such a shell takes ``#`` for a command, and what follows for its words."""
     lines = dict.fromkeys(line for one in given_out for line in form(one).splitlines() if line[:1] == "#")
     done = subprocess.run(

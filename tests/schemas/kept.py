@@ -79,7 +79,7 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _without_words(schema: Any, *, is_fields: bool = False) -> Any:
-    """Remove texts; with ``is_fields`` keys are names of fields, one of which may be called title."""
+    """Remove texts. With ``is_fields``, keys are field names and are kept, even a field called title."""
     if isinstance(schema, list):
         return [_without_words(each) for each in schema]
     if not isinstance(schema, dict):

@@ -137,7 +137,7 @@ def test_torchrun_sets_only_unset_variables_and_none_for_its_own_workers():
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])
-def test_ranks_that_already_run_get_no_variables_of_torchrun(launcher):
+def test_running_ranks_have_no_rows_for_torchrun_variables(launcher):
     assert rows(EnvVars(variables={"RANK": "1"}, launcher=launcher)).keys() == {"RANK"}
 
 

@@ -28,7 +28,7 @@ def test_settings_of_other_libraries_and_secrets_are_withheld():
     ]
 
 
-def test_long_values_are_cut_as_in_nccl_and_long_files_are_read_in_part():
+def test_long_values_are_truncated_like_in_nccl_and_long_files_are_partly_read():
     (line,) = conf_lines("NCCL_IB_HCA=" + "m" * 5000)
 
     assert line.value == "m" * LONGEST

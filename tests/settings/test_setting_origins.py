@@ -54,7 +54,7 @@ def test_the_first_process_of_a_container_was_started_with_it():
     assert origin((7, "bash", HAS), (1, "tini", HAS)) == Origin(how="first", process="tini", pid=1)
 
 
-def test_a_chain_that_cannot_be_followed_shows_no_origin():
+def test_process_chain_that_cannot_be_followed_gives_no_origin():
     context = machine({"NCCL_DEBUG": "INFO"}, [(7, "bash", HAS)])
     context.files = {**context.files, "/proc/7/stat": "7 (bash) S 6 1 1"}
     assert setting_origins(context).origins == {}

@@ -1,4 +1,4 @@
-"""Real-world settings: each bad setting gets only its own finding, and healthy environments get none."""
+"""Real-world settings: each bad setting has only its own finding, and healthy environments have no finding."""
 
 from ddp_doctor.model.choices import Severity
 from tests.settings.cases import Case, bad, clean

@@ -246,7 +246,7 @@ def test_large_transfers_take_turns_and_small_ones_do_not_wait(listener):
         one.close()
 
 
-def test_caller_that_never_gets_a_turn_is_told_that_the_peer_is_busy(listener, line):
+def test_caller_that_never_gets_a_turn_gets_a_busy_error(listener, line):
     listener._turn.acquire()
 
     with pytest.raises(OSError, match="busy") as raised:

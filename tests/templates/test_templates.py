@@ -169,7 +169,7 @@ def test_required_gpus_of_a_node_are_passed_to_ddp_doctor(either: Script) -> Non
     assert "\nREQUIRE_GPUS=8\n" in templates.text(either.template, require_gpus=8)
 
 
-def test_python_that_other_users_can_change_is_named(tmp_path: Path) -> None:
+def test_python_that_other_users_can_change_is_reported(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir(mode=0o755)

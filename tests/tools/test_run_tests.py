@@ -1,4 +1,4 @@
-"""Tests of tools/run_tests.py, with which the Makefile starts pytest."""
+"""Tests of tools/run_tests.py, which the Makefile uses to start pytest."""
 
 import subprocess
 import sys

@@ -61,7 +61,7 @@ def test_busy_gpu_without_a_memory_value_has_unknown_memory() -> None:
     assert busy.used_bytes is None
 
 
-def test_memory_that_an_old_driver_reserves_is_not_that_of_others() -> None:
+def test_memory_reserved_by_an_old_driver_is_not_counted_as_used() -> None:
     taken = gpu(memory_used_bytes=20 * GIB, memory_used_counts_reserved=True)
     (busy,) = busy_gpus(fact_of(taken))
     assert busy.used_bytes == 20 * GIB - 5 * GIB // 4

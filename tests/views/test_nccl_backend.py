@@ -82,7 +82,7 @@ def test_recorded_class_of_a_rank_counts_first():
     assert nccl_backends(seen) == {0: "nccl-legacy"}
 
 
-def test_gloo_ranks_and_the_interpreter_of_a_prolog_give_no_class():
+def test_gloo_ranks_and_a_prolog_have_no_nccl_backend():
     assert nccl_backends(recording(group("gloo", "gloo"), backend="gloo")) == {}
     assert nccl_backends(recording(software(True, OFFERED), command="prolog")) == {}
 

@@ -25,7 +25,7 @@ def outbound(nodes: int, node: int) -> set[Path]:
     return {path for path in every(nodes) if path[0] == node}
 
 
-def test_nothing_bad_blames_no_node():
+def test_healthy_paths_blame_no_node():
     assert judge(4, set()) == Blame()
 
 

@@ -32,7 +32,7 @@ def noisy(count: int, spread: float = 0.1, seed: int = 1) -> list[float]:
         (1, 1, 0.2065, 1.0),
     ],
 )
-def test_interval_of_a_rate_is_that_of_wilson(failed: int, tests: int, low: float, high: float):
+def test_interval_of_a_rate_is_the_wilson_interval(failed: int, tests: int, low: float, high: float):
     assert list(wilson(failed, tests)) == pytest.approx([low, high], abs=1e-4)
 
 

@@ -18,7 +18,7 @@ def seen(*colors: str) -> Recording:
     )
 
 
-def test_facts_are_grouped_by_cause_without_those_of_no_cause():
+def test_facts_are_grouped_by_cause_and_facts_without_a_cause_are_omitted():
     facts = seen("red", "blue", "red").facts(Color)
     groups = by_cause(facts, lambda fact: fact.name if fact.name != "blue" else None)
     assert {cause: [node.node for node in group] for cause, group in groups.items()} == {"red": [0, 2]}
@@ -31,7 +31,7 @@ def test_a_node_is_a_culprit_once():
     assert [(culprit.node, culprit.node_rank) for culprit in culprits] == [("alpha", 0), ("beta", 1)]
 
 
-def test_first_of_many_are_named_and_the_rest_counted():
+def test_first_names_are_listed_and_the_rest_is_counted():
     assert first_names(["a", "b"], 2) == "a, b"
     assert first_names(["a", "b", "c"], 2) == "a, b and 1 more"
     assert first_names([], 2) == ""

@@ -35,7 +35,7 @@ def _on(counts: list[int], backend: str = "gloo") -> Recording:
         ([2] * 64, range(0, 128, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 56 more (n0, n1, n2, n3 and 60 more)"),
     ],
 )
-def test_ranks_are_written_as_a_person_would_say_them(counts, ranks, words):
+def test_ranks_are_written_in_readable_form(counts, ranks, words):
     assert ranks_at(_on(counts), ranks) == words
 
 

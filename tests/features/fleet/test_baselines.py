@@ -288,7 +288,7 @@ def test_two_runs_without_measurements_are_not_healthy(tmp_path):
     assert [finding.code for finding in report.findings] == ["DD831"]
 
 
-def test_network_that_is_slower_between_all_nodes_blames_none():
+def test_network_that_is_slower_between_all_nodes_blames_no_node():
     recording = load("baseline/one-link-of-three-nodes-slower")
     [reading] = recording.readings
     slow = [each | {"value": each["median"] * 0.5} for each in (reading.fact or {})["compared"]]

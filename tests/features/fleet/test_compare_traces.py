@@ -1,4 +1,4 @@
-"""Traces of a job compared with those of another: changes in a step, and the gain of more ranks."""
+"""Comparison of two jobs' traces: changes in a step, and the gain from more ranks."""
 
 import json
 from pathlib import Path

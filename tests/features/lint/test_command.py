@@ -174,7 +174,7 @@ def test_script_on_stdin_is_checked(folder: Path):
     assert "<stdin>:5:1: error DDL104" in done.stdout
 
 
-def test_file_that_does_not_parse_is_unsure_and_its_line_is_named(folder: Path):
+def test_file_that_does_not_parse_is_unsure_and_its_line_is_shown(folder: Path):
     (folder / "old.py").write_text("import torch\nprint 'hello'\n")
 
     done = lint("old.py", "healthy.py", cwd=folder)

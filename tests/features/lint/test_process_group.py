@@ -59,7 +59,7 @@ def test_another_gpu_is_a_warning_and_an_unknown_one_is_info(situation, severity
         "dist.get_rank() + 1",
     ],
 )
-def test_gpu_other_than_that_of_the_rank_is_a_warning(gpu):
+def test_gpu_that_does_not_match_the_rank_is_a_warning(gpu):
     assert [one.severity for one in findings('dist.init_process_group("nccl")', gpu)] == [Severity.WARNING]
 
 

@@ -125,7 +125,7 @@ def test_wrap_under_another_condition_is_not_certain():
         ("maintain", None),
     ],
 )
-def test_condition_names_the_ranks_where_it_holds(condition: str, ranks: str | None):
+def test_condition_selects_the_ranks_that_satisfy_it(condition: str, ranks: str | None):
     found = chosen_ranks(
         only(script(f"if {condition}:\n    dist.barrier()\n").named("torch.distributed.barrier")).conditions
     )

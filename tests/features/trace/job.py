@@ -1,6 +1,6 @@
 """A small DDP job that profiles itself, with one injected situation: ``python job.py DIR OPTIONS``, once per rank.
 
-It needs torch and nothing of ddp-doctor. Steps are timed twice: without the profiler (``seconds``: the cost of the
+It needs torch but not ddp-doctor. Steps are timed twice: without the profiler (``seconds``: the cost of the
 fault), then with it (the trace). Every delay is work; nothing sleeps.
 """
 

@@ -51,7 +51,7 @@ def test_two_of_three_ranks_cannot_be_late():
     assert max(shares(job([EVEN, SLOW, SLOW])).values()) < 0.01
 
 
-def test_call_that_a_gloo_thread_starts_late_makes_no_rank_late():
+def test_late_start_in_a_gloo_thread_does_not_make_the_rank_late():
     ranks = job([EVEN, EVEN])
     calls = tuple(call.model_copy(update={"begin_us": call.begin_us + 1_500.0}) for call in ranks[0].calls)
 

@@ -180,7 +180,7 @@ def test_invalid_trace_is_one_sentence_with_exit_2(asked, tmp_path, name, conten
         ([], "missing argument"),
     ],
 )
-def test_wrong_use_is_one_sentence_and_exit_2(asked, traces, tmp_path, args, sentence):
+def test_wrong_use_gives_a_reason_and_exit_code_2(asked, traces, tmp_path, args, sentence):
     (tmp_path / "empty").mkdir()
 
     done = asked("trace", *(arg.format(traces=traces, empty=tmp_path / "empty") for arg in args))
@@ -189,7 +189,7 @@ def test_wrong_use_is_one_sentence_and_exit_2(asked, traces, tmp_path, args, sen
     assert sentence in done.stderr
 
 
-def test_other_files_next_to_the_traces_are_named_without_effect(asked, traces):
+def test_other_files_next_to_the_traces_are_listed_as_unread(asked, traces):
     (traces / "train.log").write_text("epoch 3\n")
     (traces / "options.json").write_text('{"lr": 0.1}')
     (traces / "report.nsys-rep").write_bytes(b"\0\1")
@@ -252,7 +252,7 @@ def test_redacted_outputs_have_no_name_of_a_file(asked, traces, tmp_path):
         assert not re.search(r"traces/|rank0\.json|alice", text.partition("\nRecording: ")[0])
 
 
-def test_ctrl_c_reports_on_the_ranks_read_until_then(traces):
+def test_ctrl_c_reports_the_ranks_read_so_far(traces):
     (traces / "rank1.json").write_text(trace(1, steps=400))
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:

@@ -1,4 +1,4 @@
-"""Complete, split, truncated and damaged traces are read; the kept values are those of the file."""
+"""Complete, split, truncated and damaged traces are read; the kept values equal the values in the file."""
 
 from __future__ import annotations
 
@@ -219,9 +219,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda at:
 
 
 @given(SPANS, SPANS, st.integers(0, 60), st.integers(0, 60))
-def test_operations_on_times_equal_those_of_sets(
-    one: list[tuple[int, int]], other: list[tuple[int, int]], begin: int, end: int
-):
+def test_time_spans_behave_like_sets(one: list[tuple[int, int]], other: list[tuple[int, int]], begin: int, end: int):
     def moments(spans: object) -> set[int]:
         return {at for first, last in spans for at in range(int(first), int(last))}  # type: ignore[attr-defined]
 

@@ -123,7 +123,7 @@ def test_file_of_a_single_rank_gives_only_possible_confidence():
 # Reported and unreported advice.
 
 
-def test_settings_to_try_are_named_with_their_value():
+def test_advice_lists_settings_to_try_with_their_values():
     settings = {
         (each.code, each.setting, each.value)
         for situation in OF_TRACES

@@ -93,7 +93,7 @@ def test_blamed_ranks_of_many_come_first_and_v_shows_each():
     assert len(re.findall(r"^ +(?:!! )?\d+ +90\.0 ", whole, re.MULTILINE)) == 40
 
 
-def test_truncated_or_damaged_file_is_named():
+def test_truncated_or_damaged_file_is_reported():
     [table] = tables(judged(rank(0, [20, 20, 20], cut=True), rank(1, [20, 20, 20], damaged=3)))
 
     whole = " ".join(table.split())

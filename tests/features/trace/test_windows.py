@@ -102,7 +102,7 @@ def test_rank_that_meets_others_is_not_the_whole_job():
     assert "waiting or transfer is not known" in problem(recording(alone))
 
 
-def test_huge_number_of_ranks_takes_no_time():
+def test_window_of_a_huge_number_of_ranks_is_incomplete():
     told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
 
     assert not windows(told)[0].is_whole
