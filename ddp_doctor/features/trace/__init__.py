@@ -24,7 +24,7 @@ from ddp_doctor.model.rule import rules_in
 
 
 def probe(_ctx: Context) -> Fact:
-    """Skip: traces are given on the command line, not searched for."""
+    """Skip, because traces are given on the command line."""
     raise Skip("no trace was given")
 
 

@@ -15,7 +15,7 @@ from ddp_doctor.render.html.bars import Part, bar
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line
 
-#: Collectives of a rank that are drawn, the longest ones.
+#: Maximum number of a rank's collectives to draw, the longest first.
 _MOST_CALLS = 200
 _ENDS_TOGETHER = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -46,7 +46,7 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
 
 
 def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
-    """The parts behind each other, in percent of the longest of the ranks' median steps."""
+    """Yield the parts of the median step one after another, in percent of the longest median step of all ranks."""
     start = 0.0
     for name, title in PARTS.items():
         seconds = getattr(rank.median, name)
@@ -59,7 +59,7 @@ def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
 
 
 def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
-    """The time lines of two steps that all of these ranks have, or of one."""
+    """Yield timelines of the median and the longest step that all of these ranks have; one if both are the same."""
     of_ranks = [{step.number: step for step in fact.steps} for fact in facts]
     common = sorted(set(of_ranks[0]).intersection(*of_ranks)) if of_ranks else []
     if not common:
@@ -90,7 +90,7 @@ def _line(title: str, rows: Sequence[tuple[TraceFact, TraceStep]]) -> Part:
 
 
 class _Scale:
-    """Microseconds to percent of the width."""
+    """A scale from microseconds to percent of the width."""
 
     def __init__(self, begin: float, end: float) -> None:
         self.begin, self.us = begin, max(end - begin, 1e-3)

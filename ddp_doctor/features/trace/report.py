@@ -25,29 +25,29 @@ class StepParts(Frozen):
     compute: float  # kernels run, on a CPU trace operators
     optimizer: float  # … of Optimizer.step
     loading: float  # the rank waits for its data
-    waiting: float  # the rank waits for ranks that come later to a collective
+    waiting: float  # the rank waits for ranks that arrive later at a collective
     transfer: float  # a collective moves data while nothing is computed
     not_told: float  # waiting or transfer, if the rank's peers are missing
     other: float  # only copies to and from the GPU
     host: float  # everything else: Python, launches, synchronization, pauses
-    hidden: float  # communication during computing, which already counts it
+    hidden: float  # communication during computing, already counted as compute
 
 
 class TracedStep(StepParts):
-    """One step of one rank."""
+    """The times of one rank in one step."""
 
-    number: int  # as the profiler counts
+    number: int  # the profiler's number
 
 
 class TracedRank(Frozen):
     """The steps of one rank in one window."""
 
-    rank: int | None  # null if neither the trace nor its file name has it
-    file: str  # as it was given, or ARCHIVE:MEMBER
+    rank: int | None  # null if it is neither in the trace nor in the file name
+    file: str  # the path as given, or ARCHIVE:MEMBER
     host: str  # empty if unknown
-    device: Literal["cpu", "gpu"]  # what computes
+    device: Literal["cpu", "gpu"]  # where the parts of a step are measured
     gpu: str  # its model
-    left_out: int  # the first recorded steps, which are not judged
+    left_out: int  # number of first recorded steps, which are not analyzed
     cut: bool = False  # whether the file is truncated; complete steps before that are here
     damaged: int = 0  # events that could not be read
     median: StepParts  # the median of each part, scaled to the length of the median step
@@ -60,20 +60,20 @@ class TracedWindow(Frozen):
     number: int  # from 1, the earliest first
     world_size: int | None  # of the job, if known
     ranks: tuple[TracedRank, ...]  # the ranks whose trace was given
-    advice: tuple[TraceAdvice, ...] = ()  # what would make its steps faster, the largest bound first
+    advice: tuple[TraceAdvice, ...] = ()  # changes that would make its steps faster, the largest bound first
 
 
 class TraceReport(Report):
     """The document that ``trace --json`` writes: the envelope, the times of each step, and possible speedups."""
 
     windows: tuple[TracedWindow, ...] = ()  # the windows that are analyzed
-    advice: tuple[TraceAdvice, ...] = ()  # of the latest of them
+    advice: tuple[TraceAdvice, ...] = ()  # the advice for the latest of these windows
     #: Files without a trace, and why; "" has the number of further files next to traces.
     unread: dict[str, str] = Field(default_factory=dict)
 
 
 def with_steps(report: Report, recording: Recording, _diagnosis: object) -> TraceReport:
-    """The report with the table of ranks and steps."""
+    """Return the report with the table of ranks and steps."""
     traced = tuple(_window(recording, window) for window in windows(recording))
     return TraceReport(
         **dict(report),

@@ -22,7 +22,7 @@ from ddp_doctor.model.recording import Options, Recording
 def read_side(path: str, progress: Progress | None) -> TracedSide:
     """Read the traces on one side of a comparison. Raises UsageError."""
     read = read_traces([path], progress)
-    if read.interrupted:  # a part of it would look faster
+    if read.interrupted:  # partial traces would look faster
         raise KeyboardInterrupt
     recording = blank(Options(command=Command.TRACE), readings=tuple(map(collected, read.facts)))
     if (found := _side(recording, path)) is None:
@@ -41,7 +41,7 @@ def _side(recording: Recording, file: str) -> TracedSide | None:
     taken = {name: [getattr(step, name) for step in steps] for name in Parts._fields}
     taken["exposed"] = [step.waiting + step.transfer + step.not_told for step in steps]
     ranks = window.world_size or len(window.ranks)
-    if ranks == 1:  # there is no other rank to wait for
+    if ranks == 1:  # a single rank waits for no other rank
         taken |= {"transfer": taken["exposed"], "not_told": [0.0] * len(steps)}
     samples = [_samples(fact) for fact in window.ranks]
     return TracedSide(
@@ -67,8 +67,8 @@ def _part(values: Sequence[float]) -> TracedPart:
 
 
 def job_collectives(path: str, recordings: Sequence[Recording]) -> JobCollectives:
-    """The last window of each rank. A trace shows collectives that have ended; few of them have a number."""
-    from ddp_doctor.app.job_collectives import MOST_ELEMENTS, replayable  # not for compare
+    """Return the collectives in the last window of each rank. They have ended, and few of them have a number."""
+    from ddp_doctor.app.job_collectives import MOST_ELEMENTS, replayable  # not needed by compare
 
     traces = [at.fact for recording in recordings for at in recording.facts(TraceFact)]
     of_rank = {fact.rank or 0: fact for fact in sorted(traces, key=lambda fact: fact.rank or 0)}
@@ -96,7 +96,7 @@ def job_collectives(path: str, recordings: Sequence[Recording]) -> JobCollective
             index = names.index(call.group)
             calls[rank].append(JobCall(group=index, seq=seq, op=op, elements=elements, dtype=dtype))
     job = replayable(path, world, groups, calls, set(of_rank), left_out, source="the trace")
-    if any(call.differs for of_rank in job.ranks for call in of_rank):  # they ended, so they met under other numbers
+    if any(call.differs for of_rank in job.ranks for call in of_rank):  # complete, but numbered differently
         raise UsageError(
             f"the traces of {quoted(path)} do not start at the same collective; record the same steps on all ranks"
         )

@@ -18,7 +18,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import one_line
 
-#: The parts that add up to a step, by the fields of StepParts, and what their columns are called.
+#: The parts that add up to a step: fields of StepParts, and the titles of their columns.
 PARTS = {
     "compute": "compute",
     "optimizer": "optimizer",
@@ -29,13 +29,13 @@ PARTS = {
     "host": "host",
     "other": "other",
 }
-#: A part that is less than this share of the step on every rank has no column.
+#: Minimum share of the step on any rank for a part to get a column.
 _LEAST_SHARE = 0.005
-#: Longest step over median step: a smaller ratio is not explained.
+#: Minimum ratio of the longest to the median step for an explanation.
 _LONGER = 1.1
-#: Rows on a screen and on the page, ranks named by a finding first; -v shows each rank.
+#: Maximum rows on a screen and on the page, ranks named by a finding first; -v shows each rank.
 MOST_ROWS = 16
-#: Files that could not be read, on a screen.
+#: Maximum number of unread files to list on a screen.
 _MOST_FILES = 3
 
 
@@ -66,7 +66,7 @@ def blamed(report: TraceReport) -> dict[int | None, list[str]]:
 
 
 def caption(report: TraceReport, window: TracedWindow) -> str:
-    """``The median of 4 steps of 2 ranks``, or how many ranks of how many."""
+    """Return ``The median of 4 steps of 2 ranks``, with the number of all ranks if some are missing."""
     which = f"Window {window.number}: the" if len(report.windows) > 1 else "The"
     steps = max((len(rank.steps) for rank in window.ranks), default=0)
     given, all_of_them = len(window.ranks), window.world_size
@@ -75,7 +75,7 @@ def caption(report: TraceReport, window: TracedWindow) -> str:
 
 
 def name_of(rank: TracedRank | TraceFact) -> str:
-    """Return its number, or its file."""
+    """Return the rank's number, or its file if unknown."""
     return str(rank.rank) if rank.rank is not None else one_line(rank.file).rpartition("/")[2]
 
 
@@ -121,7 +121,7 @@ def _notes(window: TracedWindow) -> Iterator[str]:
 
 
 def _longest(window: TracedWindow) -> str:
-    """Return the longest step, and which part of which rank, except waiting, made it longer."""
+    """Return a note on the longest step: the rank and the part, except waiting, that made it longer."""
     steps = [(step, rank) for rank in window.ranks for step in rank.steps]
     if len(steps) < 2 * len(window.ranks):
         return ""

@@ -1,6 +1,6 @@
 """``ddp-doctor trace``: the profiler's traces of a job's ranks, file by file, into facts.
 
-A file is read once from its beginning to its end, and of its events little is kept.
+Each file is read once, from its beginning to its end, and little is kept of its events.
 """
 
 import re
@@ -24,13 +24,13 @@ from ddp_doctor.sources.job_files import JobFile, job_files, total_bytes
 from ddp_doctor.starters.interruption import calling
 from ddp_doctor.wording.nodes import name_list
 
-#: Bytes read, and the total number if known.
+#: Called with the bytes read, and the total number if known.
 Progress = Callable[[int, int], None]
 #: Maximum number of unread files in a recording.
 _MOST_UNREAD = 20
 #: A directory of one rank: runs/rank_0/trace.json.
 _DIRECTORY = re.compile(r"(?:^|/)(?:rank|worker)[-_.]?(\d{1,6})(?=/|$)", re.IGNORECASE)
-#: In a file name, the last of them counts: rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
+#: The rank in a file name; the last match counts: rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|trace)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 #: HOST_PID.NANOSECONDS.pt.trace.json, as tensorboard_trace_handler names files: a host may be called worker-3.
 _OF_TORCH = re.compile(r"(?!rank)[^/]*_\d+\.\d{10,}\.pt\.trace\.json(\.\w+)?$", re.IGNORECASE)
@@ -52,7 +52,7 @@ class Unread(NamedTuple):
 
     name: str
     why: str
-    is_other: bool = False  # it could be read, and is something else
+    is_other: bool = False  # it could be read, but is not a trace
     is_beside: bool = False  # … that is in the same directory but was not named on the command line
 
 
@@ -68,7 +68,7 @@ class Traces:
 def trace(
     paths: Sequence[str], options: Options, progress: Progress | None = None, against: str | None = None
 ) -> Outcome:
-    """Judge the traces in these paths; ``against`` is a run's report. Raises UsageError if there is none to read."""
+    """Analyze the traces in these paths; ``against`` is a run's report. Raises UsageError if there is no trace."""
     started = time.monotonic()
     if against is not None:
         options = options.model_copy(update={"expected_busbw": _busbw_in(against)})
@@ -161,7 +161,7 @@ def _with_rank_of_name(fact: TraceFact) -> TraceFact:
 
 @contextmanager
 def _interruptible(read: Traces, paths: Sequence[str]) -> Iterator[None]:
-    """Let Ctrl-C, or SIGTERM, end the file that is read, and a second one all; a wait for stdin it ends at once."""
+    """Let Ctrl-C or SIGTERM end the current file, and a second one all reading; a wait for stdin ends at once."""
 
     def note(_number: int, _frame: object) -> None:
         if read.interrupted:
@@ -175,11 +175,11 @@ def _interruptible(read: Traces, paths: Sequence[str]) -> Iterator[None]:
 
 
 class _StdinLeft(BaseException):
-    """Ends the reading of stdin."""
+    """The user ended the reading of stdin."""
 
 
 def _busbw_in(path: str) -> float:
-    """Return the bus bandwidth (B/s) of a run's all-reduce of most bytes. Raises UsageError if it has none."""
+    """Return the bus bandwidth (B/s) of a run's largest all-reduce. Raises UsageError if it has none."""
     measured = [each for each in report_in(read_json(path)).measurements if each.name == "allreduce_busbw"]
     if not measured:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""Profilers' traces: a stream of bytes to events, and events to what is kept of a rank."""
+"""Profiler traces: the parser of events, and the data that is kept of a rank."""

@@ -1,4 +1,4 @@
-"""Collects a trace's events while they pass: times and names in arrays, the arguments of a few, and the collectives.
+"""Collect events while a trace is read: times and names in arrays, the arguments of a few events, and the collectives.
 
 Names and categories: pytorch/kineto libkineto/include/ActivityType.h; torch/csrc/distributed/c10d/reducer.cpp.
 Fields: pytorch/pytorch torch/csrc/distributed/c10d/ParamCommsUtils.hpp; kernels: NVIDIA/nccl src/device/generate.py.
@@ -14,32 +14,32 @@ from typing import Any, NamedTuple
 
 from ddp_doctor.features.trace.reading.events import Event, arguments
 
-#: More names than any trace has; the rest are one.
+#: Maximum number of names; further names share one number.
 _MOST_NAMES = 500_000
-#: More annotations, collectives and copies than a trace of a day has.
+#: Maximum number of annotations, collectives and copies; a trace of a day has fewer.
 _MOST_KEPT = 2_000_000
-_COLLECTIVE_KERNELS = ("nccl", "rccl", "msccl")  # how their names begin
-#: Operators that may wait for the GPU: they read a number, or copy. The outermost one names the user's line.
+_COLLECTIVE_KERNELS = ("nccl", "rccl", "msccl")  # prefixes of names
+#: Operators that may wait for the GPU, because they read a number or copy. The outermost one names the user's line.
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
 COPIES = ("aten::to", "aten::copy_")
-#: The first operator of a model: its first input, of embeddings the second, has the batch.
+#: The first operator of a model: the batch is its first input, or for embeddings the second.
 FIRST_INPUT = {
     **dict.fromkeys(("aten::linear", "aten::addmm", "aten::matmul", "aten::conv1d", "aten::conv2d", "aten::conv3d"), 0),
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::layer_norm", "aten::batch_norm", "aten::flatten"), 0),
     "aten::embedding": 1,
 }
-#: Which torch before 1.12 writes as operators.
+#: The names that torch before 1.12 writes as operators.
 _ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.forward")
 _SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
 #: A non-blocking copy returns within 50 us; one from pageable memory waits for the GPU (measured, torch 2.11).
 _COPY_THAT_WAITED_US = 100.0
 BACKWARD = "autograd::engine::evaluate_function"
-#: The node that passes a gradient to DistributedDataParallel, which calls the all-reduce of a full bucket.
+#: The autograd node that passes a gradient to DistributedDataParallel, which calls the all-reduce of a full bucket.
 ACCUMULATES = "AccumulateGrad"
 INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 BACK_FROM_BUCKET = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 UNUSED_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
-#: Around the broadcast of a model's buffers.
+#: Events around the broadcast of a model's buffers.
 PACKED, UNPACKED = "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"
 _REDUCER = frozenset((*INTO_BUCKET, BACK_FROM_BUCKET, UNUSED_SEARCH))
 
@@ -55,17 +55,17 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Events without arguments, in an array: there are millions. Sorted before anything is asked of them."""
+    """Events without arguments, in arrays because there are millions. Call ``sorted`` before any other method."""
 
     def __init__(self) -> None:
-        self.flat = array("d")  # begin, how long it took, and the number of its name, one event after the other
+        self.flat = array("d")  # begin, duration and number of the name of each event, one after another
         self.begins, self.lasts, self.names = array("d"), array("d"), array("d")
 
     def __len__(self) -> int:
         return len(self.flat) // 3
 
     def sorted(self) -> "Rows":
-        """The same, by begin."""
+        """Sort the rows by begin and return them."""
         columns = [self.flat[column::3] for column in range(3)]
         if not all(map(le, columns[0], columns[0][1:])):
             order = sorted(range(len(self)), key=columns[0].__getitem__)
@@ -103,14 +103,14 @@ class Collected:
         self.on_gpu: list[Row] = []  # annotations of the GPU
         self.calls: list[Row] = []  # c10d::, on the host
         self.records: list[Row] = []  # record_param_comms
-        self.collectives: list[Row] = []  # kernels, or gloo's annotations
+        self.collectives: list[Row] = []  # kernels, or annotations of gloo
         self.copies: list[Row] = []
         self.syncs: list[Row] = []  # of the CUDA runtime
         self.waiting: list[Row] = []  # operators of READS and COPIES
         self.reducer: list[Row] = []
         self.inputs: list[Row] = []  # operators of FIRST_INPUT
         self.detached: list[Row] = []  # tensors
-        self.processes: set[int | str] = set()  # that have steps
+        self.processes: set[int | str] = set()  # processes that have steps
         self._besides: dict[str, list[Row] | None] = {}  # by the names of operators
         self._takers = {
             **dict.fromkeys(("cpu_op", "Operator"), self._operator),
@@ -160,7 +160,7 @@ class Collected:
             self._keep(rows, event, begin, name, args=rows is self.inputs or rows is self.records)
 
     def _rows_of(self, name: str) -> "list[Row] | None":
-        """Return the list that keeps operators of this name, in addition or instead."""
+        """Return the list that keeps operators of this name, or None."""
         if name.startswith("c10d::"):
             return self.calls
         if name.startswith(_ANNOTATIONS):
@@ -236,7 +236,7 @@ _OF_KERNEL = re.compile(
 
 
 class Call(NamedTuple):
-    """One collective, with the fields of TraceCall."""
+    """A collective, with the fields of TraceCall."""
 
     begin: float
     end: float
@@ -250,7 +250,7 @@ class Call(NamedTuple):
 
 
 def kind_of(name: str) -> str:
-    """``all_reduce`` of ``c10d::allreduce_``, ``gloo:all_reduce``, ``_allgather_base`` and kernels' names."""
+    """Return a kind: ``all_reduce`` for ``c10d::allreduce_``, ``gloo:all_reduce`` and the names of kernels."""
     if kernel := _OF_KERNEL.match(name):
         name = kernel[1]
     words = re.sub(r"[^a-z]", "", name.rpartition(":")[2].lower())
@@ -270,7 +270,7 @@ def collectives(found: Collected, *, lossy: bool) -> list[Call]:
 
 
 def _of_gloo(rows: list[Row], calls: list[Row], *, lossy: bool) -> list[Call]:
-    """The j-th start of a kind on gloo's threads is its j-th call; where starts are missing, a later call's."""
+    """Match starts on gloo's threads with calls: the j-th of a kind with its j-th call, or later if starts are lost."""
     by_kind = defaultdict[str, deque[Row]](deque)
     for call in calls:
         by_kind[kind_of(call.name)].append(call)
@@ -282,7 +282,7 @@ def _of_gloo(rows: list[Row], calls: list[Row], *, lossy: bool) -> list[Call]:
         while lossy and len(waiting) > max(left[kind], 1) and waiting[1].begin <= row.begin:
             waiting.popleft()
         left[kind] -= 1
-        # None: it was called before the profiler began.
+        # None: called before the profiler began
         called = waiting.popleft().begin if waiting and waiting[0].begin <= row.begin else None
         size, dtype = _input(arguments(row.args))
         made.append(Call(row.begin, row.end, kind, called, size_bytes=size, dtype=dtype))

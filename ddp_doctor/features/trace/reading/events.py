@@ -1,8 +1,8 @@
-"""A trace of any size as a stream of events: Chrome JSON, an object with ``traceEvents`` or a bare array.
+"""The events of a trace of any size: Chrome JSON, an object with ``traceEvents`` or a bare array.
 
-It is read in pieces of a megabyte that end between two events, so that memory is bounded and damage stays local. A
-piece that is not JSON is read event by event and repaired if possible; events that cannot be repaired are counted.
-Sources of damage in practice: pytorch/kineto 105, 336, 80; pytorch/pytorch 98432, 113001, 130622.
+The file is read in pieces of one megabyte that end between two events, so memory is bounded and damage stays local. A
+piece that is not valid JSON is read event by event and repaired if possible; events that cannot be repaired are
+counted. Sources of damage in practice: pytorch/kineto 105, 336, 80; pytorch/pytorch 98432, 113001, 130622.
 """
 
 import re
@@ -11,26 +11,27 @@ from typing import Any
 
 import msgspec
 
-#: A single event has some hundred bytes, with stacks of C++ some ten thousand.
+#: Maximum length of an event: usually some hundred bytes, with C++ stacks some ten thousand.
 _LONGEST_EVENT_BYTES = 16 << 20
-#: How far the events begin in a file: deviceProperties and pg_config of thousands of ranks come before them.
+#: Maximum distance of the first event from the start of a file: deviceProperties and pg_config of thousands of ranks
+#: come before it.
 _LONGEST_HEADER_BYTES = 32 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: Between two events: as Kineto writes it, and any other writer.
+#: The text between two events: written by Kineto, and by any other writer.
 _BETWEEN = b"\n  },\n  {"
 _BETWEEN_ANY = re.compile(rb'\}\s*(,)[\s,]*\{\s*"(?:ph|name|cat|pid|ts|tid|args|dur)"')
 _FILLING = re.compile(rb"[\s,]*")
 _END = re.compile(rb"\}[\s,]*(\])")
-#: … if the last event itself is damaged.
+#: … if the last event is itself damaged.
 _END_OF_ALL = re.compile(rb'\}[\s,]*(\])\s*(?:,\s*"\w+"\s*:|\}\s*$)')
-#: An event whose end is sought; brackets within its arguments come before it.
+#: Maximum number of possible ends of an event to try: its arguments may contain brackets before its real end.
 _MOST_ENDS = 64
 _NO_NUMBER = re.compile(rb"(?<=[:\s,\[])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _CONTROLS = b" " * 32 + bytes(range(32, 256))
 
 
 class Event(msgspec.Struct, gc=False):
-    """The fields read of every event. Times in microseconds. ``args`` are not parsed yet."""
+    """The fields of an event that are always read. Times in microseconds. ``args`` are not parsed yet."""
 
     ph: str = ""
     cat: str | None = ""
@@ -43,7 +44,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class NotATrace(ValueError):
-    """The file has no events; the message names the problem."""
+    """The file does not contain events; the message names the problem."""
 
 
 # Not strict: Ascend writes times as strings.
@@ -63,13 +64,13 @@ def arguments(raw: bytes | msgspec.Raw) -> dict[str, Any]:
 
 
 class EventStream:
-    """The events of a file in its order. Other contents of the file are known at the end."""
+    """The events of a file in its order. The other contents of the file are known at the end."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
-        self._around = [b"", b""]  # before and after the events
+        self._around = [b"", b""]  # the text before and after the events
         self.damaged = 0
-        self.cut = True  # until the end of the events is seen
+        self.cut = True  # False once the end of the events was read
 
     def header(self) -> dict[str, Any]:
         """Return the readable contents of the file other than events."""
@@ -82,7 +83,7 @@ class EventStream:
         return {}
 
     def pieces(self) -> Iterator[list[Event]]:
-        """Lists of events. Raises NotATrace."""
+        """Yield the events in lists. Raises NotATrace."""
         rest = self._begin()
         for chunk in self._chunks:
             rest += chunk
@@ -99,7 +100,7 @@ class EventStream:
                 return
         yield self._one_by_one(rest)
         if self.cut:
-            self.damaged -= bool(self.damaged and rest.strip())  # the last one is not damaged but cut
+            self.damaged -= bool(self.damaged and rest.strip())  # the last event is truncated, not damaged
 
     def _begin(self) -> bytes:
         """Return the text after the start of the events."""
@@ -141,7 +142,7 @@ class EventStream:
         return found
 
     def _last(self, text: bytes) -> tuple[Event | None, bytes | None]:
-        """Return the last event and the text after the events; None if they do not end here."""
+        """Return the last event and the text after the events, or None if the events do not end in this text."""
         if text.startswith(b"]"):
             return None, text[1:]
         for _, end in zip(range(_MOST_ENDS), _END.finditer(text), strict=False):

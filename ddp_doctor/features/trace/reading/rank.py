@@ -1,4 +1,4 @@
-"""A trace to the facts of its rank: the steps that are judged, with their parts, and the collectives in them."""
+"""Convert a trace to the facts of its rank: the analyzed steps with their parts, and the collectives in them."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,19 +14,19 @@ from ddp_doctor.model.intervals import Times
 
 __all__ = ["NotATrace", "read_trace"]
 
-#: Kept of a window: its latest steps, and so many collectives.
+#: Maximum numbers kept per window: the latest steps, and collectives.
 _MOST_STEPS, _MOST_CALLS = 64, 3_000
-#: For the number of a step.
+#: Maximum number of digits in a step number.
 _MOST_DIGITS = 18
-#: Ranks are below this.
+#: Upper limit for rank numbers.
 _MOST_RANKS = 10_000_000
-#: No step takes eleven days, whatever a file says.
+#: Longest plausible step (eleven days).
 _LONGEST_STEP_US = 1e12
-#: For a step: the longest times of communication only.
+#: Maximum number per step: the longest intervals with only communication.
 _MOST_EXPOSED = 100
-#: Names that enclose a gap or a call: the innermost ones are kept.
+#: Maximum number of names that enclose a gap or a call; the innermost are kept.
 _MOST_INSIDE = 8
-#: Threads that may have called something that waits when another one does.
+#: Maximum number of threads that may have made a call while another thread waits.
 _MOST_THREADS = 8
 #: Number of frames searched for those that enclose a moment.
 _LOOK_BACK = 20_000
@@ -42,7 +42,7 @@ class _Step(NamedTuple):
 
 
 def read_trace(name: str, chunks: Iterable[bytes]) -> TraceFact:
-    """The facts of one file. Raises NotATrace."""
+    """Return the facts of one file. Raises NotATrace."""
     stream, found = EventStream(chunks), Collected()
     for piece in stream.pieces():
         found.take(piece)
@@ -132,7 +132,7 @@ class _Rank:
         return kept, marked_by, len(whole) - len(kept), thread
 
     def _last_moment(self) -> float:
-        """Return the time up to which the trace is complete; a cut file may lack everything on the GPU."""
+        """Return the time up to which the trace is complete; a truncated file may lack everything on the GPU."""
         if not self.stream.cut:
             return float("inf")
         of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]

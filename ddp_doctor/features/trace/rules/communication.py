@@ -251,7 +251,7 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
                 *([hook] if not any(fact.hook for fact in found.window.ranks) else []),
                 code("Use fewer ranks, if possible only ranks of one node", cost="fewer samples per step"),
             ),
-            severity=Severity.WARNING,  # it is a bound: no measured slowdown
+            severity=Severity.WARNING,  # a bound, not a measured slowdown
         )
 
 
@@ -370,7 +370,7 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
 
 
 def _busbw(meetings: Sequence[Meeting]) -> float | None:
-    """Return B/s of the large all-reduces of a median step, counting overlapping ones together; None without them."""
+    """Return B/s of the large all-reduces of a median step, overlapping ones counted together, or None without any."""
     large = (one for one in meetings if one.kind == ALL_REDUCE and (one.size_bytes or 0) >= TRANSFER_BYTES)
     rates = []
     for of_step in grouped((one.step, one) for one in large).values():

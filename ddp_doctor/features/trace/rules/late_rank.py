@@ -1,4 +1,4 @@
-"""DDT101 to DDT107: which rank the others wait for, and why."""
+"""DDT101 to DDT107: the rank that the others wait for, and the cause."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ _SAVES = re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)
 
 
 class Compared(NamedTuple):
-    """A value per step of a late rank in its late steps, and the median of the other ranks."""
+    """The mean of a value over a late rank's late steps, and the median of the other ranks' means."""
 
     own: float
     others: float
@@ -57,11 +57,11 @@ class Cause(NamedTuple):
     evidence: Evidence | None = None
     confidence: Confidence = Confidence.LIKELY
     blames: bool = True  # whether the rank is to blame for it
-    fix: Remedy | None = None  # in place of the usual ones
+    fix: Remedy | None = None  # replaces the usual fixes
 
 
 class Suspect:
-    """A rank that costs the others time, compared with them in the steps where it is late."""
+    """A late rank, compared with the other ranks in the steps where it is late."""
 
     def __init__(self, window: Window, late: Late) -> None:
         self.fact = window.ranks[late.place]
@@ -69,12 +69,12 @@ class Suspect:
         self.on_gpu = self.fact.device == "gpu"
         first = min(late.lost_us)
         self.late_in = [step for step in late.steps if step > first] or late.steps
-        #: The delay of a step's first collective may come after the last collective of the step before.
+        #: An idle gap after the last collective of a step delays the first collective of the next step.
         self.steps = {*self.late_in, *(step - 1 for step in self.late_in)} & {step.number for step in self.fact.steps}
         self.lost_us = sum(late.lost_us[step] for step in self.late_in) / len(self.steps)
 
     def compare(self, of: Callable[[TraceStep], float]) -> Compared:
-        """A value of these steps, each rank's mean."""
+        """Compare a value in these steps: the mean of each rank."""
         each = (
             mean([of(step) for step in fact.steps if step.number in self.steps] or [0.0])
             for fact in (self.fact, *self.others)
@@ -88,11 +88,11 @@ class Suspect:
         return step.gap_us if step.number + bool(is_last) in self.late_in else 0.0
 
     def idle(self, step: TraceStep) -> float:
-        """… and all other such times of the step."""
+        """Return the total idle time of a step, with its longest gap only if that delays a late step."""
         return step.host_us + step.other_us - step.gap_us + self.gap(step)
 
     def explains(self, of: Callable[[TraceStep], float], share: float = numbers.EXPLAINED_SHARE) -> Compared | None:
-        """The comparison, if it explains so much of what the others lose."""
+        """Return the comparison if it explains at least this share of the other ranks' loss, otherwise None."""
         compared = self.compare(of)
         least = max(share * self.lost_us, numbers.LEAST_SHARE * self.compare(lambda step: step.length_us).others)
         return compared if compared.more >= least else None
@@ -123,14 +123,14 @@ def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Caus
 class Jitter(NamedTuple):
     """Ranks that delay each other in turn."""
 
-    ranks: tuple[int, ...]  # places in the window, the most costly first
-    share: float  # of all steps together, lost to the last rank of each step
+    ranks: tuple[int, ...]  # their places in the window, the most costly first
+    share: float  # share of all steps that is lost to the last rank of each step
     lost_us: float  # per step
 
 
 @once_a_recording
 def lesser(recording: Recording, window: Window) -> Late | Jitter | None:
-    """Return the rank, or the ranks in turn, that cost the others a tenth of the step but are not warned about."""
+    """Return the rank, or the ranks in turn, that cost the others a tenth of the step but get no warning."""
     if _waited_for(recording, window) or not window.late or window.late[0].share <= 0:
         return None
     first = window.late[0]
@@ -205,7 +205,7 @@ def _pauses(suspect: Suspect) -> Cause | None:
     if idle is None or together < numbers.PAUSES_US or gap.more < numbers.PAUSE_OF_IDLE * idle.more:
         return None
     by_chance = longest < numbers.PAUSES_US and 2 * len(gaps) < len(suspect.fact.steps)
-    if by_chance and not suspect.on_gpu:  # a busy processor takes turns
+    if by_chance and not suspect.on_gpu:  # a busy processor alternates between processes
         return None
     said = f"it pauses for up to {ms(longest)} in {len(gaps)} of {len(suspect.fact.steps)} steps"
     line = _line(max(gaps, key=lambda step: step.gap_us))

@@ -1,4 +1,4 @@
-"""The findings of rules DDT120 to DDT149 (bound, severity, fix), and the texts for times and ranks in all rules."""
+"""The findings of rules DDT120 to DDT149 (bound, severity, fix), and the texts for times and ranks of all rules."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +19,7 @@ _TRY_IT = "ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json"
 
 
 class Told(NamedTuple):
-    """An advice of a window, and what its steps usually hold."""
+    """An advice for a window, with a usual step of the window."""
 
     advice: TraceAdvice
     usual: Usual
@@ -47,7 +47,7 @@ class Told(NamedTuple):
         )
 
     def time(self, text: str, measure: Measure) -> Evidence:
-        """The time that a step of the ranks takes for something."""
+        """Return the time that each step takes for something, as evidence."""
         each = self.usual.of_ranks(measure)
         differ = f", {ms(min(each))} to {ms(max(each))} between ranks" if max(each) >= 1.05 * min(each) else ""
         return Evidence(text=f"{text}, per step{differ}", value=max(each) / 1e6, unit="s")
@@ -62,23 +62,23 @@ def told(recording: Recording, rule: str) -> Iterator[Told]:
 
 
 def setting(summary: str, *, undo: str, cost: str = "") -> Remedy:
-    """A change of DistributedDataParallel's arguments, which the doctor can try with the job's own model."""
+    """Return a fix: a changed argument of DistributedDataParallel, which ``run --from-trace`` can test."""
     untried = "reading a trace runs nothing; the command tests it with your model"
     return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried)
 
 
-#: A fix that follows from what a trace shows.
+#: Make a fix that follows from the trace.
 by_trace = partial(remedy, untried="reading a trace runs nothing")
-#: Another change of the job's code.
+#: Make a fix that is another change of the job's code.
 code = partial(by_trace, scope="code", undo="restore the previous lines")
 
 
 def ms(microseconds: float) -> str:
-    """``143 ms``, ``43 ms``, ``4.3 ms``, ``0.43 ms``."""
+    """Return ``143 ms``, ``43 ms``, ``4.3 ms`` or ``0.43 ms``."""
     value = microseconds / 1e3
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
 def rank_of(fact: TraceFact) -> str:
-    """Name a rank: ``rank 1 (node0, rank1.json.gz)``, with the host if known and without the directory."""
+    """Return a rank's name, ``rank 1 (node0, rank1.json.gz)``, with the host if known and without the directory."""
     return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file.rpartition('/')[2])))})"

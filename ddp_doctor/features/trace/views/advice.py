@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, TraceAdvice, once_a_recording
 
-#: Waiting calls of the runtime, outside of operators that read or copy.
+#: Runtime calls that wait, outside of operators that read or copy.
 RUNTIME = tuple(f"{name}{what}Synchronize" for name in ("cuda", "hip") for what in ("Stream", "Device", "Event"))
 
 
@@ -31,7 +31,7 @@ def advice(_recording: Recording, window: Window) -> tuple[TraceAdvice, ...]:
 
 #: These have no use, so they are reported whatever they cost.
 _NEEDLESS = ("DDT123", "DDT129")
-#: If one of these is reported, exposed communication is not reported in addition.
+#: Exposed communication is not reported in addition to one of these.
 _OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
 
 
@@ -66,7 +66,7 @@ def _settings(usual: Usual) -> Iterator[TraceAdvice]:
 
 
 def _of_job(measure: Measure) -> Measure:
-    """Scale a measure to a step without the profiler, which lengthens only operators and launches."""
+    """Scale a measure to a step without the profiler, which makes only operators and launches longer."""
 
     def longer(step: TraceStep, calls: Calls) -> float:
         length = step.length_us
@@ -76,7 +76,7 @@ def _of_job(measure: Measure) -> Measure:
 
 
 def _sent(usual: Usual, measure: Measure) -> Measure:
-    """Scale a measure of communication, except on a CPU trace: it uses processors there, as the profiler does."""
+    """Scale a measure of communication, but not on a CPU trace: there it needs processors, like the profiler."""
     return _of_job(measure) if usual.on_gpu else measure
 
 
@@ -102,7 +102,7 @@ def starts_late(usual: Usual) -> bool:
     """Return True if the first bucket is so large that at least the first half of backward sends nothing."""
     buckets = usual.buckets
     large = buckets.first_bytes >= max(min(numbers.LARGE_FIRST_BYTES, buckets.size_bytes / 2), 2 * FIRST_BUCKET_BYTES)
-    if not large and (buckets.count != 1 or buckets.size_bytes):  # nor the only one, of whatever size
+    if not large and (buckets.count != 1 or buckets.size_bytes):  # and not the only bucket, whatever its size
         return False
     return usual.count(lambda step, _: _begins(step)) >= numbers.LATE_START
 

@@ -15,19 +15,19 @@ from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording, once_a_recording
 
 Calls = Sequence[TraceCall]
-#: A number for one step and its collectives, usually microseconds.
+#: A value of one step and its collectives, usually microseconds.
 Measure = Callable[[TraceStep, Calls], float]
 Average = Callable[[Iterable[float]], float]
 
 
 class Parts(NamedTuple):
-    """Microseconds of a step, or of the median step; all but ``step`` and ``hidden`` add up to ``step``."""
+    """The parts of a step or of the median step in microseconds; all but ``step`` and ``hidden`` add up to ``step``."""
 
     step: float
     compute: float
     optimizer: float
     loading: float
-    waiting: float  # for ranks that came later
+    waiting: float  # for ranks that arrive later
     transfer: float
     not_told: float  # waiting or transfer, if the rank's peers are missing
     other: float
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 @once_a_recording
 def parts(_recording: Recording, window: Window) -> tuple[tuple[Parts, ...], ...]:
-    """Return the parts of each step, for each rank of the window."""
+    """Return the parts of each step of each rank in the window."""
     return tuple(_of_rank(window, place, fact) for place, fact in enumerate(window.ranks))
 
 
@@ -89,18 +89,18 @@ class Buckets:
     """The buckets that carry the gradients of one backward pass."""
 
     count: float
-    size_bytes: float  # of all of them; 0 where sizes were not recorded
-    first_bytes: float  # of the first one
+    size_bytes: float  # total of all buckets; 0 if sizes were not recorded
+    first_bytes: float  # size of the first bucket
 
     @property
     def tiny(self) -> bool:
-        """Return True if they are small and many more than by default."""
+        """Return True if the buckets are small and many more than by default."""
         many = self.count >= TINY_TIMES * self.by_default
         return bool(self.size_bytes) and many and self.size_bytes / self.count < TINY_BYTES
 
     @property
     def by_default(self) -> int:
-        """The number of buckets that DistributedDataParallel makes of these bytes with its default sizes."""
+        """The number of buckets that DistributedDataParallel makes for these bytes with its default sizes."""
         more = max(self.size_bytes - FIRST_BUCKET_BYTES, 0.0)
         return 1 + -int(-more // (DEFAULT_CAP_MIB * MIB))
 
@@ -134,10 +134,10 @@ class Usual:
         return min(self.of_ranks(measure))
 
     def at_most(self, measure: Measure, average: Average = median) -> float:
-        """Return the maximum share of the step that is saved if each rank is spared this time.
+        """Return the maximum share of the step that is saved if each rank does not spend this time.
 
-        A rank also saves its waiting for other ranks, if this time made them late. So a late rank limits the bound: the
-        waiting of the others for it cannot be saved.
+        A rank also saves its waiting for other ranks, if this time made them late. A late rank therefore limits the
+        bound: the other ranks' waiting for it cannot be saved.
         """
         spared, exposed = self.of_ranks(measure, average), self.of_ranks(lambda step, _: step.exposed_us, average)
         length = average(self.of_ranks(lambda step, _: step.length_us, average))

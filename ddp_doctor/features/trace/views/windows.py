@@ -17,23 +17,23 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.intervals import Times
 from ddp_doctor.model.recording import Recording, once_a_recording
 
-#: Between two ranks only, so the calls of other ranks do not match.
+#: Transfers between two ranks; the calls of other ranks do not match them.
 _OF_PAIRS = frozenset(("send", "recv", "send_recv"))
-#: Every rank gives the same size.
+#: Collectives to which every rank gives the same size.
 _OF_ONE_SIZE = frozenset(("all_reduce", "broadcast"))
-#: A rank that has sent its part may leave before the others.
+#: Collectives that a rank may leave before the others, once it has sent its part.
 _ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter", "collective"))
 #: Maximum number of late ranks to examine, the latest first.
 _MOST_CANDIDATES = 8
 
-#: A collective of a rank: its group, the number of its step, its kind, and its number.
+#: The key of a rank's collective: its group, the number of its step, its kind, and its number.
 _Key = tuple[str, int, str, int]
 
 
 class Meeting(NamedTuple):
-    """One collective: each rank's arrival and departure by its own clock, by the rank's place in the window."""
+    """A collective: each rank's arrival and departure by its own clock, by the rank's place in the window."""
 
-    step: int  # its number
+    step: int  # the number of its step
     kind: str
     spans: Mapping[int, Interval]
     size_bytes: int | None = None  # each rank's input, if equal on all ranks
@@ -46,18 +46,18 @@ class Meeting(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The collectives of several ranks, matched."""
+    """The matched collectives of several ranks."""
 
     meetings: tuple[Meeting, ...]
-    problem: str = ""  # why some, or all, are not matched
+    problem: str = ""  # why some or all are not matched
 
 
 class Late(NamedTuple):
-    """The time that the others lose because of one rank."""
+    """The time that the other ranks lose because of one rank."""
 
-    place: int  # in the window
-    lost_us: Mapping[int, float]  # by the number of the step
-    share: float  # … of all steps together
+    place: int  # its place in the window
+    lost_us: Mapping[int, float]  # loss by the number of the step
+    share: float  # … as a share of all steps together
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ def _calls(fact: TraceFact) -> dict[_Key, TraceCall]:
 
 
 def _came(fact: TraceFact, call: TraceCall) -> float:
-    """Return when a rank was ready; the rank is not late because a gloo thread started its call late."""
+    """Return when a rank was ready. A late start on a gloo thread does not make the rank late."""
     return call.begin_us if fact.device == "gpu" or call.called_us is None else call.called_us
 
 
@@ -153,7 +153,7 @@ def _latest(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> list[int]:
 def _lost(late: int, exposed: Sequence[Times], met: Sequence[Meeting]) -> dict[int, float]:
     """Return the others' exposed waiting for a rank in each step: their lower median.
 
-    So the second-to-last rank is not late, and of three ranks two cannot be.
+    The lower median excludes the second-to-last rank, and of three ranks only one can be late.
     """
     waits = defaultdict[tuple[int, int], list[Interval]](list)
     for meeting in met:
@@ -186,25 +186,25 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if all ranks of the job are here. If the traces lack their number, there may be more."""
+        """Return True if all ranks of the job are present; without their number in the traces, some may be missing."""
         calls = [call for fact in self.ranks for call in fact.calls]
         size = self.world_size or max((call.ranks or 0 for call in calls), default=1)
         return len(self.ranks) == size and all(fact.rank == place for place, fact in enumerate(self.ranks))
 
     @cached_property
     def met(self) -> Met:
-        """The collectives of its ranks, matched."""
+        """The matched collectives of its ranks."""
         return meet(self.ranks)
 
     @cached_property
     def late(self) -> tuple[Late, ...]:
-        """The others' loss for each rank, the largest first."""
+        """The other ranks' loss for each rank, the largest first."""
         return late(self.ranks, self.met.meetings)
 
 
 @once_a_recording
 def windows(recording: Recording) -> tuple[Window, ...]:
-    """The windows that are judged: ``options.window`` is latest, all or a number."""
+    """Return the windows to analyze: ``options.window`` is latest, all or a number."""
     every, wanted = _every_window(recording), recording.options.window
     if wanted == "latest":
         return every[-1:]
@@ -254,7 +254,7 @@ def _why_not(fact: TraceFact) -> str:
 
 
 def _together(facts: Sequence[TraceFact]) -> list[list[TraceFact]]:
-    """Group facts with equal step numbers; without numbers, the first of each rank, the second and so on."""
+    """Group facts with equal step numbers; without numbers, all first windows of the ranks, all second, and so on."""
     made: list[list[TraceFact]] = []
     for fact in sorted(facts, key=lambda fact: (_numbers(fact, facts)[0], fact.rank or 0)):
         numbers = set(_numbers(fact, facts))
