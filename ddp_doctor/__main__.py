@@ -1,7 +1,7 @@
 """Entry point of ``ddp-doctor`` and of ``python -m ddp_doctor``.
 
-Nothing heavy may be imported at module level: multiprocessing runs the console script's
-module-level code again in every worker.
+Do not import large modules at module level: multiprocessing runs the module-level code of the console script again in
+every worker.
 """
 
 import os
@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 
 def main(at_the_end: Callable[[], object] = lambda: None) -> None:
-    """Run the command line and leave the process with the doctor's exit code, after ``at_the_end``."""
+    """Run the command line and exit with its exit code, after ``at_the_end``."""
     _search_own_modules_first()
     import gc
     import signal
 
-    # What imports make stays: to search it for cycles every 700 objects was a twentieth of a prolog.
+    # Objects created by imports stay alive. Searching them for cycles every 700 objects took a twentieth of a prolog.
     gc.set_threshold(10_000)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a shell that starts it in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup or in a background job
             signal.signal(number, lambda *_: _leave(at_the_end))
     from ddp_doctor.cli import streams
 
@@ -29,9 +29,9 @@ def main(at_the_end: Callable[[], object] = lambda: None) -> None:
 
 
 def _search_own_modules_first() -> None:
-    """Find Python's library before what PYTHONPATH names, and all of that before the folder of ``python -m``.
+    """Search Python's library before PYTHONPATH, and the directory of ``python -m`` last.
 
-    The user's random.py or torch.py may stand there, of which the doctor is to tell, not to die.
+    That directory may contain the user's own random.py or torch.py. ddp-doctor must report such a file, not import it.
     """
     library = os.__file__.rpartition("/")[0]
     own = (library, f"{library}/lib-dynload")
@@ -40,9 +40,9 @@ def _search_own_modules_first() -> None:
 
 
 def _leave(at_the_end: Callable[[], object]) -> None:
-    """Until a run takes the signals over there is nothing else to clean up and nothing to report.
+    """Exit with 130 before a run has its own signal handlers; there is nothing else to clean up or report.
 
-    Nothing may be raised from here: it would come out of what was interrupted, such as an import, as another error.
+    It must not raise an exception, which would appear as another error in the interrupted code, such as an import.
     """
     try:
         at_the_end()

@@ -1,6 +1,7 @@
 """Features: products with their own commands or options of ``run``, one package each, from the facts to the commands.
 
-The core loads a feature by name if its command runs, its option is given or a recording has its facts. It imports none.
+The core does not import features. It loads a feature by its name if its command runs, its option is given, or a
+recording contains its facts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,12 +38,12 @@ class Row(NamedTuple):
 
     heading: Heading  # of the commands in the help
     summary: str  # of its command in the help
-    outputs: Collection[str]  # that it offers, by their names in cli/outputs.py; none: it has no report
+    outputs: Collection[str]  # outputs that it offers, by their names in cli/outputs.py; none: it has no report
     common: Collection[str] = ()  # options in --help, if the full help does not fit on a screen
     is_redactable: bool = False
-    kinds: Collection[str] = ()  # of facts that only this feature records
-    signs: Collection[bytes] = ()  # in the heads of files that ``compare`` leaves to this feature
-    package: str = ""  # if its name is not that of the command
+    kinds: Collection[str] = ()  # kinds of facts that only this feature records
+    signs: Collection[bytes] = ()  # texts at the start of files that ``compare`` leaves to this feature
+    package: str = ""  # if its name differs from the command's name
 
 
 #: By command.
@@ -106,7 +107,7 @@ FEATURES = {
 
 
 class Added(NamedTuple):
-    """A check that a feature adds to ``run`` if its option is given: what other runs say of it."""
+    """A check that a feature adds to ``run`` if its option is given; other runs only list it with this data."""
 
     feature: str
     kind: str  # of its fact
@@ -122,34 +123,34 @@ ADDED = {
 
 
 class CannotLoad(Exception):
-    """A feature cannot be imported, and the message is the sentence for the user."""
+    """A feature cannot be imported; the message is a sentence for the user."""
 
 
 def _none(*_given: Any) -> Any:
-    """Raise TypeError: the hook of a feature that has no such function."""
+    """Raise TypeError. The default of hooks that a feature does not provide."""
     raise TypeError("the feature does not offer this")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """A loaded feature, as the core uses it."""
+    """A loaded feature: the hooks that the core calls."""
 
     report: "type[BaseModel]"  #: The class of its report.
-    #: By name in ``schema``, its other documents: the class, and what writes them.
+    #: Its other documents by their name in ``schema``: the class, and the command that writes them.
     documents: "Mapping[str, tuple[type[BaseModel], str]]" = field(default_factory=dict)
     about_rules: str = ""  #: The line above its rules in ``ddp-doctor explain``.
-    rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that no check has.
+    rules: "Callable[[], Sequence[Described]]" = lambda: ()  #: Return the rules that do not belong to a check.
     errors: "Callable[[], Sequence[KnownError]]" = lambda: ()  #: Return the texts of errors that it knows.
-    #: Yield its tables (render/layout.py) by report, recording and ``each`` (all rows). None: it has none of its own.
+    #: Yield its tables (render/layout.py) from report, recording and ``each`` (all rows). None: it has no tables.
     tables: "Callable[..., Iterator[Any]] | None" = None
-    #: Yield the lines of each part on the screen if these are not its tables, by report, recording, width and ``each``.
+    #: Yield the lines of each part on the screen from report, recording, width and ``each``, instead of tables.
     story: "Callable[..., Iterator[Iterable[str]]] | None" = None
-    #: Return its template for the HTML page, in its folder templates/, and the values that only this template takes.
+    #: Return its template for the HTML page, in its directory templates/, and the values for only this template.
     page: "Callable[[Any], tuple[str, dict[str, object]]] | None" = None
     #: Return the sentence of a healthy verdict, and sentences to add to it or to a degraded one.
     healthy: "Callable[[Recording, Sequence[Finding]], tuple[str, Sequence[str]]] | None" = None
-    label: str = ""  #: Stands before the worst finding, in place of "Degraded" and "Unhealthy".
-    #: Return why the verdict is unsure, and sentences to add, if the findings leave it open. None: they do not.
+    label: str = ""  #: The first word of the verdict, instead of "Degraded" and "Unhealthy".
+    #: Return why the verdict is unsure, with sentences to add. None: the findings decide the verdict.
     unclear: "Callable[[Sequence[Finding]], tuple[str, Sequence[str]] | None]" = lambda _findings: None
     is_of_runs: bool = False  #: Its report is on many runs, and its tables list their findings.
     #: Read a baseline and return the function that adds the comparison with it to a recording. Raises UsageError.
@@ -161,40 +162,40 @@ class Recorded(Feature):
     """A feature whose recordings the core evaluates."""
 
     report: "type[Report]"
-    checks: "tuple[Check, ...]" = ()  #: Evaluate its recordings. They are in no run.
-    #: Checks of the core that run before them and whose rules do not judge: modules in checks/, ``node.gpus``.
+    checks: "tuple[Check, ...]" = ()  #: The checks of its recordings. They are not part of a run.
+    #: Checks of the core that run before its checks and whose rules are not applied: modules in checks/, ``node.gpus``.
     reads: Collection[str] = ()
-    in_parts: Collection[str] = ()  #: Ids of its checks of which one finished part is a result.
-    facts: "tuple[type[Fact], ...]" = ()  #: Those of no check.
+    in_parts: Collection[str] = ()  #: Ids of its checks that have a result as soon as one part is finished.
+    facts: "tuple[type[Fact], ...]" = ()  #: Its facts that do not belong to a check.
     has_all_reduces: bool = False  #: Its recordings may have all-reduces that another program measured.
-    #: Return the diagnosis of a recording (engine/diagnose.py), if it does not follow from the rules of checks.
+    #: Return the diagnosis of a recording (engine/diagnose.py). None: the rules of its checks are applied.
     diagnose: "Callable[[Recording], Any] | None" = None
     #: Return the report with the feature's own part; the last argument is the diagnosis.
     complete: "Callable[[Report, Recording, Any], Report]"
-    #: Return the verdict in one sentence by recording, verdict and diagnosis. None: by scope, healthy and label.
+    #: Return the verdict in one sentence from recording, verdict and diagnosis. None: from scope, healthy and label.
     summary: "Callable[[Recording, Verdict, Any], str] | None" = None
-    #: Return what the verdict rests on: ``2 ranks, 4 steps of 31 ms``. None: the ranks, as for ``run``.
+    #: Return the scope of the verdict: ``2 ranks, 4 steps of 31 ms``. None: the ranks, as for ``run``.
     scope: "Callable[[Recording], str] | None" = None
-    #: Yield the options whose results are missing, each with the id of the check that gives them.
+    #: Yield the requested options without a result, each with the id of the check that would give it.
     unmet: "Callable[[Recording], Iterable[tuple[str, str]]]" = lambda _recording: ()
-    #: Return why its facts leave the verdict open, or an empty text.
+    #: Return why the verdict is unsure according to its facts, or an empty text.
     unknown: "Callable[[Recording], str]" = lambda _recording: ""
     has_plain_errors: bool = False  #: The title of an error is the verdict, without a label.
     tables: Callable[..., Iterator[Any]]
-    lists_checks: bool = False  #: Its Markdown and HTML list its checks.
-    in_markdown: str = ""  #: The title of its story in Markdown, which otherwise has only tables.
-    #: Yield the bars of a report and its recording, as the template of the HTML page takes them.
+    lists_checks: bool = False  #: Its checks are listed in Markdown and HTML.
+    in_markdown: str = ""  #: The title of its story in Markdown; without a title, Markdown has only its tables.
+    #: Yield the bars of the HTML page, for its template, from a report and its recording.
     bars: "Callable[[Any, Recording], Iterator[dict[str, object]]]" = lambda _report, _recording: iter(())
-    files: Collection[str] = ()  #: The fields of readings and facts that are names of files, which --redact replaces.
-    indent: int | None = 1  #: Of its recordings.
+    files: Collection[str] = ()  #: Fields of readings and facts with names of files, which --redact replaces.
+    indent: int | None = 1  #: The indentation of its recordings.
     is_private: bool = False  #: Only the user who writes its recordings may read them.
-    #: Read one side of ``compare``, and report the progress in bytes. Raises UsageError.
+    #: Read one side of ``compare`` and report the progress in bytes. Raises UsageError.
     side: "Callable[[str, Callable[[int, int], None] | None], TracedSide]" = _none
     #: Return the collectives in recordings, for ``run --collectives-of PATH``. Raises UsageError.
     collectives: "Callable[[str, Sequence[Recording]], JobCollectives] | None" = None
-    #: Yield who ranks wait for, by the dumps in a recording; each has ``culprits``, ``detail`` and ``confidence``.
+    #: Yield which rank waits for which, by the dumps in a recording: ``culprits``, ``detail`` and ``confidence``.
     waits: "Callable[[Recording], Iterable[Any]]" = _none
-    #: Return the finding on the cause that output names, and its line, by the output's name, its text and the check.
+    #: Return the finding on the cause that an output names, and its line, by name and text of the output, and check.
     named_cause: "Callable[[str, str, str], tuple[Finding, Sequence[str]] | None]" = _none
 
 
@@ -204,8 +205,8 @@ class CodeRaised(NamedTuple):
     rank: int
     check: str
     message: str
-    doing: str  # what raised it: ``forward of net:make``
-    where: str  # the line
+    doing: str  # the call that raised it: ``forward of net:make``
+    where: str  # the line of code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +214,8 @@ class RunFeature:
     """A loaded feature that adds checks to ``run``."""
 
     checks: "tuple[Check, ...]"
-    words: "Callable[[Recording], str]"  #: Return what was tested besides, for a healthy verdict.
-    #: Return why what the option asks for was not tested as a whole, or an empty text, or None without a result.
+    words: "Callable[[Recording], str]"  #: Return a phrase on what it tested, for a healthy verdict.
+    #: Return why its option was tested only in part; an empty text if completely; None without a result.
     unmet: "Callable[[Recording], str | None]"
     raised: "Callable[[Recording], Iterable[CodeRaised]]"  #: Yield exceptions of the user's code.
     work: "Callable[[RankContext], Work]"  #: Return work for checks that time steps. Raises Skip and Failed.

@@ -36,7 +36,7 @@ _UNTOLD = (*PLACES, "type")
 #: Smaller messages measure latency.
 _LEAST_BYTES = 4 * LATENCY_BOUND_BYTES
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
-#: The program that measured, among the traits.
+#: The trait that names the program that measured.
 _MEASURED_BY, _OURS = "measured by", "ddp-doctor"
 
 
@@ -44,7 +44,7 @@ Labels = frozenset[tuple[str, str | int | float]]
 
 
 class Figure(NamedTuple):
-    """One comparable measurement, and the nodes that it was measured on."""
+    """A comparable measurement, and the nodes that it was measured on."""
 
     name: str
     labels: Labels
@@ -57,8 +57,8 @@ class Figure(NamedTuple):
 def figures(world: World | None, measured: Sequence[Measurement]) -> list[Figure]:
     """Return the measurements that other runs can be compared with.
 
-    Of several measurements between two nodes, by direction or by rank, the best counts: noise makes them slower, never
-    faster. With three or more nodes, each node also has the best of its paths, which is slow if the node is.
+    The best of several measurements between two nodes counts (directions, ranks), because noise makes them only slower.
+    With three or more nodes, each node also has the best of its paths, which is slow if the node is.
     """
     found = list(_figures(world, measured))
     paths = _best((figure, tuple(sorted(figure.nodes))) for figure in found if len(figure.nodes) == 2)
@@ -150,7 +150,7 @@ def measured_run(report: Report) -> MeasuredRun:
     on, known = hardware(report.world, nodes), _traits(nodes)
     hosts = tuple(node.hostname for node in report.nodes)
     if isinstance(report, LogsReport):
-        job = report.facts  # what others measured, they measured over NCCL
+        job = report.facts  # other programs measure over NCCL
         of_job = {"backend": "nccl" if job.measured_by else job.backend, "GPUs": job.gpus}
         on = {name: value for name, value in of_job.items() if value}
         hosts = job.nodes
@@ -230,12 +230,12 @@ def _baseline(alike: Sequence[MeasuredRun], fewest: int) -> Baseline | None:
 
 
 def _in_words(measured: Iterable[tuple[str, Labels]]) -> str:
-    """``all-reduce over 8 ranks (1, 4 MiB) and matrix products``."""
+    """Return ``all-reduce over 8 ranks (1, 4 MiB) and matrix products``."""
     sizes: dict[str, set[float]] = {}
     for name, labels in measured:
         known = dict(labels)
         over = f" over {known['ranks']} ranks" if "ranks" in known else ""
-        words = COMPARABLE[name].words if name in COMPARABLE else name  # a newer release may know more
+        words = COMPARABLE[name].words if name in COMPARABLE else name  # unknown: of a newer release
         of_name, size = sizes.setdefault(f"{words}{over}", set()), known.get("bytes")
         of_name |= {size / 2**20} if isinstance(size, int | float) else set()
     listed = {name: ", ".join(f"{size:g}" for size in sorted(known)) for name, known in sizes.items()}
@@ -277,7 +277,7 @@ def held_against(baseline: Baseline, file: str, recording: Recording, report: Re
 
 
 def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tuple[Reading, ...]:
-    """Each of its measurements that a baseline, or the run in ``file``, has of the same hardware; and what differs."""
+    """Return a reading of the measurements that both runs have on the same hardware, and one of the differences."""
     baseline = earlier if isinstance(earlier, Baseline) else _baseline([earlier], 1)
     beside = tuple(_held_against(run, baseline)) if baseline else ()
     differences = _differences(run, earlier, baseline, file)

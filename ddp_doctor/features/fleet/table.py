@@ -18,7 +18,7 @@ from ddp_doctor.wording.nodes import and_more, name_list
 
 
 def tables(report: FleetReport, _recording: object, *, each: bool) -> Iterator[Table]:
-    """Yield the tables for a screen, of each the first rows only unless ``each``."""
+    """Yield the tables for a screen; without ``each``, only the first rows of each table."""
     for part in parts(report, each=each):
         left = max(len(part.rows), len(part.notes)) - SHOWN
         if each or left <= 0:

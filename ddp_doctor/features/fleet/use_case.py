@@ -39,15 +39,15 @@ from ddp_doctor.wording.findings import counted
 from ddp_doctor.wording.nodes import name_list
 
 _ENDINGS = (".json", ".json.gz")
-#: Keys of reports that judge a text, or less than a node.
+#: Keys of reports that evaluate a text, or less than a node.
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
-#: A node that is unhealthy in so many runs, and more often than the others, is a "lemon node" (Kokolis et al.,
+#: Number of unhealthy runs of a node, if it has more than the others, that makes it a "lemon node" (Kokolis et al.,
 #: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgment.
 _LEMON_RUNS = 3
 #: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
 _FLAPPING_CHANGES = 3
-#: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
+#: A start further ahead than this is wrong: Kerberos tolerates as much (RFC 4120, 5 minutes).
 _FUTURE_S = 300.0
 
 
@@ -126,7 +126,7 @@ def _with_reason(node: NodeVerdict, findings: Sequence[Finding]) -> NodeVerdict:
 
 
 def _narrower_command(file: JsonFile) -> str | None:
-    """The command whose recording or report this is, if that looks at less than a node."""
+    """Return the command of a recording or report that covers less than a node, otherwise None."""
     if file.kind == RECORDING:
         options = file.data.get("options")
         command = options.get("command", "run") if isinstance(options, dict) else "run"
@@ -173,7 +173,7 @@ def _files(paths: Sequence[str], fleet: Fleet) -> Iterator[str]:
 
 
 def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
-    """The report on all of it; ``started`` is when reading began, on the monotonic clock."""
+    """Return the outcome of all files; ``started`` is when reading began, on the monotonic clock."""
     recording = blank(Options(command=Command.FLEET))
     newest = {node.hostname: (run, node) for run in fleet.runs for node in run.nodes}
     nodes = _nodes(fleet.runs, newest)
