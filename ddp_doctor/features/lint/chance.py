@@ -19,7 +19,7 @@ from ddp_doctor.features.lint.ranks import rank_kind
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Value, written
 
-#: Functions that give another number on each call, and on each rank.
+#: Functions that return another number on each call and on each rank.
 _GENERATORS = ("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "torch.Generator")
 _CLOCKS = frozenset(
     (
@@ -27,7 +27,7 @@ _CLOCKS = frozenset(
         *(f"datetime.{name}" for name in ("now", "utcnow", "datetime.now", "datetime.utcnow")),
     )
 )
-#: Functions and methods whose result is the number, or the one element, that they are given.
+#: Functions and methods that return their numeric argument, or its only element.
 _SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "round", "min", "max", "torch.tensor"))
 _READS = frozenset(("item", "total_seconds", "timestamp"))
 _RANDOM = re.compile(
@@ -36,8 +36,8 @@ _RANDOM = re.compile(
 
 
 def flags(script: Script, module: ast.ClassDef, parameters: ast.arguments) -> Iterator[tuple[str, bool]]:
-    """Parameters of a forward that the training loop gives another value from step to step, and whether that may be
-    None: ``model(x, random.random() < 0.5)``."""
+    """Yield parameters of a forward that vary between steps of the training loop, and True for those that may be None,
+    as in ``model(x, random.random() < 0.5)``."""
     calls = dict.fromkeys(
         call for backward in training.backwards(script) for call in training.forwards_in(script, backward.receiver)
     )
@@ -71,7 +71,7 @@ def _differ_by_branch(script: Script, first: tuple[Call, Value], second: tuple[C
 
 
 def varies(script: Script, value: Value, depth: int = 4) -> bool:
-    """Whether a flag is drawn, or counted by a loop: ``random.random() < 0.5``, ``step % 2 == 0``, ``epoch > 5``."""
+    """Return True if a flag is random or depends on a loop counter: ``random.random() < 0.5``, ``step % 2 == 0``."""
     decided = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp)
     for option in value.alternatives() if depth else ():
         if isinstance(option, Call) and (is_drawn(option) or any(map(is_drawn, option.sources()))):
@@ -84,7 +84,7 @@ def varies(script: Script, value: Value, depth: int = 4) -> bool:
 
 
 def _is_drawn_choice(script: Script, value: Value, depth: int) -> bool:
-    """``flag = True if random.random() < 0.5 else False``, or the same in two branches of a statement."""
+    """Return True for ``flag = True if random.random() < 0.5 else False``, also in the branches of a statement."""
     options = {id(option) for option in value.alternatives()}
     tests = set(map(id, ast.walk(value.node.test))) if isinstance(value.node, ast.IfExp) else set[int]()
     if any(id(call.node) in tests and is_drawn(call) for call in script.calls if tests):
@@ -98,7 +98,7 @@ def _is_drawn_choice(script: Script, value: Value, depth: int) -> bool:
 
 
 def is_drawn(value: Value) -> bool:
-    """Return True if a call gives another number each time: ``random.random()``, ``rng.integers(2)``."""
+    """Return True if a call returns another number each time: ``random.random()``, ``rng.integers(2)``."""
     if not isinstance(value, Call):
         return False
     if _generator_of(value):
@@ -120,7 +120,7 @@ Reason = Literal["its own batch", "chance", "its own clock"]
 
 
 def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
-    """Return why a test may differ between ranks without comparing data, and its part that differs; or None."""
+    """Return why a test may differ between ranks without comparing data, and the part that differs, or None."""
     for part in operands(test):
         if reads_clock(part):
             return "its own clock", part
@@ -147,7 +147,7 @@ def operands(value: Value, depth: int = 8) -> Iterator[Value]:
 
 
 def _asks_for_a_batch(value: Value) -> bool:
-    """``batch is None``, ``not batch``, ``len(images) == 0`` of what a loop takes from a loader."""
+    """Return True for ``batch is None``, ``not batch`` or ``len(images) == 0`` of a loader's batch in a loop."""
     node = value.node
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and value.kind == "other":
         return value.parts[0].kind == "loop" and _is_batch(value.parts[0])
@@ -171,7 +171,7 @@ def _is_batch(value: Value) -> bool:
 
 
 def is_seeded_alike(script: Script, drawn: Call) -> bool:
-    """Return True if all ranks may draw the same: somewhere a seed is set, and no rank is in it."""
+    """Return True if all ranks may draw the same numbers: somewhere a seed is set that does not contain a rank."""
     generator = _generator_of(drawn)
     if generator and generator.arguments:
         return not any(map(rank_kind, generator.sources()))

@@ -50,7 +50,7 @@ _STATE_DICTS = tuple(
     f"torch.distributed.checkpoint.state_dict.get_{name}" for name in ("model_state_dict", "state_dict")
 )
 _FSDP_STATES = tuple(f"{names.FSDP[0]}.{name}" for name in ("state_dict_type", "set_state_dict_type"))
-#: Optimizers whose states the ranks share out, and what collects these.
+#: Optimizers that divide their state among the ranks, and methods that collect it.
 _OF_SHARED_STATES = "consolidate_state_dict"
 _SHARES_STATES = (
     "torch.distributed.optim.ZeroRedundancyOptimizer",
@@ -86,7 +86,7 @@ def collectives(script: Script) -> Mapping[Call, str]:
 
 @lru_cache(maxsize=4)
 def forwards(script: Script) -> Mapping[Call, Wrapped]:
-    """Return the forwards that wait for other ranks, or may: FSDP gathers parameters, DDP broadcasts buffers."""
+    """Return the forwards that wait, or may wait, for other ranks: FSDP gathers parameters, DDP broadcasts buffers."""
     return {call: model for call, model in wrapped_forwards(script) if model.state != "none"}
 
 
@@ -101,7 +101,7 @@ def _is_sharded(made: Call) -> bool:
 
 
 def operation(script: Script, call: Call) -> str:
-    """The name of the collective; empty if it is not one of the default group."""
+    """Return the name of the collective, or an empty text if the call is not a collective of the default group."""
     if call.name in _NAMES:
         name = call.name.rpartition(".")[2]
         is_checkpoint = ".checkpoint." in call.name

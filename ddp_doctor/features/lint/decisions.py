@@ -28,7 +28,7 @@ _LOCAL = ("torch.nn", "torch.utils.data", "torch.mean", "numpy.", "statistics.",
 #: Maximum number of assignments of a name to check, and of conditions around each.
 _MOST_PLACES = 20
 _MOST_CONDITIONS = 5
-#: Attributes of a batch that all ranks know, and functions whose result is their numeric argument.
+#: Attributes of a batch that all ranks know, and functions that return their numeric argument.
 _SHAPES = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "batch_size", "num_graphs"))
 _SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
 #: Methods whose result depends on a tensor's values.
@@ -46,7 +46,7 @@ def _making_equal(script: Script) -> tuple[Call, ...]:
 
 
 def _agreed(script: Script, test: Value, order: int) -> set[Value]:
-    """The values that an earlier collective made equal on all ranks, not only under this same condition."""
+    """Return values that an earlier collective made equal on all ranks, unless it runs under this very condition."""
     arguments = [
         argument
         for call in _making_equal(script)
@@ -78,16 +78,16 @@ def why_local(script: Script, test: Value, place: Place, order: int) -> Reason |
 
 
 class _Setter(NamedTuple):
-    """A condition that decides whether a value of a test is set."""
+    """A condition that decides whether a value in a test is set."""
 
     test: Value
     reason: Reason
-    is_same: bool  # the value that the test reads, not an earlier or later one of the same name
+    is_same: bool  # the value that the test reads, not an earlier or later value of the same name
     loops: tuple[Loop, ...]
 
 
 class _Set(NamedTuple):
-    """A value that was bound or returned at a place."""
+    """A value that was assigned or returned at a place."""
 
     value: Value
     place: Place
@@ -135,7 +135,7 @@ def _set_under(script: Script, test: Value, depth: int = 2) -> tuple[_Setter, ..
 
 
 def _read_from(keys: Sequence[_Key], test: Value) -> Sequence[_Key]:
-    """Return the names that a test reads a value from: its own and the first one, but not those of copies."""
+    """Return the names that a test reads a value from: its own names and the first one, but no names of copies."""
     if len(keys) < 2:
         return keys
     nodes = ast.walk(test.node)
@@ -158,7 +158,7 @@ def _why_set(script: Script, condition: Condition, at: _Set, depth: int) -> Reas
 
 
 def _skips(script: Script, condition: Condition, at: _Set) -> bool:
-    """Return True if a rank that left before a place gets there again: by ``continue``, or ``return`` of a function."""
+    """Return True if a rank that left the block can come to the place again, after ``continue`` or ``return``."""
     for leave in script.leaves:
         if not any(each.test is condition.test and each.holds != condition.holds for each in leave.place.conditions):
             continue
@@ -177,7 +177,7 @@ _KEEPS = ("append", "extend", "update", "add")
 
 @lru_cache(maxsize=1)
 def _told(script: Script) -> frozenset[Value]:
-    """Return the lists, meters and early-stopping objects that are given the results of one rank."""
+    """Return the lists, meters and early-stopping objects that receive results of one rank."""
     found = set[Value]()
     for call in script.calls:
         named = call.callee if not (call.name or call.method) else call.receiver
@@ -204,7 +204,7 @@ def _is_kept_in(value: Value, call: Call) -> bool:
 
 @lru_cache(maxsize=500)  # several calls and leaves share a condition
 def _why(script: Script, test: Value) -> str | None:
-    """Return why a condition may differ between ranks, by what it asks itself."""
+    """Return why a condition may differ between ranks, judging only by its own test."""
     if rank_test(test) is not None:
         return None
     made = list(test.sources())
@@ -232,7 +232,7 @@ def _is_forward(script: Script, value: Value) -> bool:
 
 @lru_cache(maxsize=500)
 def _sees_own_data(script: Script, value: Value) -> bool:
-    """Return True for the output of a forward, except over a loader that gives every rank the same data."""
+    """Return True for the output of a forward, unless its loader gives every rank the same data."""
     if not isinstance(value, Call) or not _is_forward(script, value):
         return False
     return not any(_is_same_on_all_ranks(loop) for loop in value.loops)
@@ -257,7 +257,7 @@ def _is_same_on_all_ranks(loop: Loop) -> bool:
 
 
 def _is_read_off_a_batch(value: Value) -> bool:
-    """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
+    """Return True for ``(target > 0).any()`` of a DataLoader's batch; its shape is the same on all ranks."""
     if not isinstance(value, Call) or value.args or value.method not in _READS:
         return False
     is_of_batch = any(map(training.is_from_a_loader, value.receiver.sources()))
@@ -265,7 +265,7 @@ def _is_read_off_a_batch(value: Value) -> bool:
 
 
 def _asks_a_batch(value: Value, depth: int = 6) -> bool:
-    """``batch["size"] < n``: a comparison with what a batch holds, however it is put together; no shape, no length."""
+    """Return True for ``batch["size"] < n``, a comparison with the contents of a batch, but not its shape or length."""
     if isinstance(value, Call):
         given = value.args if value.name in _SAME_NUMBER else ()
         return any(_asks_a_batch(part, depth - 1) for part in given)
@@ -283,7 +283,7 @@ def _makes_equal(call: Call) -> bool:
 
 
 def _is_numeric(value: Value) -> bool:
-    """``loss > 3``, ``torch.isnan(loss)``; not ``loss is None`` and not ``"aux" in outputs``."""
+    """Return True for ``loss > 3`` and ``torch.isnan(loss)``, but not ``loss is None`` or ``"aux" in outputs``."""
     identities = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
     for node in ast.walk(value.node):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):

@@ -21,7 +21,7 @@ _MOVES = ("to", "cuda")
 _INDEXED = re.compile(r"cuda:(\d+)")
 _NCCL = re.compile(r"(^|:)nccl2?($|,)")
 _DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
-#: Wrapped models of one script.
+#: Maximum number of wrapped models per script.
 _MOST_KEPT = 50
 
 
@@ -38,7 +38,7 @@ def moves_to_device(call: Call) -> bool:
 
 
 def target_of(move: Call) -> Value:
-    """The device of a move, as the script gives it."""
+    """Return the device of a move, as the script writes it."""
     return move.argument(0, "device")
 
 
@@ -83,7 +83,7 @@ def _text(value: Value) -> str | None:
 
 
 def fixed_gpu(value: Value) -> str | None:
-    """``cuda:0`` if a value names one GPU by a number that is written in the script."""
+    """Return ``cuda:0`` if a value names one GPU by a number in the script."""
     text = device_text(value)
     return text if text is not None and _INDEXED.fullmatch(text) else None
 
@@ -108,7 +108,8 @@ def device_ids(wrap: Call) -> tuple[Value, ...]:
 
 
 def moves_of(value: Value) -> Iterator[Call]:
-    """The moves to a device on the way to this value, the last first: ``.cuda()`` in ``Net().cuda().train()``."""
+    """Yield the moves to a device between a module and this value, the last first: ``.cuda()`` in
+    ``Net().cuda().train()``."""
     waiting = [value]
     for _ in range(50):
         if not waiting:
@@ -129,12 +130,12 @@ def moves_of(value: Value) -> Iterator[Call]:
 
 @lru_cache(maxsize=_MOST_KEPT)  # several rules ask
 def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
-    """The moves of the model before it is wrapped, in the same expression or in earlier statements."""
+    """Return the moves of the model before it is wrapped, in the same expression or in earlier statements."""
     return tuple(moved(script, wrap.argument(0, "module"), wrap))
 
 
 def moved(script: Script, value: Value, before: Call | None = None) -> Iterator[Call]:
-    """Yield the moves of a module on the way to this value, and moves in other statements that precede ``before``."""
+    """Yield the moves of a module inside this value, and moves in other statements that precede ``before``."""
     found = list(moves_of(value))
     yield from found
     objects = {id(option) for option in value.objects()}

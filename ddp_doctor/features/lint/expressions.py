@@ -1,4 +1,4 @@
-"""The half of the trace that reads expressions: each becomes a Value, and each call is recorded in order."""
+"""The part of the trace that evaluates expressions: each becomes a Value, and each call is recorded in order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddp_doctor.features.lint.values import FIELDS, NOTHING, Call, Condition, Lo
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Thread", "Fire", "launch", "notebook_launcher", "run"))
-#: Those that run it in this process.
+#: The functions that run it in this process.
 _RUN_HERE = ("Thread", "Fire", "run")
 _BUILTINS = frozenset(dir(builtins))
-#: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
+#: Maximum number of ``**`` dictionaries to evaluate; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
 _ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp)
 _MAY_BE_LOCAL = ("other", "choice")
@@ -63,7 +63,7 @@ class Expressions:
     # --- expressions ------------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> Value:
-        """The value of an expression; calls in it are recorded."""
+        """Return the value of an expression, and record the calls in it."""
         if type(node) is ast.Name:  # nearly half of all
             found = self._store.find(self._scope, node.id)
             if found is not None:
@@ -150,7 +150,7 @@ class Expressions:
         return Value(node, "choice", parts=tuple(options)) if held is None else options[not held]
 
     def _bool(self, node: ast.BoolOp) -> Value:
-        """``rank == 0 and save()``: the right side runs under a condition."""
+        """Evaluate ``rank == 0 and save()``: the right side runs under a condition."""
         parts = [self.value(node.values[0])]
         before = self.place
         for operand in node.values[1:]:
@@ -213,7 +213,7 @@ class Expressions:
         parts = (*args, *keywords.values(), *stars) if keywords or stars else args
         if callee.kind == "attribute":
             receiver, method = callee.owner, callee.attribute
-            parts = (owner if owner.kind == "choice" else receiver, *parts)  # a choice: of all alternatives
+            parts = (owner if owner.kind == "choice" else receiver, *parts)  # for a choice: all its alternatives
         self._order += 1
         place, order, root = self.place, self._order, self.root
         call = Call(  # names of arguments would take as long again
@@ -226,7 +226,7 @@ class Expressions:
         return call
 
     def _entries(self, value: Value) -> dict[str, Value] | None:
-        """The arguments in ``**value``; None if they are not known or may have changed since it was written."""
+        """Return the arguments in ``**value``, or None if they are unknown or may have changed since then."""
         found = _entries_of(value) if self._looked_into < _MOST_LOOKED_INTO else None
         if found is None:
             return None
@@ -289,7 +289,7 @@ class Expressions:
         if call.method:  # of a Fabric, which gives itself and what follows
             args = [call.receiver, *call.args[1:]]
         before = self.place
-        if not call.name.endswith(_RUN_HERE):  # conditions of the parent hold on all ranks
+        if not call.name.endswith(_RUN_HERE):  # conditions in the parent process hold on all ranks
             held = [each if rank_condition(each) else each._replace(always=True) for each in before.conditions]
             self.place = Place(conditions=tuple(held), depth=before.depth, launch=call)
         self._follow_callable(call, target, args)
@@ -298,7 +298,7 @@ class Expressions:
     # --- bindings ---------------------------------------------------------------------------------
 
     def narrow(self, test: Value, node: ast.expr, *, holds: bool) -> Mapping[Key, Value]:
-        """Bind names to their values while a test holds or does not hold; return the values before."""
+        """Bind names to their values while a test holds or does not hold; return their previous values."""
         found: dict[Key, Value] = {}
         for claim in claims(test, holds=holds):
             old, new = claim.subject, claim.narrowed()
@@ -378,13 +378,13 @@ class Expressions:
 
 
 def _entries_of(value: Value) -> dict[str, Value] | None:
-    """The entries of ``{"batch_size": 32}`` and ``dict(batch_size=32)``; None if not all of them are known."""
+    """Return the entries of ``{"batch_size": 32}`` and ``dict(batch_size=32)``, or None if some are unknown."""
     if isinstance(value, Call):
         is_dict = value.name == "dict" and not value.args and not value.has_stars
         return value.keywords if is_dict else None
     node = value.node
     if not isinstance(node, ast.Dict) or value.kind != "other" or len(value.parts) != 2 * len(node.keys):
-        return None  # with ``**others`` in it there is a value more than there are keys
+        return None  # ``**others`` adds a value without a key
     keys = [key.constant for key in value.parts[: len(node.keys)]]
     if not all(isinstance(key, str) for key in keys):
         return None
@@ -411,7 +411,7 @@ def _object(value: Value) -> Value:
 
 
 def _inside(value: Value) -> Value:
-    """The object that is wrapped: ``net`` of ``DDP(net).module``; otherwise the object itself."""
+    """Return the wrapped object, ``net`` of ``DDP(net).module``, or the object itself."""
     maker = next(iter(value.wrapper.objects()), None) if value.wrapper is not value else None
     return _object(maker.args[0]) if isinstance(maker, Call) and maker.args and not maker.method else value
 

@@ -20,8 +20,8 @@ _OF_LIGHTNING = {
     **dict.fromkeys(("LightningModule", "LightningDataModule"), "LightningModule"),
     **{name: name for name in ("Fabric", "Trainer", "Callback")},
 }
-#: Kinds of objects by the package and the end of the class. The modules between do not matter: packages export from
-#: several.
+#: Kinds of objects by package and end of the class name. The modules between do not matter: packages export their
+#: classes from several.
 _CLASSES: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("lightning", "pytorch_lightning", "lightning_fabric"), _OF_LIGHTNING),
     "accelerate": dict.fromkeys(("Accelerator", "PartialState", "AcceleratorState"), "Accelerator"),
@@ -29,7 +29,7 @@ _CLASSES: Mapping[str, Mapping[str, str]] = {
     "trl": {"Trainer": "Trainer of Transformers"},
     "deepspeed": {"DeepSpeedEngine": "DeepSpeed engine"},
 }
-#: Objects that belong to others, and parameters of a callback's hooks.
+#: Attributes that are objects of other kinds, and parameters of a callback's hooks.
 _PARTS: Mapping[tuple[str, str], str] = {
     **dict.fromkeys((("Fabric", "strategy"), ("Trainer", "strategy")), "strategy"),
     **dict.fromkeys((("LightningModule", "trainer"), ("Callback", "trainer")), "Trainer"),
@@ -58,7 +58,7 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "DeepSpeed engine": ("save_checkpoint", "load_checkpoint", "backward", "step", "save_16bit_model"),
 }
 METHODS = frozenset(method for methods in _TOGETHER.values() for method in methods)
-#: Methods that wait only if the model is sharded, and the arguments of the object's maker that shard it.
+#: Methods that wait only if the model is sharded, and the constructor arguments that shard it.
 _SHARDED_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_SHARDED, ("fsdp_plugin", "deepspeed_plugin")),
     "save_model": ("fsdp", "deepspeed"),
@@ -84,7 +84,7 @@ def are_imported(script: Script) -> bool:
 
 
 def together(script: Script, call: Call) -> str:
-    """Return the kind of object of a method that all ranks must call; empty for other calls."""
+    """Return the kind of object whose method all ranks must call together, or an empty text for other calls."""
     if call.local or (call.method in _LOGS and not _is_synchronized(call)):
         return ""
     kinds = _kinds(script, call.receiver) if call.method in METHODS else ()

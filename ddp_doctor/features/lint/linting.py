@@ -1,4 +1,4 @@
-"""Finds the faults in the text of one file.
+"""Find the faults in the text of one file.
 
 Comments suppress findings as in ruff and flake8; the same text in a string does not.
 
@@ -61,7 +61,7 @@ class Suppressions:
 
     @cached_property
     def _spans(self) -> dict[int, tuple[int, int]]:
-        """The lines of the innermost statement at each line; if it has a body, the lines of its head."""
+        """Return the lines of the innermost statement at each line, without the body of a statement that has one."""
         found: dict[int, tuple[int, int]] = {}
         waiting: list[ast.AST] = list(self._tree.body)
         while waiting:
@@ -86,7 +86,7 @@ def _noqa_comments(lines: Sequence[str]) -> dict[int, str]:
         return {}
     text = io.StringIO(whole)
     found: dict[int, str] = {}
-    with suppress(tokenize.TokenError, SyntaxError):  # what the parser takes and the tokenizer does not
+    with suppress(tokenize.TokenError, SyntaxError):  # the parser accepts some text that the tokenizer rejects
         for token in tokenize.generate_tokens(text.readline):
             if token.type == tokenize.COMMENT and "noqa" in token.string.lower():
                 found[token.start[0]] = token.string
@@ -97,9 +97,9 @@ def _codes(found: re.Match[str]) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Z]+[0-9]+", (found["codes"] or "").upper()))
 
 
-#: People do not write longer scripts, and Python's parser needs a hundred times the size of the text.
+#: Larger scripts are not written by hand, and Python's parser needs a hundred times the size of the text.
 MOST_BYTES = 1024 * 1024
-#: No rule applies to a file unless it has a word of each list: full names that rules search for have both.
+#: A rule can apply only to a file with a word of each list, because the full names that rules search for contain both.
 _OF_RAY = ("ray.train", "from ray")
 _WORDS = ("torch", "distributed", "deepspeed", "accelerate", "horovod", "lightning", "transformers", "trl", *_OF_RAY)
 _SUBJECTS = (
@@ -107,12 +107,12 @@ _SUBJECTS = (
     *("deepspeed", "accelerate", "Lightning", "Fabric", "Trainer", "TrainingArguments", "Callback", *_OF_RAY),
 )
 _LONGEST_LINE = 200
-#: Calls within calls while a tree is walked; Python's own limit is 1000.
+#: Recursion limit while a tree is walked; Python's own limit is 1000.
 _DEEPEST = 6000
 
 
 class NotPython(Exception):
-    """The text is not Python of this release; the message has the reason, ``line`` the place."""
+    """The text is not Python of this release; the message gives the reason, ``line`` the place."""
 
     def __init__(self, reason: str, line: int = 1) -> None:
         super().__init__(reason)
@@ -128,7 +128,7 @@ def lint_bytes(path: str, data: bytes, rules: Sequence[LintRule] = RULES) -> Lin
 
 
 def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted:
-    """The findings in a text, or why it is not understood, with the line."""
+    """Return the findings in a text, or the reason and the line if it cannot be parsed."""
     try:
         with _deep_nesting():
             tree = parsed(text)
@@ -166,7 +166,7 @@ def decoded(data: bytes) -> str:
 
 
 def parsed(text: str) -> ast.Module:
-    """The syntax tree. Raises NotPython."""
+    """Return the syntax tree. Raises NotPython."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes in strings, which no rule reports
@@ -246,7 +246,7 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
 
 
 def _column(lines: Sequence[str], line: int, offset: int) -> int:
-    """The column counted in characters from one; the parser counts bytes of UTF-8 from zero."""
+    """Return the column in characters, from one; the parser counts bytes of UTF-8 from zero."""
     text = lines[line - 1] if line <= len(lines) else ""
     return len(text.encode("utf-8", "replace")[:offset].decode("utf-8", "replace")) + 1
 

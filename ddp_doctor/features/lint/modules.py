@@ -37,15 +37,15 @@ _INDIRECT = re.compile(
 
 @dataclass
 class Module:
-    """A class of the script that is a torch.nn.Module and nothing else."""
+    """A class of the script that is only a torch.nn.Module."""
 
     definition: ast.ClassDef
     forward: ast.FunctionDef
-    made: tuple[Call, ...]  # by its constructor
+    made: tuple[Call, ...]  # the calls in its constructor
     layers: dict[str, Value] = field(default_factory=dict)  # submodules with parameters, by attribute
     lists: dict[str, Value] = field(default_factory=dict)  # ModuleLists and ModuleDicts
-    chances: frozenset[int | str] = frozenset()  # random calls of the forward, and names of what they return
-    flags: Mapping[str, bool] = field(default_factory=dict)  # what chance.flags found
+    chances: frozenset[int | str] = frozenset()  # random calls of the forward, and names of their results
+    flags: Mapping[str, bool] = field(default_factory=dict)  # the result of chance.flags
 
     @property
     def is_whole(self) -> bool:
@@ -58,7 +58,7 @@ class Module:
 
     @property
     def optional(self) -> frozenset[str]:
-        """Parameters of the forward that have a default."""
+        """The parameters of the forward that have a default."""
         arguments = self.forward.args
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         behind = names[len(names) - len(arguments.defaults) :]
@@ -66,7 +66,7 @@ class Module:
 
     @property
     def given(self) -> frozenset[str]:
-        """Parameters of the forward that every caller gives."""
+        """The parameters of the forward that every caller gives."""
         arguments = self.forward.args
         return frozenset(argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:]) - self.optional
 
@@ -142,16 +142,16 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 class Use(NamedTuple):
-    """One place where a class reads or binds one of its attributes."""
+    """A place where a class reads or binds one of its attributes."""
 
     is_in_init: bool
-    is_operand: bool  # of an operator, or an argument of a method or function of a module
+    is_operand: bool  # operand of an operator, or argument of a method or of a function of a module
     is_moved: bool  # ``self.mask.to(x)``
     is_rebound: bool
 
 
 def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
-    """The places where a class uses ``self.name``, but for what ``__init__`` binds it to and appends to it."""
+    """Yield the places where a class uses ``self.name``, except assignments and appended values in ``__init__``."""
     for method in _methods(definition):
         is_init = method.name == "__init__"
         for node in ast.walk(method):
@@ -170,7 +170,7 @@ def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
 
 
 def reads_indirectly(script: Script, module: Module) -> bool:
-    """Return True if submodules may be used or frozen without being named."""
+    """Return True if submodules may be used or frozen without their names in the script."""
     definition = module.definition
     return bool(_INDIRECT.search(words(ast.walk(definition)))) or script.uses("requires_grad")
 
@@ -183,13 +183,13 @@ def has_branches(module: Module) -> bool:
 
 
 def never_used(script: Script, module: Module) -> Iterator[Value]:
-    """Layers whose attribute nothing in the file reads."""
+    """Return the layers whose attribute nothing in the file reads."""
     read = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return (layer for name, layer in module.layers.items() if name not in read)
 
 
 def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
-    """Layers that the forward uses under a condition on its input, or on chance, only."""
+    """Return the layers that the forward uses only under a condition on its input, or randomly."""
     module.chances = frozenset(_by_chance(script, module))
     known = dict(flags(script, module.definition, module.forward.args))
     decided = (ast.BoolOp, ast.Compare, ast.UnaryOp)
@@ -206,7 +206,7 @@ def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
 
 
 def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
-    """Calls in the forward that are random or ask for the rank, by node, and the names that hold what they return."""
+    """Yield the nodes of calls in the forward that are random or depend on the rank, and the names of their results."""
     calls = {id(call.node) for call in script.calls if call.place.function is module.forward and is_drawn(call)}
     yield from calls
     own, held = module.given | module.optional, set[str]()
@@ -216,7 +216,7 @@ def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
         parts = list(ast.walk(node.value))
         used = {part.id for part in parts if isinstance(part, ast.Name)}
         if (used & held or any(id(part) in calls for part in parts)) and not used & (own - held):
-            held.add(node.targets[0].id)  # and not ``x = x + torch.randn_like(x)``
+            held.add(node.targets[0].id)  # except ``x = x + torch.randn_like(x)``
         own |= {node.targets[0].id}
     yield from held
 
@@ -277,7 +277,7 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
 
 
 def _used_in(module: Module, node: ast.AST) -> set[str]:
-    """Return the attributes that an expression or statement always uses; of two branches, those used by both."""
+    """Return the attributes that an expression or statement always uses; for two branches, the attributes in both."""
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
     used = {node.attr} if is_own_attribute(node) else set[str]()
@@ -285,7 +285,7 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
 
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:
-    """``task == "left"``, ``random.random() < 0.5``: may differ from step to step, and from rank to rank."""
+    """Return True for ``task == "left"`` or ``random.random() < 0.5``, which may differ between steps and ranks."""
     if _is_chance(module, test) or _asks(module.flags, test):
         return True
     if not isinstance(test, ast.Compare) or len(test.comparators) != 1 or isinstance(test.ops[0], ast.Is | ast.IsNot):
@@ -296,7 +296,7 @@ def _is_on_the_input(module: Module, test: ast.expr) -> bool:
 
 
 def _asks(flags: Mapping[str, bool], test: ast.expr) -> bool:
-    """Whether a test asks for one of these: ``if flag``, ``if self.training and not flag``, ``if flag == 1``."""
+    """Return True if a test depends on a flag: ``if flag``, ``if self.training and not flag``, ``if flag == 1``."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
         return isinstance(test.left, ast.Name) and flags.get(test.left.id, False)
     if isinstance(test, ast.Compare | ast.BoolOp):

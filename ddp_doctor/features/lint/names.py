@@ -6,7 +6,7 @@ are both ``torch.nn.parallel.DistributedDataParallel``.
 
 from functools import lru_cache
 
-#: Longest first: private modules, and the public ones that export what they define.
+#: Longest first: private modules, and the public modules that export their definitions.
 _EXPORTED_BY = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
     ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
@@ -94,8 +94,8 @@ STARS = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
-    """The canonical name of what ``name`` refers to."""
-    if name.startswith("deepspeed.comm."):  # has the functions of torch.distributed, with the same arguments
+    """Return the canonical name for ``name``."""
+    if name.startswith("deepspeed.comm."):  # a module with the functions of torch.distributed and the same arguments
         return "torch.distributed." + name.rpartition(".")[2]
     if not name.startswith("torch."):
         return name

@@ -1,4 +1,4 @@
-"""The value of a variable if a test holds, and if it does not.
+"""The value of a variable if a test holds, and if it does not hold.
 
 if isinstance(model, DDP):               a wrapper here
     state = model.module.state_dict()
@@ -24,8 +24,8 @@ class Claim(NamedTuple):
     """A test of the class of a value: ``isinstance(subject, classes)`` is true or false."""
 
     subject: Value
-    classes: frozenset[str]  # the wrappers among them
-    at: ast.AST  # what names the subject
+    classes: frozenset[str]  # the wrapper classes among them
+    at: ast.AST  # the node that names the subject
     holds: bool
 
     def narrowed(self) -> Value:
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 
 
 def claims(test: Value, *, holds: bool, depth: int = _DEEPEST) -> Iterator[Claim]:
-    """Yield what a test says about the classes of values if it holds, or if it does not."""
+    """Yield the claims about classes of values that are true if a test holds, or if it does not hold."""
     node = test.node
     if isinstance(test, Call):
         if test.returned and depth:

@@ -17,7 +17,7 @@ from typing import Literal
 from ddp_doctor.features.lint.values import Call, Condition, Value, written
 
 RankKind = Literal["rank", "local_rank", "spawn_index"]
-#: The first argument that torch.multiprocessing.spawn gives.
+#: The first argument of a function that torch.multiprocessing.spawn starts.
 SPAWN_INDEX = "torch.multiprocessing.spawn.index"
 
 _LOCAL = re.compile(
@@ -26,9 +26,9 @@ _LOCAL = re.compile(
 _GLOBAL = re.compile(
     r"(^|_)(global_?|world_?|dist_?|ddp_?|my_?)?rank$|^process_index$|^proc_?id$|^process_id$", re.IGNORECASE
 )
-#: Ranks of matrices, as LoRA's, and predicates: ``is_built_on_rank``.
+#: Other meanings of "rank": ranks of matrices, such as LoRA's, and predicates such as ``is_built_on_rank``.
 _OTHER = re.compile(r"lora|low_?rank|matrix|tensor_?rank|^(is|has|use|num)_", re.IGNORECASE)
-#: Sizes and lists of ranks hold the same on all of them.
+#: Names of conditions that hold only on the main rank.
 _MAIN = re.compile(
     r"((^|_)(is|am|i_am)|^on)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
     r"(_?(process|proc|rank|node|worker))?$|^(main|master)_process$|^is_?(main|master)$|^rank_?zero$|^(is_)?local_?master$"
@@ -43,7 +43,7 @@ _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
-#: The size of the world that conditions are tried with. Ranks above the second number are computed from it.
+#: Size of the world that conditions are evaluated in. Ranks above the second number depend on this size.
 _WORLD = 512
 _MOST_NUMBERED = 50
 _RANKS = tuple(range(_WORLD))
@@ -57,7 +57,7 @@ _OPERATORS: Mapping[type[ast.operator | ast.cmpop], Callable[[float, float], flo
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }
 # fmt: on
-#: Names and conditions that are remembered: several rules ask about the same ones.
+#: Maximum number of names and conditions to cache: several rules evaluate the same ones.
 _MOST_KEPT = 500
 #: The rank in the entire job, as torchrun, SLURM and MPI set it.
 GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
@@ -84,7 +84,7 @@ class RankTest:
 
     @property
     def who(self) -> str:
-        """The ranks that fulfill it, for a sentence."""
+        """The ranks that fulfill the condition, for a sentence."""
         kind = "local rank" if self.kind == "local_rank" else "rank"
         ranks = sorted(self.ranks or _RANKS)
         missing = sorted(_ALL.difference(ranks))
@@ -102,7 +102,7 @@ class RankTest:
 
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
-    """Return the kind of rank that a value is, or None; an expression that computes with a rank is not one."""
+    """Return the kind of rank that a value is, or None; the result of a computation with a rank is not a rank."""
     kinds = (_rank_kind(option, depth) for option in value.alternatives())
     return next(filter(None, kinds), None)
 
@@ -161,7 +161,7 @@ def _is_global(value: Value, depth: int) -> bool:
 
 
 def environment(value: Value) -> frozenset[str]:
-    """The variables of the environment that a value is made of."""
+    """Return the names of the environment variables that a value depends on."""
     found = set[str]()
     for source in value.sources():
         if isinstance(source, Call) and source.name in _OF_ENVIRONMENT and source.args:
@@ -185,7 +185,7 @@ def _tested(value: Value) -> RankTest | None:
 def _rank_test(value: Value, depth: int = 6) -> RankTest | None:
     """Return the ranks of any condition, even if it holds on all ranks of a job or on none."""
     tests = [test for option in value.alternatives() if depth and (test := _test(option, depth))]
-    if len({test.ranks for test in tests}) > 1:  # it depends on the way which ranks these are
+    if len({test.ranks for test in tests}) > 1:  # the ranks depend on the path through the script
         return RankTest(tests[0].kind, None)
     return tests[0] if tests else None
 
@@ -218,13 +218,13 @@ def _of_operands(value: Value, node: ast.BoolOp, depth: int) -> RankTest | None:
 
 
 def _is_complement(node: ast.BoolOp) -> bool:
-    """``not several or (several and rank == 0)``: the operand without a rank says only what another one says too."""
+    """Return True for ``not several or (several and rank == 0)``: the operand without a rank adds nothing."""
     first = node.values[0]
     return isinstance(first, ast.UnaryOp) and written(first.operand) in written(node.values[-1])
 
 
 def _called(call: Call, depth: int) -> RankTest | None:
-    """``is_main_process()``, by its name or by what it returns."""
+    """Return the ranks with true ``is_main_process()``, by its name or its result."""
     if call.name == "bool" and call.args:
         return _rank_test(call.args[0], depth - 1)
     found = _rank_test(call.returned, depth - 1) or _true_on(_numbers(call))
@@ -241,7 +241,7 @@ def _main(name: str) -> RankTest | None:
     return RankTest(kind, frozenset({0})) if _MAIN.search(name) else None
 
 
-#: The rank that an expression is made of, and its value on each rank; None if there is none, or not known.
+#: The kind of rank in an expression, and its value on each rank; None if there is no rank, or the values are unknown.
 _Numbers = tuple[RankKind | None, tuple[float, ...] | None]
 
 
@@ -257,7 +257,7 @@ def _numbers(value: Value, node: ast.expr | None = None, depth: int = 4) -> _Num
         return None, None
     left, right = (_numbers(*each, depth - 1) for each in zip(value.parts, (inner.left, inner.right), strict=True))
     if isinstance(inner.op, ast.Mod) and left[0] and (not any(right) or is_world_size(value.parts[1])):
-        return "local_rank", left[1]  # ``rank % n`` counts the ranks of each node
+        return "local_rank", left[1]  # ``rank % n`` numbers the ranks within each node
     return _computed(inner.op, left, right)
 
 
@@ -271,7 +271,7 @@ def _computed(operation: ast.operator | ast.cmpop, left: _Numbers, right: _Numbe
 
 
 def _true_on(found: _Numbers) -> RankTest | None:
-    """``if rank:``, ``if rank % 2:``; None if it has nothing to do with the rank."""
+    """Return the ranks with a true value, as in ``if rank:`` or ``if rank % 2:``, or None if no rank is involved."""
     kind, values = found
     ranks = None if values is None else frozenset(compress(_RANKS, values))
     return RankTest(kind, ranks) if kind else None
@@ -299,7 +299,7 @@ def _compared_pair(
 
 
 def _size_test(left: Value, right: Value, operation: ast.cmpop) -> RankTest | None:
-    """``world_size > 1`` holds in every job, ``world_size == 8`` in some."""
+    """Return a test of the world size: ``world_size > 1`` holds in every job, ``world_size == 8`` only in some."""
     number, compare = _number(right), _OPERATORS.get(type(operation))
     if number is None or compare is None or not is_world_size(left):
         return None
@@ -308,7 +308,7 @@ def _size_test(left: Value, right: Value, operation: ast.cmpop) -> RankTest | No
 
 
 def _members(value: Value, node: ast.expr) -> Container[float] | None:
-    """The numbers of a literal or of a range; a list that has a name may have changed."""
+    """Return the numbers of a literal or of a range, or None: a list with a name may have changed."""
     numbers = [_number(part) for part in (value.args if isinstance(value, Call) else value.parts)]
     known = [number for number in numbers if number is not None and number < _MOST_NUMBERED]
     if len(known) < len(numbers) or not known:
@@ -381,13 +381,13 @@ def _held(condition: Condition) -> RankTest | None:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def rank_condition(condition: Condition) -> RankTest | None:
-    """The test of a condition, negated if the condition did not hold."""
+    """Return the test of a condition, negated if the condition did not hold."""
     test = _held(condition)
     return test if test and test.differs else None
 
 
 def in_a_job(test: Value) -> bool | None:
-    """Return whether a condition holds on all ranks of every job, or on none; None if that is not known."""
+    """Return True if a condition holds on all ranks of every job, False if on none, or None if unknown."""
     found = _tested(test)
     return None if found is None or found.ranks is None or found.differs else bool(found.ranks)
 
@@ -398,5 +398,5 @@ def ranks_under(conditions: Iterable[Condition]) -> RankTest | None:
 
 
 def chosen_ranks(conditions: tuple[Condition, ...]) -> RankTest | None:
-    """Return the innermost of these conditions that differs by rank; None if all ranks get there."""
+    """Return the innermost of these conditions that differs by rank, or None if all ranks get past them."""
     return next(filter(None, map(rank_condition, reversed(conditions))), None)

@@ -24,7 +24,7 @@ class LintFinding(Finding):
     end_column: int  # the first column after it
 
     def _identity(self) -> list[list[str]]:
-        """Return the file and the line's text: edits above it change the line number."""
+        """Return the file and the text of the line, because edits above it change the line number."""
         return [[self.path, *(item.text for item in self.evidence)]]
 
 
@@ -47,12 +47,12 @@ class LintReport(Report):
 
 @dataclass(frozen=True)
 class Linted:
-    """The result of one file: findings by position, or the reason why it could not be linted."""
+    """The result for one file: findings by position, or the reason why it could not be linted."""
 
     findings: tuple[LintFinding, ...] = ()
     suppressed: int = 0
     unread: Unread | None = None
-    failures: tuple[tuple[str, str], ...] = ()  # rules that failed themselves, with a trace
+    failures: tuple[tuple[str, str], ...] = ()  # rules that crashed, with a traceback
 
 
 def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime) -> LintReport:

@@ -15,13 +15,13 @@ from ddp_doctor.model.rule import Described
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a script and its fault; the rule's code, name and severity complete it."""
+    """A place in a script with its fault; the rule's code, name and severity complete it."""
 
     at: Value | ast.AST
     title: str  # one line: the fault, with the script's own names
     detail: str = ""
     remedy: str = ""  # one line: the fix
-    write: tuple[str, ...] = ()  # lines of Python that could be pasted
+    write: tuple[str, ...] = ()  # lines of Python to paste
     cost: str = ""
     severity: Severity | None = None  # only if it differs from the rule's own
     confidence: Confidence = Confidence.LIKELY
@@ -41,19 +41,19 @@ def hand_written(script: Script) -> bool:
 
 
 def always(_script: Script) -> bool:
-    """Any script."""
+    """Return True for any script."""
     return True
 
 
 @dataclass(frozen=True)
 class LintRule(Described):
-    """A rule that applies to the scripts for which ``concerns`` is true."""
+    """A rule on the scripts for which ``concerns`` is true."""
 
     function: LintFunction
     concerns: Callable[[Script], bool] = hand_written
 
     def apply(self, script: Script) -> Iterable[Spot]:
-        """The spots, one for each position."""
+        """Return the spots, one for each position."""
         if not self.concerns(script):
             return
         seen = set[tuple[int, int]]()

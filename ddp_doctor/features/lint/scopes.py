@@ -16,11 +16,11 @@ class Scope:
     """A module, a function while it runs, or the body of a class."""
 
     parent: Scope | None = None
-    outer_names: set[str] = field(default_factory=set)  # that the function declared global
+    outer_names: set[str] = field(default_factory=set)  # names that the function declared global
 
     @property
     def module(self) -> Scope:
-        """The outermost."""
+        """The outermost scope."""
         return self if self.parent is None else self.parent.module
 
 
@@ -32,8 +32,8 @@ class Function(Value):
     scope: Scope = field(default_factory=Scope)
     cls: Class | None = None
     decorators: tuple[Value, ...] = ()  # decorators that may exclude ranks
-    decorated: Function | None = None  # what a decorator of the script returned for it
-    conditions: tuple[Condition, ...] = ()  # around its definition in another function
+    decorated: Function | None = None  # the result of a decorator of the script
+    conditions: tuple[Condition, ...] = ()  # conditions around its definition in another function
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class Class(Value):
     methods: dict[str, Function] = field(default_factory=dict)
 
     def find(self, name: str, depth: int = 8) -> Function | None:
-        """A method of it, or of a base that the script defines."""
+        """Return a method of the class, or of a base class that the script defines."""
         if name in self.methods or not depth:
             return self.methods.get(name)
         bases = (option for base in self.parts for option in base.alternatives() if isinstance(option, Class))

@@ -15,7 +15,7 @@ from ddp_doctor.features.lint.scopes import Class
 from ddp_doctor.features.lint.trace import Trace
 from ddp_doctor.features.lint.values import FIELDS, Call, Value
 
-#: The beginning of the module's name, and the library's usual name.
+#: The start of a module's name, and the library's usual name.
 _LIBRARIES = {
     "accelerate": "Accelerate",
     "lightning": "Lightning",
@@ -50,11 +50,11 @@ _LIBRARIES = {
 }
 
 
-#: Parts of them that a script uses under DDP, and that wrap nothing.
+#: Parts of these libraries that scripts use under DDP, and that do not wrap anything.
 _PARTS = ("fairscale.optim", "deepspeed.ops")
 
 
-@lru_cache(maxsize=4)  # of all scripts in it
+@lru_cache(maxsize=4)  # of all scripts in the directory
 def _names_in(folder: Path, _changed_ns: int) -> frozenset[str]:
     return frozenset(entry.name for entry in os.scandir(folder))
 
@@ -77,12 +77,12 @@ _NAMED: dict[type[ast.AST], str] = {
 }
 
 
-#: Rules compare a wrapped model with all calls before it.
+#: Maximum number of wrapped models; rules compare each with all calls before it.
 _MOST_WRAPS = 50
 
 
 class Script:
-    """One parsed file. Rules query it instead of walking the tree again."""
+    """A parsed file. Rules query it instead of walking the tree again."""
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
         self.path = path
@@ -96,10 +96,10 @@ class Script:
         self.leaves = tuple(trace.leaves)
         self.instances: Mapping[Value, Class] = trace.instances
         self.parameters: Mapping[Value, tuple[Value, Value]] = trace.parameters
-        self.modules = frozenset(trace.modules)  # and the names that are imported from them
+        self.modules = frozenset(trace.modules)  # also the names imported from them
         self.has_unknown_star = trace.has_unknown_star
-        self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
-        self._ddp: dict[Value, bool] = {}  # what is_ddp found
+        self.forwards: dict[Value, list[Call]] = {}  # results of training.forwards_in
+        self._ddp: dict[Value, bool] = {}  # results of is_ddp
 
     def names_beside(self, folder: str = "") -> frozenset[str]:
         """Return the names in the script's directory or one below it; empty if it cannot be read."""
@@ -116,7 +116,7 @@ class Script:
 
     @cached_property
     def nodes(self) -> Sequence[ast.AST]:
-        """The statements, expressions and parameters of the tree, outer ones first, in a third of ast.walk's time."""
+        """Return statements, expressions and parameters, outer ones first; takes a third of ast.walk's time."""
         found: list[ast.AST] = [self.tree]
         for node in found:  # grows during the loop
             has = vars(node).get  # takes two thirds of getattr's time
@@ -130,7 +130,7 @@ class Script:
 
     @cached_property
     def texts(self) -> frozenset[str]:
-        """The strings in it, except for docstrings and other standalone strings."""
+        """Return the strings in it, except for docstrings and other standalone strings."""
         documents, found = set[int](), set[str]()
         for node in self.nodes:
             if isinstance(node, ast.Expr):
@@ -140,7 +140,7 @@ class Script:
         return frozenset(found)
 
     def uses(self, *parts: str) -> bool:
-        """Return True if one of these is part of a name that it uses, or of a string without a space.
+        """Return True if one of these is part of a name in the script, or of a string without a space.
 
         Comments, imports and sentences do not count. Checking the source first avoids a search of the words.
         """
@@ -160,7 +160,7 @@ class Script:
 
     @cached_property
     def assigned_in(self) -> dict[int, ast.Assign]:
-        """The assignment on each line; the first that ran if there are several."""
+        """The assignment on each line; if there are several, the first one that ran."""
         found: dict[int, ast.Assign] = {}
         nodes = dict.fromkeys(assignment.node for assignment in self.assignments)
         for node in nodes:
@@ -171,7 +171,7 @@ class Script:
 
     @cached_property
     def libraries(self) -> frozenset[str]:
-        """Libraries between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
+        """The libraries between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
         begins = set[str]()
         for module in self.modules:
             if module.startswith(_PARTS):
@@ -189,7 +189,7 @@ class Script:
         return found
 
     def named(self, *full_names: str) -> Iterator[Call]:
-        """The calls of functions and classes by their canonical names (lint/names.py)."""
+        """Yield the calls of functions and classes by their canonical names (lint/names.py)."""
         for name in full_names:
             yield from self._by_name.get(name, ())
 
@@ -198,18 +198,18 @@ class Script:
         return any(name in self._by_name for name in full_names)
 
     def methods(self, *method_names: str) -> Iterator[Call]:
-        """The calls of methods with these names, of any value."""
+        """Yield the calls of methods with these names on any value."""
         for name in method_names:
             yield from self._by_name.get(f".{name}", ())
 
     @cached_property
     def wraps(self) -> tuple[Call, ...]:
-        """The calls that wrap a model in DistributedDataParallel; the first ones, if a program wrote the script."""
+        """The calls that wrap a model in DistributedDataParallel; only the first ones in a generated script."""
         return tuple(islice(self.named(names.DDP), _MOST_WRAPS))
 
     @cached_property
     def launches(self) -> tuple[Call, ...]:
-        """The calls that start the ranks: spawn, and whatever starts the processes of a group."""
+        """The calls that start the ranks: spawn, and calls that start the processes of a group."""
         spawns = self.named(names.SPAWN, "torch.multiprocessing.start_processes")
         return (*spawns, *(call.place.launch for call in self.named(names.INIT) if call.place.launch))
 

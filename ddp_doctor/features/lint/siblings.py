@@ -16,7 +16,7 @@ from ddp_doctor.features.lint.script import Script
 
 _MOST_BYTES = 256 * 1024
 _IMPORTS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
-#: Folders above the script that may hold the package it imports from.
+#: Number of parent directories to search for the package that the script imports from.
 _MOST_ABOVE = 3
 _MOST_FILES = 50
 
@@ -38,7 +38,7 @@ def import_torch(script: Script) -> bool:
 
 
 def is_imported_folder(script: Script) -> bool:
-    """Return True if a file in the script's folder, or in the one above, imports that folder as a package."""
+    """Return True if a file in the script's directory or its parent imports that directory as a package."""
     folder = Path(script.path).resolve().parent
     imports = re.compile(rf"^\s*(from|import)\s+{re.escape(folder.name)}[.\s]", re.MULTILINE)
     files = (path for place in (folder, folder.parent) for path in islice(sorted(place.glob("*.py")), _MOST_FILES))

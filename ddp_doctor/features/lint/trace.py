@@ -1,4 +1,4 @@
-"""Follows a script once, from its first line, as Python would run it. Records calls and bindings in that order.
+"""Follow a script once, from its first line, as Python would run it, and record calls and bindings in that order.
 
 Local functions are followed where they are called, so ``setup()`` before ``model.to(device)`` precedes it. A function
 with several callers is followed a few times. A loop's body runs once. Both branches run, each under its Condition, and
@@ -19,11 +19,11 @@ from ddp_doctor.features.lint.ranks import in_a_job
 from ddp_doctor.features.lint.scopes import Class, Function, Key, Scope
 from ddp_doctor.features.lint.values import NOTHING, Call, Condition, Guard, Leave, Loop, Place, Value, written
 
-#: From how many places a function is followed: enough to see it with and without a condition.
+#: Number of callers from which a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
-#: Calls within calls; deeper functions are followed as separate roots.
+#: Depth of nested calls; deeper functions are followed as separate roots.
 _DEEPEST = 12
-#: Conditions that are kept of a long list of ``if ...: return``, the innermost.
+#: Number of conditions kept of a long list of ``if ...: return``, the innermost.
 _MOST_CONDITIONS = 50
 #: Decorators that exclude ranks: ``rank_zero_only``, ``accelerator.on_main_process``.
 _MAY_CHOOSE_RANKS = re.compile(r"(^|\.)(on_\w*process|(rank_?(zero|0)|main|master|main_process)_only)\b")
@@ -31,7 +31,7 @@ _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 
 
 class Trace(Expressions):
-    """One walk through a module."""
+    """A walk through a module."""
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class Trace(Expressions):
         self.functions: list[Function] = []
         self.classes: list[Class] = []
         self.leaves: list[Leave] = []
-        self.delegated: list[tuple[Value, Place]] = []  # what ``yield from`` goes through
+        self.delegated: list[tuple[Value, Place]] = []  # the iterables of ``yield from``
         self._visits: dict[int, int] = {}
-        self._results: dict[tuple[object, ...], Value] = {}  # of functions, by their arguments
-        self._returns: list[list[tuple[Value, bool]]] = []  # and whether a job can reach them
-        self._entered = 0  # conditions around the call of the function that is followed
+        self._results: dict[tuple[object, ...], Value] = {}  # results of functions, by their arguments
+        self._returns: list[list[tuple[Value, bool]]] = []  # returned values, and whether a job can reach them
+        self._entered = 0  # number of conditions around the call of the function that is followed
         self._lasting: list[Condition] = []
         self.block(tree.body)
         for function in self.functions:  # grows during the loop, by nested definitions
@@ -104,7 +104,7 @@ class Trace(Expressions):
         arguments = function.node.args
         known = self._bind_opaque(arguments, function.cls)
         places = [*arguments.posonlyargs, *arguments.args]
-        if not self.root or self.place.depth > 1:  # what nothing calls here may be given anything elsewhere
+        if not self.root or self.place.depth > 1:  # a function without callers here may get other values elsewhere
             last = places[len(places) - len(arguments.defaults) :]
             defaults = (*arguments.defaults, *arguments.kw_defaults)
             for parameter, default in zip((*last, *arguments.kwonlyargs), defaults, strict=True):
@@ -119,7 +119,7 @@ class Trace(Expressions):
     # --- statements -------------------------------------------------------------------------------
 
     def block(self, statements: Sequence[ast.stmt]) -> bool:
-        """Follow statements. Returns whether control never gets past them (return, raise, continue, break, exit)."""
+        """Follow statements. Return True if control never gets past them (return, raise, continue, break, exit)."""
         before = self.place
         for statement in statements:
             if self._statement(statement):
@@ -192,7 +192,7 @@ class Trace(Expressions):
         test = self.value(node.test)
         match node.test:
             case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
-                self.block(node.body)  # a script that is linted is run directly
+                self.block(node.body)  # a linted script is run directly
                 return False
         held = in_a_job(test)
         if held is not None and _starts_the_group(node):
@@ -202,7 +202,7 @@ class Trace(Expressions):
         if not (body_ends or else_ends or self._narrowed.isdisjoint((*body.values(), *orelse.values()))):
             body, orelse = self._widened(body), self._widened(orelse)
         alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]
-        if held is not None and len(alive) == 2:  # what the other branch binds counts only for names without a value
+        if held is not None and len(alive) == 2:  # bindings in the other branch count only for names without a value
             other, taken = (orelse, body) if held else (body, orelse)
             alive = [{**{key: value for key, value in other.items() if self._store.get(*key) is None}, **taken}]
         self._store.join(alive or [body, orelse])
@@ -286,7 +286,7 @@ class Trace(Expressions):
         self._store.join(branches)
 
     def _matched(self, subject: Value, node: ast.expr, pattern: ast.pattern) -> Value:
-        """``case 0`` as the comparison ``subject == 0``."""
+        """Evaluate ``case 0`` as the comparison ``subject == 0``."""
         if not isinstance(pattern, ast.MatchValue):
             return Value(pattern, "other", parts=(subject,))
         compared = ast.copy_location(ast.Compare(node, [ast.Eq()], [pattern.value]), pattern)
@@ -349,7 +349,7 @@ def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _starts_the_group(node: ast.If) -> bool:
-    """``if not dist.is_initialized(): dist.init_process_group("nccl")``."""
+    """Return True for ``if not dist.is_initialized(): dist.init_process_group("nccl")``."""
     return any(
         isinstance(part, ast.Name | ast.Attribute) and _last(part) == "init_process_group"
         for statement in node.body

@@ -21,13 +21,13 @@ SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
 #: Functions that pass the batches of a loader on.
 _PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter", "next")
-#: Functions that reduce something, and functions that reduce gradients according to their names.
+#: Functions that reduce any tensor, and names of functions that reduce gradients.
 _REDUCED = re.compile(r"^(all_reduce|reduce$|reduce_scatter|all_gather)")
 _GRADIENTS_REDUCED = re.compile(r"(reduce|average|sync)\w*_grad|sync_grad")
 #: Derivations of a loss for logging or counting.
 _READ = frozenset(("detach", "item", "clone", "mean", "sum"))
 _MADE = frozenset(f"torch.{name}" for name in ("tensor", "zeros", "ones", "as_tensor", "stack"))
-#: Methods of a module that compute nothing that is trained.
+#: Methods of a module that do not run its forward.
 _NO_FORWARD = frozenset(
     (
         *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
@@ -67,7 +67,7 @@ def is_forward(script: Script, call: Value) -> bool:
 
 
 def forwards_in(script: Script, value: Value) -> list[Call]:
-    """The forwards of the wrapped model that a value is made of."""
+    """Return the forwards of the wrapped model that a value depends on."""
     if value not in script.forwards:
         script.forwards[value] = [call for call in value.calls() if is_forward(script, call)]
     return script.forwards[value]
@@ -88,7 +88,7 @@ def passes(script: Script) -> tuple[Call, ...]:
 
 
 def goes_around(script: Script, call: Call) -> bool:
-    """``model.module(...)``, ``model.module.loss(...)``, or ``net(...)`` of a ``net`` that surely is wrapped."""
+    """Return True for ``model.module(...)``, ``model.module.loss(...)``, or ``net(...)`` of a wrapped ``net``."""
     for inner in (call.callee, call.receiver if call.method not in _NO_FORWARD else NOTHING):
         options = list(inner.wrapper.objects()) if inner.wrapper is not inner else []
         if options and all(map(script.is_ddp, options)):
@@ -101,7 +101,7 @@ def goes_around(script: Script, call: Call) -> bool:
 
 
 def reduces_gradients(call: Call) -> bool:
-    """Return True if a call may reduce gradients manually; an all-reduce of the loss for logging does not."""
+    """Return True if a call may reduce gradients manually; an all-reduce of the loss for logging does not count."""
     name = call.name.rpartition(".")[2] or call.method
     if not call.name.startswith("torch.") and _GRADIENTS_REDUCED.search(name):
         return True
@@ -117,12 +117,12 @@ def reduces_gradients(call: Call) -> bool:
 
 
 def backwards(script: Script) -> Iterator[Call]:
-    """The backward passes through the wrapped model, which reduce its gradients."""
+    """Return the backward passes through the wrapped model, which reduce its gradients."""
     return (call for call in script.methods("backward") if forwards_in(script, call.receiver))
 
 
 def optimizer_steps(script: Script) -> Iterator[Call]:
-    """``optimizer.step()`` and ``scaler.step(optimizer)``."""
+    """Yield calls of ``optimizer.step()`` and ``scaler.step(optimizer)``."""
     for call in script.methods("step"):
         text = written(call.node.func).removesuffix(".step")
         is_scaler = is_scaler_of(call.receiver) or "scaler" in text.lower()
@@ -153,7 +153,7 @@ def no_gradients(call: Call) -> bool:
 
 
 def loaders(script: Script) -> Iterator[Call]:
-    """The DataLoaders that, by their names, are not for evaluation."""
+    """Return the DataLoaders that, by their names, are not for evaluation."""
     return (loader for loader in script.named(names.LOADER) if not is_for_evaluation(script, loader))
 
 
@@ -161,7 +161,7 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
     """Return True if names around a loader or sampler indicate validation or tests."""
     words = [written_to(script, call), call.argument(0, "dataset").text]
     name = getattr(call.place.function, "name", "")
-    words.append("" if "train" in name.lower() else name)  # train_and_validate does both
+    words.append("" if "train" in name.lower() else name)  # except train_and_validate, which does both
     return any(map(_EVALUATION.search, words))
 
 
@@ -202,7 +202,7 @@ def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
 
 
 def written_to(script: Script, value: Value) -> str:
-    """Return the target of the assignment that contains a value, as the script writes it; empty if there is none."""
+    """Return the target of the assignment that contains a value, as in the script, or an empty text."""
     node = script.assigned_in.get(getattr(value.node, "lineno", 0))
     if node is None:
         return ""
@@ -223,7 +223,7 @@ def operation(value: Value) -> tuple[ast.operator | None, Value, Value]:
 
 
 def whole(value: Value) -> Value:
-    """The model that a part is of: ``model`` of ``for layer in model.layers``, ``model.head``, ``model.blocks[0]``."""
+    """Return the model of a part: ``model`` of ``for layer in model.layers``, ``model.head``, ``model.blocks[0]``."""
     for _ in range(_DEEPEST):
         if value.owner:
             value = value.owner
@@ -237,20 +237,20 @@ def whole(value: Value) -> Value:
 
 
 def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
-    """The conditions of a call that another call does not share."""
+    """Return the conditions of a call that another call does not share."""
     shared = {id(condition.test) for condition in other.conditions}
     return tuple(condition for condition in call.conditions if id(condition.test) not in shared)
 
 
 def exclude_each_other(call: Call, other: Call) -> bool:
-    """Return True if two calls are in opposite branches of one condition, so that each loop iteration runs only one."""
+    """Return True if two calls are in opposite branches of one condition, so each iteration runs only one of them."""
     return any(
         mine.test is its.test and mine.holds != its.holds for mine in call.conditions for its in other.conditions
     )
 
 
 def counts(test: Value, depth: int = 3) -> bool:
-    """Whether a test lets through only now and then: ``step % 100 == 0``, ``(i + 1) % k``, or a name for such."""
+    """Return True if a test is periodic, ``step % 100 == 0`` or ``(i + 1) % k``, directly or through a name."""
     if any(isinstance(node, ast.Mod) for node in ast.walk(test.node)):
         return True
     return bool(depth) and test.kind in ("other", "choice") and any(counts(part, depth - 1) for part in test.parts)

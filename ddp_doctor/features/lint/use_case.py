@@ -32,7 +32,7 @@ from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
 from ddp_doctor.sources.given import CannotRead, is_folder, path_beside, read_beside, read_given
 
-#: Directories without the user's code.
+#: Directories without code of the user.
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
 #: The file that ``python -m venv`` and virtualenv create.
 _ENVIRONMENT = "pyvenv.cfg"
@@ -49,7 +49,7 @@ def lint(
     ignore: Sequence[str] = (),
     fail_on: FailOn = FailOn.ERROR,
 ) -> int:
-    """Judge the files; the exit code. Raises UsageError."""
+    """Lint the files and return the exit code. Raises UsageError."""
     started_at = datetime.now(timezone.utc)
     paths = list(_script_paths(given))
     if not paths:
@@ -62,7 +62,7 @@ def lint(
     if not (rules or of_launches):
         raise UsageError("--select and --ignore exclude every rule; select more rules or ignore fewer")
     kept = {rule.code for rule in of_launches}
-    with no_garbage_collection():  # of a hundred trees
+    with no_garbage_collection():  # which would search a hundred trees
         linted = [
             _lint_launch(path, launches[path], kept) if path in launches else _lint_file(path, rules, read)
             for path in paths
@@ -105,7 +105,7 @@ def _results(report: LintReport, rules: Sequence[Described], paths: Sequence[str
 
 
 def _each_once(linted: Iterable[Linted]) -> Iterator[Linted]:
-    """Report a finding once if a script is given and another given one runs it."""
+    """Report a finding once if a given script is also run by another given script."""
     seen = set[tuple[object, ...]]()
     for file in linted:
         keys = {(each.path, each.line, each.column, each.code, each.title): each for each in file.findings}
@@ -181,7 +181,7 @@ def _lint_launch(path: str, content: str, kept: Collection[str]) -> Linted:
 
 
 def _reader() -> Callable[[str], bytes]:
-    """A function that reads a file; stdin, which can be read only once, is kept."""
+    """Return a function that reads a file; stdin, which can be read only once, is cached."""
     stdin = cache(lambda: read_given("-"))
     return lambda path: stdin() if path == "-" else _read(path)
 
@@ -207,7 +207,7 @@ def _script_paths(given: Sequence[str]) -> Iterator[str]:
 
 
 def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """The scripts of a folder; a link that leads back to a parent folder is not followed again."""
+    """Yield the scripts of a directory; a link back to a parent directory is not followed again."""
     try:
         status = Path(folder).stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -23,21 +23,21 @@ Kind = Literal[
 SAME_OBJECT = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
 )
-#: How many values are followed: enough for the rules. In a loop values may form a circle.
+#: Maximum number of values to follow: enough for the rules. In a loop, values may form a cycle.
 _MOST_STEPS = 800
-#: Expressions of one script: several rules ask about the same ones.
+#: Maximum number of expressions to cache: several rules evaluate the same ones.
 _MOST_KEPT = 500
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. ``name`` is the dotted name of an import or builtin; the kind ``free`` is an undefined name."""
+    """A value. ``name`` is the dotted name of an import or builtin; the kind ``free`` is an undefined name."""
 
     node: ast.AST
     kind: Kind = "other"
     name: str = ""
     parts: tuple[Value, ...] = ()  # the values it consists of; for a choice its alternatives, the newest first
-    attribute: str = ""  # of an attribute or of an element with a constant index
+    attribute: str = ""  # the name of an attribute, or of an element with a constant index
 
     def __bool__(self) -> bool:
         """Return True unless it is NOTHING."""
@@ -60,12 +60,12 @@ class Value:
 
     @property
     def wrapper(self) -> Value:
-        """Its wrapper: ``ddp`` of ``ddp.module``, otherwise itself."""
+        """The wrapper: ``ddp`` of ``ddp.module``, otherwise the value itself."""
         return self.owner if self.kind == "attribute" and self.attribute == "module" else self
 
     @property
     def text(self) -> str:
-        """Its text in the script."""
+        """The text of the value in the script."""
         return written(self.node) if self else ""
 
     @property
@@ -76,7 +76,7 @@ class Value:
         return next((option.name for option in self.alternatives() if option.kind == "name"), "")
 
     def alternatives(self) -> Iterable[Value]:
-        """The values that it may be: itself, or the parts of a choice."""
+        """Return the possible values: the value itself, or the parts of a choice."""
         return self._chosen() if self.kind == "choice" else (self,) if self else ()
 
     def _chosen(self) -> Iterator[Value]:
@@ -84,8 +84,8 @@ class Value:
         return (option for option in options if option.kind != "choice")
 
     def objects(self) -> Iterable[Value]:
-        """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
-        behind local functions that return them."""
+        """Return the possible objects, without methods that return their receiver (``net.to(device)`` is ``net``) and
+        local functions that return them."""
         return self._behind() if self.kind == "choice" else (self,) if self else ()
 
     def _behind(self) -> Iterator[Value]:
@@ -102,7 +102,7 @@ class Value:
                     yield value
 
     def makers(self) -> Iterator[Call]:
-        """The calls that made the objects it may be."""
+        """Yield the calls that made the possible objects."""
         return (option for option in self.objects() if isinstance(option, Call))
 
     def sources(self) -> Iterator[Value]:
@@ -115,7 +115,7 @@ class Value:
 
 
 def _reached(first: Value, onwards: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
-    """Yield a value and everything that it leads to, each once; the last of a value's successors comes first."""
+    """Yield a value and everything reachable from it, each once; the last of a value's successors comes first."""
     waiting = [first]
     seen: set[int] = set()  # set[int]() takes ten times as long
     while waiting and len(seen) < _MOST_STEPS:
@@ -131,7 +131,7 @@ NOTHING = Value(ast.Pass(), "none")
 
 
 class Condition(NamedTuple):
-    """A condition at the time of a statement: ``test`` was ``holds``; ``early`` if the other branch left the block.
+    """A condition when a statement ran: ``test`` was ``holds``; ``early`` if the other branch left the block.
 
     ``always``: it holds in every job, for example ``world_size > 1``.
     """
@@ -144,7 +144,7 @@ class Condition(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """A loop around something; ``over`` is nothing for ``while``."""
+    """A loop around a call or statement; ``over`` is NOTHING for ``while``."""
 
     node: ast.AST
     over: Value = NOTHING
@@ -152,7 +152,7 @@ class Loop:
 
 
 class Guard(NamedTuple):
-    """A ``try`` around something: the loops outside of it, and what each of its handlers catches, nothing for all."""
+    """A ``try`` around a call or statement: the loops around it, and the types its handlers catch, NOTHING for all."""
 
     node: ast.Try
     loops: tuple[Loop, ...]
@@ -167,7 +167,7 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     conditions: tuple[Condition, ...] = ()
     loops: tuple[Loop, ...] = ()
     withs: tuple[Value, ...] = ()  # the context managers
-    in_handler: bool = False  # inside of except
+    in_handler: bool = False  # inside ``except``
     depth: int = 0
     guards: tuple[Guard, ...] = ()  # enclosing try statements, the outermost first; not if in their handler
     launch: Call | None = None  # the call that started its process; None for the process of the script
@@ -178,7 +178,7 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
         return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards, launch)
 
     def inside(self, loop: Loop) -> Place:
-        """The same place, inside of a loop."""
+        """Return the same place inside a loop."""
         function, cls, conditions, before, withs, in_handler, depth, guards, launch = self
         return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards, launch)
 
@@ -201,25 +201,25 @@ class Leave:
     place: Place
     order: int
     root: int
-    value: Value = NOTHING  # what it returns
+    value: Value = NOTHING  # the returned value
 
 
 @dataclass(eq=False, slots=True)
 class Call(Value):
-    """One call at one moment. A line has several if its function is called from several places."""
+    """A call at one moment. A line has several if its function is called from several places."""
 
     node: ast.Call
     callee: Value = NOTHING
-    method: str = ""  # if it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
-    receiver: Value = NOTHING  # the value whose method it is
-    args: tuple[Value, ...] = ()  # positional, without those behind a star
+    method: str = ""  # the name of a method: ``loader.sampler.set_epoch(1)`` has set_epoch
+    receiver: Value = NOTHING  # the object of the method
+    args: tuple[Value, ...] = ()  # positional, without those after a star
     keywords: dict[str, Value] = field(default_factory=dict)
     has_stars: bool = False  # *args or **kwargs may give any argument
     place: Place = _OUTERMOST
     order: int = 0
     root: int = 0  # calls are ordered only within one root
-    local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # what of the script it calls
-    returned: Value = NOTHING  # by a local function that was followed
+    local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # if in the script
+    returned: Value = NOTHING  # the result of a local function that was followed
 
     @property
     def is_itself(self) -> bool:
@@ -227,7 +227,7 @@ class Call(Value):
         return not self.returned and self.method not in SAME_OBJECT
 
     def objects(self) -> Iterable[Value]:
-        """The objects that the result may be."""
+        """Return the possible objects of the result."""
         return (self,) if self.is_itself else self._behind()
 
     @property
@@ -285,7 +285,7 @@ def is_result(value: Value, of: Callable[[Call], bool]) -> bool:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def written(node: ast.AST) -> str:
-    """The source of a node; dotted names, the most frequent case, without the slow ast.unparse."""
+    """Return the source of a node; dotted names, the most frequent case, without the slow ast.unparse."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):

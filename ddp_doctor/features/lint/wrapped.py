@@ -1,4 +1,4 @@
-"""Models whose forward pass makes ranks wait for each other, by what wraps them and whether they have buffers.
+"""Models whose forward makes ranks wait for each other, depending on the wrapper and on buffers.
 
 model = DDP(resnet50())            buffers: each forward broadcasts them, even in eval mode and no_grad
 model = DDP(build())               unknown: build() may make a model with buffers
@@ -40,7 +40,7 @@ _ALONE = re.compile(r"no_sync|join", re.IGNORECASE)
 
 
 class Wrapped(NamedTuple):
-    """A wrapped model: the name of the wrapper, and what a forward of it does."""
+    """A wrapped model: the name of the wrapper, and the effect of its forward."""
 
     wrapper: str
     state: State
@@ -65,7 +65,7 @@ def forwards(script: Script) -> Iterator[tuple[Call, Wrapped]]:
 
 
 def _run_elsewhere(script: Script, call: Call) -> Wrapped | None:
-    """Return the wrapped model that a call gives a function of another file, if only some ranks run its forward."""
+    """Return the wrapped model passed to a function of another file if only some ranks run its forward there."""
     if call.name.startswith("torch."):
         return None
     given = [
@@ -84,7 +84,7 @@ def _run_elsewhere(script: Script, call: Call) -> Wrapped | None:
 
 
 def _is_parameter(inner: Call, call: Call, value: Value) -> bool:
-    """Return True if a call in another file calls what it is given as this argument."""
+    """Return True if a call in another file calls the parameter that this argument is passed to."""
     function = inner.place.function
     if inner.callee.kind != "parameter" or inner.method or not isinstance(function, ast.FunctionDef):
         return False
@@ -94,7 +94,7 @@ def _is_parameter(inner: Call, call: Call, value: Value) -> bool:
 
 
 def wrapped(script: Script, model: Value, at: Call) -> Wrapped | None:
-    """Return what wraps a model on every path through the script, when a call runs; None if nothing certainly does.
+    """Return the wrapper of a model on every path through the script when a call runs, or None if uncertain.
 
     ``if use_ddp: model = DDP(model)`` counts as wrapped.
     """

@@ -1,1 +1,1 @@
-"""The findings of ``lint`` on the screen and in the forms that other tools read."""
+"""The findings of ``lint`` on the screen and in the formats of other tools."""

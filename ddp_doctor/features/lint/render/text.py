@@ -1,4 +1,4 @@
-"""The findings of ``lint`` for people, by file; each begins with a position that editors and terminals can open.
+"""The findings of ``lint`` as text, by file; each starts with a position that editors and terminals can open.
 
 train.py
   train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
-    """Print the report; ``quiet`` omits info findings, and the last line if nothing was found."""
+    """Print the report; ``quiet`` omits info findings, and the last line if there are no findings."""
     findings = shown(report, quiet=quiet).findings
     for path, of_file in groupby(findings, lambda finding: finding.path):
         out.print(one_line(path), style="bold")
@@ -53,7 +53,7 @@ def _show_finding(finding: LintFinding, out: "Console") -> None:
     width = width_of(out)
     place, mark = (
         f"{one_line(finding.path)}:{finding.line}:{finding.column}:",
-        f"{finding.severity.value}\xa0{finding.code}",  # which stay together
+        f"{finding.severity.value}\xa0{finding.code}",  # joined by a no-break space
     )
     text = Text(folded(f"{place} {mark} {one_line(finding.title)}", width, indent=2, hang=4))
     text.highlight_words([mark.replace("\xa0", " ")], STYLE[finding.severity])

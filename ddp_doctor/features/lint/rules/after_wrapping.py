@@ -33,7 +33,7 @@ class _Switch(NamedTuple):
 
     at: Value | ast.AST
     target: Value  # the module
-    on: bool  # gradients are needed afterwards
+    on: bool  # whether gradients are needed afterwards
     order: int
     root: int
     loops: tuple[Loop, ...]
@@ -116,7 +116,7 @@ def _switches(script: Script) -> list[_Switch]:
 
 
 def _module_of(value: Value) -> Value:
-    """The module whose parameters a loop goes through: ``net.head`` of ``for p in net.head.parameters()``."""
+    """Return the module whose parameters a loop iterates over: ``net.head`` of ``for p in net.head.parameters()``."""
     for _ in range(_DEEPEST):
         if value.kind in ("loop", "element"):
             value = value.owner
@@ -148,7 +148,7 @@ def _is_of(script: Script, switch: _Switch, wrap: Call) -> bool:
 
 
 def _overlap(script: Script, first: _Switch, second: _Switch, wrap: Call) -> bool:
-    """Return True if two switches affect the same parameters: of the entire model, or of parts with one name."""
+    """Return True if two switches affect the same parameters: one is of the entire model, or both are of one name."""
     whole = {wrap, *wrap.argument(0, "module").objects()}
     targets = [{*each.target.objects(), *each.target.wrapper.objects()} for each in (first, second)]
     parts = [
@@ -207,7 +207,7 @@ def _broadcasts_statistics(script: Script, wrap: Call) -> bool:
     return buffers(script, inner) == "buffers" and any(map(training.keeps_batch_statistics, layers))
 
 
-#: Conditions that ask what the model is.
+#: Conditions on the kind of model.
 _ASKS = re.compile(r"hasattr|isinstance|module|type\(")
 
 

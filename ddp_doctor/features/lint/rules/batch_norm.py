@@ -61,7 +61,7 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
         pytorch torch/nn/parallel/distributed.py forward_sync_buffers
     """
     if script.uses_in_any_case(*_NO_NEED, "distribute_bn") or any(script.methods("buffers", "named_buffers")):
-        return  # what goes over buffers may share them
+        return  # the script may share buffers itself
     for wrap in script.wraps if any(map(training.keeps_batch_statistics, script.calls)) else ():
         options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
         if any(option.constant is False for option in options):
@@ -73,7 +73,7 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
 
 
 def _batch_size(script: Script, loader: Call) -> int | None:
-    """The batch size in the script, or the default of the command line option that gives it."""
+    """Return the batch size in the script, or the default of the command line option that sets it."""
     size = loader.argument(training.BATCH_SIZE, "batch_size")
     known = [_number(option) or _default_of_option(script, option) for option in size.alternatives()]
     return max(number for number in known if number) if known and all(known) else None

@@ -21,13 +21,13 @@ from ddp_doctor.features.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Consequence, Severity
 
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
-#: Words in conditions and decorators which show that only one process may save.
+#: Words in conditions and decorators that suggest that only one process saves.
 _ONE_OF_ALL = re.compile(
     r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log", re.IGNORECASE
 )
 _PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
 _PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
-#: Conditions that ask what a path is.
+#: Conditions on the kind of path.
 _ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
 #: Functions that make ranks wait for each other.
 _WAITS = re.compile(
@@ -35,7 +35,7 @@ _WAITS = re.compile(
 )
 #: Words in paths and conditions that differ between nodes.
 _NODE = re.compile(r"node|host|machine|GROUP_RANK|TMPDIR|scratch|SLURM", re.IGNORECASE)
-#: Saves that each save is compared with.
+#: Maximum number of saves that each save is compared with.
 _MOST_SAVES = 50
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
@@ -76,7 +76,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
 
 
 def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
-    """Return the fix with the wrapper's name in the script, taken from ``ddp`` or ``ddp.state_dict``."""
+    """Return the fix with the name of the wrapper in the script, taken from ``ddp`` or ``ddp.state_dict``."""
     is_dotted = isinstance(wrapper, ast.Name | ast.Attribute)
     name = written(wrapper).removesuffix(".state_dict") if wrapper and is_dotted else "model"
     return f"Save the model inside the wrapper: {name}.module.state_dict()"
@@ -128,7 +128,7 @@ def _in_both_branches(save: tuple[Call, Value], other: tuple[Call, Value]) -> st
 
 
 def _differs_by_rank(path: Value) -> bool:
-    """Return True if a path contains a rank. A step number does not count, although ranks share out the loader."""
+    """Return True if a path contains a rank. A step number does not count, even if a sharded loader yields it."""
     waiting, seen = [path], set[Value]()
     while waiting:
         part = waiting.pop()
@@ -142,7 +142,7 @@ def _differs_by_rank(path: Value) -> bool:
 
 
 def _saves(script: Script) -> Iterator[tuple[Call, Value, Value]]:
-    """Yield calls that write a checkpoint, with its path and what is saved."""
+    """Yield calls that write a checkpoint, with the path and the saved values."""
     yield from ((call, call.argument(1, "f"), call.argument(0, "obj")) for call in script.named(_SAVE))
     for call in script.methods("save", "save_pretrained"):
         is_model = training.surely_ddp(call.receiver.wrapper) and call.method == "save_pretrained"
@@ -237,7 +237,7 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
         if any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
         if any(training.exclude_each_other(call, other) for other in of_dcp):
-            continue  # the script has asked what the path is
+            continue  # a condition of the script tests the path
         if folders.intersection(_path_ids(path)) or any(".distcp" in source.text for source in path.sources()):
             yield Spot(
                 call,
@@ -248,7 +248,7 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
 
 
 def _loaded_into_shards(script: Script) -> set[int]:
-    """The loads of one file for each rank whose result goes into a model under FSDP."""
+    """Return the loads of one file for each rank whose result goes into a model under FSDP."""
     units = [script.named(names.FSDP[0]), (call.args[0] for call in script.named(names.FSDP[1]) if call.args)]
     sharded = {id(option) for values in units for value in values for option in value.objects()}
     return {
@@ -302,7 +302,7 @@ def _is_of_rank_0(call: Call) -> bool:
 def _makes_all_ranks_wait(call: Call) -> bool:
     name = call.name or call.method
     waits = not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
-    if call.method == "prepare":  # wraps models in DDP
+    if call.method == "prepare":  # it wraps models in DDP
         waits = any(made.name.endswith(".Accelerator") for made in call.receiver.makers())
     return (waits or call.name == names.DDP) and chosen_ranks(call.conditions) is None
 

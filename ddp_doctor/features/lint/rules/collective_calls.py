@@ -1,4 +1,4 @@
-"""Rules on what a script does with a collective that fails, and with what one returns.
+"""Rules on collectives that fail, and on the return values of collectives.
 
 try:
     loss.backward()
@@ -22,7 +22,7 @@ from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Guard, Value, written
 from ddp_doctor.model.choices import Consequence
 
-#: Exceptions that all ranks get together, or that no step raises.
+#: Exceptions that all ranks get at the same time, or that a step does not raise.
 _OF_ALL_RANKS = frozenset(
     (
         *("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration"),
@@ -61,7 +61,7 @@ def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
     is_in_function = guard.node not in ast.walk(guard.loops[-1].node)
     last = (guard.node.orelse or guard.node.body)[-1]
     if isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function):
-        return  # ``while True: try: step(); break``: a rank that fails repeats the same
+        return  # ``while True: try: step(); break``: a rank that fails repeats the same step
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
         inside = set(ast.walk(handler))
         if any(call.node in inside for call in script.methods("backward")):

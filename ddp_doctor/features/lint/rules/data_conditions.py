@@ -19,9 +19,9 @@ from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Condition, Value
 from ddp_doctor.model.choices import Consequence
 
-#: Each is compared with all collectives; no script that people write has more.
+#: Maximum number of early exits; each is compared with all collectives. Scripts written by hand have fewer.
 _MOST_LEAVES = 200
-#: Characters of a condition that a fix repeats.
+#: Maximum number of characters of a condition to quote in a fix.
 _MOST_WRITTEN = 40
 
 
@@ -42,7 +42,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and use the result on all ranks.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # what asks directly first
+    found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # direct tests first
     roots = set[Value]()
     for each in found:
         if each.reason.root not in roots:

@@ -37,7 +37,7 @@ _OWN_GPU = (
     "torch.cuda.set_device(device)",
     'torch.distributed.init_process_group("nccl", device_id=device)   # torch 2.3 and newer',
 )
-#: Functions from elsewhere that may choose the GPU or start the group.
+#: Functions of other files that may choose the GPU or start the group.
 _MAY_SET_UP = re.compile(r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE)
 _CHOOSE_GPU = (
     *(names.SET_DEVICE, "torch.cuda.device"),
@@ -155,7 +155,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     if not script.calls_any(names.INIT):
-        return  # the GPU is chosen where the group is started
+        return  # the GPU is chosen in the statement that starts the group
     if script.calls_any(*_CHOOSE_GPU) or any(script.methods("set_device")) or script.has_unknown_star:
         return
     if chooses_visible_gpus(script) or calls_what_may_set_up(script) or has_one_rank(script):
@@ -176,7 +176,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
 
 
 def _over_gloo(script: Script) -> tuple[Severity | None, str]:
-    """Return the severity and the consequence of one GPU for all ranks if it differs from NCCL's."""
+    """Return the severity and the consequence of one GPU for all ranks over gloo, which differ from NCCL's."""
     if not is_over_gloo(script):
         return None, ""
     return Severity.WARNING, "gloo accepts several ranks on one GPU, so one GPU per node does all the work."
@@ -294,7 +294,7 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
 
 
 def _is_range(value: Value) -> bool:
-    """``range(n)`` or ``list(range(n))`` of more GPUs than one."""
+    """Return True for ``range(n)`` or ``list(range(n))`` of more than one GPU."""
     for option in value.alternatives():
         if isinstance(option, Call) and option.name in ("range", "list") and len(option.args) == 1:
             inner = option.args[0]

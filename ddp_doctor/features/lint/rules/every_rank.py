@@ -1,4 +1,4 @@
-"""Rules on what every rank does though one would do, and on what goes past DistributedDataParallel.
+"""Rules on work that every rank repeats although one would do, and on calls that bypass DistributedDataParallel.
 
 loss = model.module(images).sum(); loss.backward()        no gradient is synchronized
 datasets.CIFAR10("data", download=True)                   all ranks write the same files
@@ -22,7 +22,7 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 #: Words in conditions that select one process.
 _SOME_RANK = re.compile(r"main|master|rank|primary|chief|leader|local|proc|gpu", re.IGNORECASE)
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
-#: Functions that are given a model and do not call it.
+#: Functions that receive a model and do not call it.
 _CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
 
 
@@ -160,7 +160,7 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
 
 
 def _wrapper(script: Script, around: Call) -> str:
-    """Return the wrapper that a call bypasses, as the script writes it; ``model`` if uncertain."""
+    """Return the wrapper that a call bypasses, as the script writes it, or ``model`` if uncertain."""
     name, inside, _ = written(around.node.func).partition(".module")
     if inside:
         return name
@@ -183,5 +183,5 @@ def _may_call_wrapper(script: Script, call: Call) -> bool:
     if any(map(script.is_ddp, call.callee.objects())):
         return True
     if call.local is not None:
-        return False  # it was followed, so its calls are known
+        return False  # the function was followed, so its calls are known
     return any(script.is_ddp(option) for given in call.arguments for option in given.objects())

@@ -1,4 +1,4 @@
-"""Rules on models that FSDP shards: FSDP2 (`fully_shard`) and FSDP1 (FullyShardedDataParallel) take other calls.
+"""Rules on models that FSDP shards: FSDP2 (`fully_shard`) and FSDP1 (FullyShardedDataParallel) need different calls.
 
 optimizer = AdamW(model.parameters()); fully_shard(model)      the optimizer has parameters that the model has no more
 with model.no_sync():                                          FSDP2's modules have no such method
@@ -52,7 +52,7 @@ def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
 
 
 def _trained(optimizer: Call) -> list[Value]:
-    """The models whose parameters an optimizer is given."""
+    """Return the models whose parameters an optimizer gets."""
     given = optimizer.argument(0, "params")
     takes = [part for part in given.calls() if part.method in ("parameters", "named_parameters")]
     return [models[0] for call in takes if len(models := _owners(call)) == 1]

@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{name}" for name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
 _SCALES = ("scaler", "loss_scale", "scale_loss")
-#: Rules compare a scaler with all calls of its methods.
+#: Maximum number of scalers: rules compare each with all calls of its methods.
 _MOST_SCALERS = 50
 Precision = Literal["float16", "bfloat16", "unknown"]
 
@@ -226,7 +226,7 @@ def _cast_to_half(forward: Call) -> Call | None:
 
 
 def _scalers(script: Script) -> Iterator[Call]:
-    """The scalers that a script makes; the first ones, if a program wrote the script."""
+    """Return the scalers that a script makes; only the first ones in a generated script."""
     return islice(script.named(*training.SCALERS), _MOST_SCALERS)
 
 

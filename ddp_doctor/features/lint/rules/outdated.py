@@ -1,4 +1,4 @@
-"""Rules on what torch calls deprecated.
+"""Rules on functions that torch calls deprecated.
 
 with torch.cuda.amp.autocast():                                     since torch 2.4: torch.amp.autocast("cuda")
 subprocess.run(["python", "-m", "torch.distributed.launch", ...])   since torch 1.10: torchrun

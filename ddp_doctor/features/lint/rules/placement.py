@@ -137,7 +137,8 @@ def _wraps_on_gpu(script: Script) -> bool:
 
 
 def _is_loss(call: Call) -> bool:
-    """Return True if a loss of torch.nn is computed: ``criterion(output, target)`` or ``F.cross_entropy(...)``."""
+    """Return True if a value is the result of a loss of torch.nn: ``criterion(output, target)``,
+    ``F.cross_entropy(...)``."""
     if _LOSSES.match(call.name):
         return not call.name.endswith("Loss")
     return not call.method and is_result(call.callee, lambda made: bool(_LOSSES.match(made.name)))
@@ -164,9 +165,9 @@ _MAKERS = frozenset(
         *("eye", "Tensor", "FloatTensor"),
     )
 )
-#: Functions that make a tensor on the device of another one.
+#: Functions that make a tensor on the device of another tensor.
 _LIKE = frozenset(f"torch.{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn"))
-#: Where ``weight`` is among the arguments. Source: torch/nn/modules/loss.py and torch/nn/functional.py of torch 2.13.
+#: Position of the argument ``weight``. Source: torch/nn/modules/loss.py and torch/nn/functional.py of torch 2.13.
 _WEIGHT_AT = {
     **{f"torch.nn.{name}": 0 for name in ("CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss")},
     **{
@@ -176,7 +177,7 @@ _WEIGHT_AT = {
 }
 #: Methods that return a number or a one-element tensor, which combines with tensors of any device.
 _NO_TENSOR = frozenset(("item", "tolist", "numpy", "size", "dim", "numel", "sum", "mean", "max", "min", "prod"))
-#: Functions that are given a model and move nothing.
+#: Functions that receive a model and do not move anything.
 _KEEPS_IN_PLACE = ("torch.", "print", "len", "id", "type", "isinstance", "hasattr", "copy.", "sum", "super")
 _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$")
 
@@ -230,7 +231,7 @@ def _may_be_moved(script: Script, loss: Call) -> bool:
 
 
 def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
-    """``model.head = nn.Linear(512, 10)`` between ``.to(device)`` and DDP."""
+    """Yield layers added after the move: ``model.head = nn.Linear(512, 10)`` between ``.to(device)`` and DDP."""
     moves, made = moves_before(script, wrap), set(wrap.argument(0, "module").objects())
     for assignment in script.assignments if moves else ():
         if not assignment.owner or assignment.root != wrap.root or assignment.order > wrap.order:
@@ -244,7 +245,7 @@ def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
 
 
 def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
-    """``nn.Sequential(encoder.to(device), head)``, ``model.encoder = model.encoder.to(device)``."""
+    """Yield parts that are not moved although others are: ``nn.Sequential(encoder.to(device), head)``."""
     if moves_before(script, wrap):
         return
     for whole in wrap.argument(0, "module").makers():
@@ -269,7 +270,7 @@ def _trained_parts(script: Script, whole: Call) -> list[Value]:
 
 
 def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:
-    """``model.fc = model.fc.to(device)`` of a model whose other layers were just made too."""
+    """Yield a new model of which only one layer is moved: ``model.fc = model.fc.to(device)``."""
     moves = script.methods("to", "cuda")
     inner = [move for move in moves if move.receiver.kind == "attribute" and move.receiver.owner is whole]
     if len({move.receiver.attribute for move in inner}) == 1 and moves_to_device(inner[0]):

@@ -36,7 +36,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 _OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 _ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
-#: If one of these is read or set, something other than torchrun starts the ranks, or the script starts them itself.
+#: If the script reads or sets one of these, something other than torchrun starts the ranks, or the script starts them.
 _OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_", "JSM_", "LSB_", "PBS_")
 _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook_launcher")
 
@@ -118,7 +118,7 @@ def _is_computed(rank: Value) -> bool:
 
 
 def _under_torchrun(rank: Value) -> Value:
-    """The alternative of a rank whose conditions all ask for variables that torchrun sets."""
+    """Return the alternative of a rank whose conditions all test variables of torchrun, or the rank itself."""
     options = [option for option in rank.alternatives() if isinstance(option, Call)]
     tests = [{(each.test, each.holds) for each in option.conditions} for option in options]
     shared = set[tuple[Value, bool]]().union(*tests).intersection(*tests)
@@ -201,7 +201,7 @@ def _is_started_by_torchrun(script: Script) -> bool:
     )
 
 
-#: Functions that draw a port that is free, by their names.
+#: Names of functions that select a free port.
 _FREE_PORT = re.compile(r"(free|open|unused|available|random)_?\w*port|getsockname", re.IGNORECASE)
 _SHARES = re.compile(r"bcast|broadcast|gather|scatter|store|kvstore|read", re.IGNORECASE)
 
@@ -248,13 +248,13 @@ def _draws_a_port(script: Script, call: Call) -> bool:
 _LOCAL_RANKS = frozenset(
     ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 )
-#: An offset that is not a product: ``node * 8 + local_rank`` is a rank, which DDL105 reports.
+#: Kinds of values that are an offset. A product is not: ``node * 8 + local_rank`` is a rank, which DDL105 reports.
 _OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
 #: The operand that leaves a rank unchanged.
 _NEUTRAL: Mapping[type[ast.operator], int] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
 _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
 
-#: How the GPU of a process differs from the group's: surely, or by what a script does not show.
+#: Why the GPU of a process differs from the group's: surely, or depending on a value that the script does not show.
 Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
 _WHY: Mapping[Way, str] = {
     "surely": "torch.cuda.set_device does not change that, and the first operation fails",
@@ -270,7 +270,7 @@ _WHY: Mapping[Way, str] = {
 
 
 class _Choice(NamedTuple):
-    """A call that chooses the GPU of this process, as a value and as the script writes it."""
+    """A call that chooses the GPU of this process: its value, and the text in the script."""
 
     call: Call
     device: Value
@@ -326,7 +326,7 @@ def _choices(script: Script) -> Iterator[_Choice]:
 
 
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
-    """Return an argument as the call writes it, not the origin of its value; None if ``**options`` contains it."""
+    """Return an argument as written in the call, not the origin of its value, or None if ``**options`` contains it."""
     given = call.node.args[position : position + 1]
     return next((keyword.value for keyword in call.node.keywords if keyword.arg == name), given[0] if given else None)
 
@@ -351,7 +351,7 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
 
 
 def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
-    """Return how the process's GPU differs from torch 2.15's choice; None if both are or may be the same."""
+    """Return how the process's GPU differs from torch 2.15's choice, or None if both are or may be the same."""
     exported = (
         assignment.value
         for assignment in script.assignments
@@ -391,7 +391,7 @@ def _way(script: Script, value: Value, rank: Value) -> Way | None:
 
 
 def _bare(value: Value) -> Value:
-    """A number without ``int()``, ``str()`` and the local function that returned it."""
+    """Return a number without ``int()``, ``str()`` and local functions around it."""
     for _ in range(6):
         if not isinstance(value, Call):
             break
@@ -403,7 +403,7 @@ def _bare(value: Value) -> Value:
 
 
 def _computed(index: Value) -> Way | None:
-    """Return how computing changes a rank: ``local_rank + 4``, ``(rank + 1) % n``; None for ``rank % n`` itself."""
+    """Return how a computation changes a rank: ``local_rank + 4``, ``(rank + 1) % n``; None for ``rank % n`` itself."""
     operator, left, right = training.operation(index)
     if isinstance(operator, ast.Mod):
         return _computed(_bare(left))
@@ -414,7 +414,7 @@ def _computed(index: Value) -> Way | None:
     if isinstance(operator, ast.Sub) and not kinds[0]:
         return "surely"  # counted from the last GPU
     if kind == "rank" and not isinstance(operator, ast.Add):
-        return None  # ``rank - 8`` and ``rank // nodes`` may be how a rank on its node is found
+        return None  # ``rank - 8`` and ``rank // nodes`` may compute the rank on the node
     return _by(other, _NEUTRAL[type(operator)])
 
 
@@ -427,7 +427,7 @@ def _by(number: Value, neutral: int) -> Way | None:
 
 
 def _looked_up(index: Value) -> Way | None:
-    """``gpus[local_rank]``; None for a list that counts from 0."""
+    """Return how ``gpus[local_rank]`` changes a rank; None for a list that counts from 0."""
     if index.kind != "element" or len(index.parts) != 2 or rank_kind(index.parts[1]) is None:
         return None
     gpus = index.parts[0]

@@ -1,4 +1,4 @@
-"""Rules on what only some ranks do, by their number or by a decision that each takes by its own data.
+"""Rules on calls that only some ranks make, by rank number or by a decision from each rank's own data.
 
 if dist.get_rank() == 0:
     dist.barrier()             the others never come
@@ -62,7 +62,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     yield from _run_elsewhere(script)
     conditions = set[Value]()
     for call, condition, who in found:
-        if call not in forwards(script) or condition.test not in conditions:  # of many forwards the first is enough
+        if call not in forwards(script) or condition.test not in conditions:  # the first of many forwards is enough
             conditions.add(condition.test)
             at = f"(condition in line {getattr(condition.test.node, 'lineno', 0)})"
             calls, hangs = ("calls", "it hangs") if len(who.ranks or ()) == 1 else ("call", "they hang")
@@ -152,20 +152,20 @@ def _exit_of_others(script: Script, leave: Leave, condition: Condition) -> int:
 
 @lru_cache(maxsize=1)  # used only if there is something to report
 def _handed_on(script: Script) -> set[int]:
-    """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
+    """Return functions that an unknown function may call on the other ranks: ``optimizer.step(closure)``."""
     takers = (call for call in script.calls if call.local is None and call.name not in _KEEP and not is_launch(call))
     given = [option for call in takers for value in call.arguments for option in value.alternatives()]
     given += [option for each in given if each.name in _KEEP for value in each.parts for option in value.alternatives()]
     return {id(option.node) for option in given if isinstance(option, Function)}
 
 
-#: Functions that return the function that they are given.
+#: Functions that return the function that they get.
 _KEEP = ("functools.partial", "functools.wraps", "functools.update_wrapper")
 Site = tuple[object, str]
 
 
 def _sites(script: Script, call: Call) -> list[Site]:
-    """The places of both halves of a pattern: a function, both ends of a context manager, or sides of a condition."""
+    """Return the places of a pattern with two halves: a function, a context manager, or sides of a condition."""
     function = call.place.function
     is_manager = getattr(function, "name", "") in ("__enter__", "__exit__")
     tests = (condition.test for condition in call.conditions if rank_condition(condition))
@@ -228,12 +228,12 @@ def misses(leave: Leave, condition: Condition, call: Call) -> bool:
     if mine or loop is None or loop not in place.loops:
         return False
     inside = set(ast.walk(loop.node)) if isinstance(leave.node, ast.Return) else set[ast.AST]()
-    is_return = leave.node in inside and leave.place.function not in inside  # not of a function that the loop calls
+    is_return = leave.node in inside and leave.place.function not in inside  # not in a function that the loop calls
     return isinstance(leave.node, ast.Break) or is_return
 
 
 def _rules_out(condition: Condition, other: Condition) -> bool:
-    """Return True if ``not together and rank != 0`` excludes that ``together`` holds."""
+    """Return True if ``not together and rank != 0`` implies that ``together`` does not hold."""
     if not condition.holds or not isinstance(condition.test.node, ast.BoolOp):
         return False
     for part in condition.test.parts if isinstance(condition.test.node.op, ast.And) else ():
@@ -245,5 +245,5 @@ def _rules_out(condition: Condition, other: Condition) -> bool:
 
 
 def _splits_roles(script: Script) -> bool:
-    """Parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
+    """Return True for parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
     return any(module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules)

@@ -1,4 +1,4 @@
-"""Rules on how the data set is shared out among the ranks, by a sampler or by hand.
+"""Rules on how the data set is divided among the ranks, by a sampler or manually.
 
 sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)      and no shuffle=True beside it
@@ -32,7 +32,7 @@ _STREAM = re.compile(
     r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
 )
 _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
-#: Conditions that may ask whether the job is distributed at all.
+#: Conditions that may test whether the job is distributed.
 _ON_THE_JOB = re.compile(r"distrib|ddp|rank|world|gpu|local|initialized|sampler|shard|multi", re.IGNORECASE)
 _OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
 _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
@@ -61,7 +61,7 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
         if not _has_no_shard(call) or any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
             continue
         if any(call in given.alternatives() for preparing in _preparing(script) for given in preparing.arguments):
-            continue  # a library gives another loader back: ``net, loader = engine.prepare(net, loader)``
+            continue  # a library returns another loader: ``net, loader = engine.prepare(net, loader)``
         is_shuffled = call.argument(training.SHUFFLE, "shuffle").constant is True and not elsewhere
         name = training.written_to(script, call)
         is_used = not name.isidentifier() or any(
@@ -138,7 +138,7 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
 
 
 def _names_in_epoch_loop(script: Script, sampler: Call) -> tuple[str, str, str]:
-    """Return the sampler and the epoch by the names that the loop over epochs can use, and the place of that loop."""
+    """Return the names of the sampler and the epoch that the loop over epochs can use, and the place of that loop."""
     loaders = {each for each in script.named(names.LOADER) if sampler in each.sources()}
     around = (loops for over, loops in training.iterations(script) if loops and not loaders.isdisjoint(over.sources()))
     loops = next(around, ())
@@ -199,7 +199,7 @@ def _samplers(receiver: Value) -> Iterator[Value]:
 def _is_trained_on(script: Script, loader: Call) -> bool:
     """Return True if the wrapped model's backward runs only in loops over this loader.
 
-    Values that ``next`` takes from the loader in a loop count as well.
+    Values that ``next`` takes from the loader in a loop count too.
     """
     gone_through = (loop.over for call in training.passes(script) for loop in call.loops[-1:])
     taken = (
@@ -218,7 +218,7 @@ def _has_no_shard(call: Call) -> bool:
     if call.has_stars or (sampler and not is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)):
         return False
     if call.given(training.BATCH_SAMPLER, "batch_sampler") or call.argument(training.BATCH_SIZE, "batch_size").is_none:
-        return False  # without a batch size the data set makes batches itself, as streams do
+        return False  # without a batch size, the data set makes batches itself, as streams do
     dataset = call.argument(0, "dataset")
     return bool(dataset) and not any(map(_is_split, dataset.sources()))
 
@@ -244,7 +244,7 @@ def _is_split(value: Value) -> bool:
 
 
 def _is_gone_through_again(script: Script, sampler: Call) -> bool:
-    """Return True if one model trains on a sampler's loader repeatedly, with the same order each time."""
+    """Return True if one model trains on a sampler's loader several times, with the same order each time."""
     for loader in script.named(names.LOADER):
         given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
         if not any(sampler in each.sources() for each in given):
@@ -270,7 +270,7 @@ def _is_gone_through_again(script: Script, sampler: Call) -> bool:
 
 
 def _is_in_loop_of_epochs(script: Script, sampler: Call) -> bool:
-    """Return True if a loop over epochs goes through a training loader of the sampler, whatever it calls inside."""
+    """Return True if a loop over epochs iterates over a training loader of the sampler, whatever calls it makes."""
     loaders = {
         loader
         for loader in training.loaders(script)
@@ -372,7 +372,7 @@ def _meetings(script: Script) -> Iterator[Call]:
 
 
 def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
-    """``if i % world_size != rank: continue`` in front of a backward pass."""
+    """Yield loops with ``if i % world_size != rank: continue`` before a backward pass, and that test."""
     for backward in _meetings(script):
         for condition in backward.conditions:
             is_own = isinstance(getattr(condition.test.node, "ops", [None])[0], ast.Eq) == condition.holds
@@ -381,7 +381,7 @@ def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
 
 
 def _data_of_loop(loop: Loop) -> Value:
-    """Return the data that a loop iterates over: the data set of a loader without a sampler, or the data themselves."""
+    """Return the data that a loop iterates over: the data set of a loader without a sampler, or the data itself."""
     over = training.passed_on(loop.over)
     for made in over.makers():
         if made.name == names.LOADER:
@@ -393,7 +393,7 @@ def _data_of_loop(loop: Loop) -> Value:
 
 
 def _share(value: Value, depth: int) -> Value:
-    """The share of a rank that a value is, or has as many elements as."""
+    """Return the share of a rank that a value is, or that has as many elements as the value."""
     for option in value.alternatives() if depth else ():
         if _is_dealt(option):
             return option
@@ -440,7 +440,7 @@ def _is_by_rank(begin: Value, step: Value) -> bool:
 
 
 def _is_every_nth(test: Value) -> bool:
-    """``i % world_size == rank``."""
+    """Return True for ``i % world_size == rank``."""
     if not isinstance(test.node, ast.Compare) or len(test.parts) != 2:
         return False
     for left, right in (test.parts, test.parts[::-1]):

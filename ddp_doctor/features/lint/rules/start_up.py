@@ -28,7 +28,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 #: Other calls that start a process group.
 _STARTS = (names.INIT, "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.init_device_mesh")
 _MAY_END = re.compile(r"clean|destroy|tear|final|shut|exit|close|stop|end", re.IGNORECASE)
-#: Variables that torch reads when the group starts, and NCCL and gloo then or at the first collective.
+#: Variables that torch reads when the group starts, and that NCCL and gloo read then or at the first collective.
 _READ_AT_START = (
     "NCCL_",
     "TORCH_NCCL_",
@@ -102,12 +102,12 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
 
 @lru_cache(maxsize=1)  # two rules ask
 def before_the_group(script: Script) -> Mapping[Call, Call]:
-    """Return the collectives that surely run before the first process group starts, and its start."""
+    """Return the collectives that surely run before the first process group starts, and the call that starts it."""
     starts = list(script.named(*_STARTS))
     if script.libraries or script.has_unknown_star or calls_what_may_set_up(script) or not starts:
         return {}
     asked = {(each.test, each.holds) for each in starts[0].place.conditions}
-    if any("initialized" in test.text for test, _ in asked):  # something else may have started it
+    if any("initialized" in test.text for test, _ in asked):  # something else may have started the group
         return {}
     return {
         call: starts[0]
@@ -196,7 +196,7 @@ def _uses_argument(script: Script, name: str) -> bool:
 
 
 def _is_set_for_the_group(script: Script, at: Assignment) -> bool:
-    """Return True for ``size, args.local_rank = start_slurm(...)`` wherever the script needs the group."""
+    """Return True for ``size, args.local_rank = start_slurm(...)`` at every place that needs the group."""
     made = at.value.owner if at.value.kind == "element" else at.value
     if not isinstance(made, Call) or at.place.in_handler or not ("." in made.name or made.callee.kind == "free"):
         return False
@@ -206,7 +206,7 @@ def _is_set_for_the_group(script: Script, at: Assignment) -> bool:
 
 
 def _is_set_on_all_ranks(script: Script, at: Assignment, starts: Sequence[Place]) -> bool:
-    """Return True if ``args.local_rank`` gets a new value, at least wherever the script starts processes."""
+    """Return True if ``args.local_rank`` gets a new value, at least at every place that starts processes."""
     if not isinstance(at.target, ast.Attribute) or at.owner in script.instances or at.value.kind == "constant":
         return False
     if any(source.attribute == at.name for source in at.value.sources()):
@@ -234,7 +234,7 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
 
 
 def _problem_of_name(name: str) -> tuple[str, str | None, Severity | None]:
-    """Return the fault of a name or "", the name to set instead, and a severity that differs from the rule's."""
+    """Return the fault of a name or "", the correct name, and a severity if it differs from the rule's."""
     from ddp_doctor.settings.names import is_unknown, nearest
     from ddp_doctor.settings.releases import is_gone
     from ddp_doctor.settings.table import never_read, variables
@@ -302,7 +302,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
 
 
 def _read_before(script: Script, setting: Assignment) -> Call | None:
-    """The call that has already read the variable; None if that is not sure."""
+    """Return the call that has already read the variable, or None if that is not certain."""
     if setting.name == "CUDA_VISIBLE_DEVICES":
         readers = [*script.named(names.SET_DEVICE), *(call for call in script.methods("cuda") if not call.args)]
     elif _is_read_by_nccl(setting):  # when its first communicator is made, by the group itself or by DDP

@@ -1,4 +1,4 @@
-"""Rules on the steps of the training loop: gradients accumulated over several batches, and what makes a step wait.
+"""Rules on the steps of the training loop: gradients accumulated over several batches, and calls that make a step wait.
 
 with model.no_sync():                      all micro-steps but the last, forward and backward
     criterion(model(x), y).backward()
@@ -130,13 +130,13 @@ def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
 
 
 def _is_no_sync(script: Script, context: Value) -> bool:
-    """``model.no_sync()``, and ``context()`` of ``context = nullcontext if last else model.no_sync``."""
+    """Return True for ``model.no_sync()``, or ``context()`` if ``context = nullcontext if last else model.no_sync``."""
     called = context.callee.alternatives() if isinstance(context, Call) else ()
     return any(each.attribute == "no_sync" and script.is_ddp(each.owner) for each in called)
 
 
 def _late_switches(script: Script, forwards: list[Call], backward: Call) -> Iterator[ast.AST]:
-    """Yield where ``require_backward_grad_sync`` is set only between the forward and the backward of a pass."""
+    """Yield assignments of ``require_backward_grad_sync`` only between the forward and backward of a pass."""
     switches = [
         each
         for each in script.assignments
@@ -149,7 +149,7 @@ def _late_switches(script: Script, forwards: list[Call], backward: Call) -> Iter
 
 
 def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bool:
-    """``if (i + 1) % k == 0: optimizer.step()`` in the loop of the backward pass, which runs in every iteration."""
+    """Return True for ``if (i + 1) % k == 0: optimizer.step()`` in a loop whose backward runs in every iteration."""
     loop = call.loops[-1]
     here = [step for step in steps if loop in step.loops]
     return (
@@ -160,7 +160,7 @@ def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bo
 
 
 def _is_micro_step(script: Script, call: Call, steps: list[Call], clears: list[Call]) -> bool:
-    """``for micro_step in range(accumulation): ... backward()``, with the step after that loop."""
+    """Return True for ``for micro_step in range(accumulation): ... backward()`` with the step after that loop."""
     loop, outer = call.loops[-1], call.loops[:-1]
     if not isinstance(loop.node, ast.For) or not outer or any(loop in each.loops for each in (*steps, *clears)):
         return False
@@ -196,7 +196,7 @@ def _is_of_optimizer(step: Call) -> bool:
 
 
 _WAITS = ("item", "cpu", "tolist", "numpy")
-#: Properties that the host knows without the GPU, and values that it has already read.
+#: Properties that the host knows without the GPU, and values that were already read.
 _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\(")
 
 
@@ -245,7 +245,7 @@ def _values_read_by_host(call: Call) -> Iterator[Value]:
 
 
 def _printed(value: Value) -> Iterator[Value]:
-    """The values that are made into text and may be tensors: both of f"{step} {loss}"."""
+    """Return the values in a formatted text that may be tensors: both of f"{step} {loss}"."""
     if isinstance(value.node, ast.JoinedStr | ast.FormattedValue):
         for part in value.parts:
             yield from _printed(part)

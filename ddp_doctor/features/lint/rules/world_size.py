@@ -180,7 +180,7 @@ def _divisions_of(value: Value, depth: int) -> tuple[int, Value]:
 
 
 def _operation_of_all(value: Value, depth: int) -> tuple[Value, ast.operator | None, Value, Value]:
-    """The only value that something may be, and its operation."""
+    """Return the only alternative of a value, and its operation."""
     found = list(value.alternatives())
     only = found[0] if len(found) == 1 and depth else NOTHING
     return only, *training.operation(only)
@@ -216,7 +216,7 @@ def _is_summed(division: Value) -> bool:
 
 
 def _shares(call: Call) -> bool:
-    """Return True if a call may combine all ranks' numbers: a collective, or an unknown function named like one."""
+    """Return True if a call may combine all ranks' numbers: a collective, or a function with a similar name."""
     if call.name.startswith("torch.") and not call.name.startswith("torch.distributed."):
         return False  # ReduceLROnPlateau, torch.gather
     is_of_tensor = call.method == "gather" and len(call.args) > 1
@@ -238,7 +238,7 @@ def _loader_with_sampler_of(script: Script, value: Value) -> Call | None:
 
 
 def _sums(script: Script, call: Call, loader: Call | None) -> list[Assignment]:
-    """Return what is added up over a loader in the function of a call."""
+    """Return the sums over a loader in the function of a call."""
     return [
         assignment
         for assignment in script.assignments
@@ -255,7 +255,7 @@ _Division = ast.BinOp | ast.AugAssign
 def _divided_by_name(
     script: Script, call: Call, sums: Sequence[Assignment], divisions: Iterable[_Division]
 ) -> _Division | None:
-    """Return ``correct / size`` behind the loop that adds up ``correct``, after ``size = len(data)``."""
+    """Return ``correct / size`` after the loop that sums up ``correct``, with ``size = len(data)``."""
     function = call.place.function
     sizes = {each.name for each in script.assignments if each.value is call and isinstance(each.target, ast.Name)}
     bound = [each for each in script.assignments if each.name in sizes and each.place.function is function]

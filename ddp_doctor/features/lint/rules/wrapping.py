@@ -1,4 +1,4 @@
-"""Rules on how a model is wrapped, and what DistributedDataParallel is given.
+"""Rules on how a model is wrapped, and on the arguments of DistributedDataParallel.
 
 model = DDP(Net(), device_ids=[local_rank]).to(device)     wrapped first, moved then
 model = SyncBatchNorm.convert_sync_batchnorm(DDP(net))     wrapped first, converted then
@@ -202,7 +202,7 @@ def _may_need_it(script: Script, module: modules.Module) -> bool:
     )
 
 
-#: Other ways to make a unit of each layer.
+#: Other functions that make each layer a unit.
 _OFFLOAD_POLICY = "torch.distributed.fsdp.CPUOffloadPolicy"
 _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("wrap", "enable_wrap")))
 
@@ -336,7 +336,7 @@ def wrapped_twice(script: Script) -> Iterator[Spot]:
     for outer in script.named(*_WRAPPERS, names.FSDP[1]):
         model = outer.argument(_MODEL_AT.get(outer.name, 0), "module", "model")
         wrappers = {_wrapper(script, option, outer) for option in model.objects()}
-        inner = wrappers.pop() if len(wrappers) == 1 else ""  # not surely, if the script may go several ways
+        inner = wrappers.pop() if len(wrappers) == 1 else ""  # uncertain if the script has several paths
         name = _WRAPPERS.get(outer.name, "FSDP")
         if inner and "DistributedDataParallel" in (inner, name):
             yield Spot(
@@ -360,5 +360,5 @@ def _wrapper(script: Script, value: Value, outer: Call) -> str:
     if any(isinstance(each, Call) and each.name in _ZERO_INIT and each.is_enabled for each in value.place.withs):
         return "deepspeed.zero.Init"
     if not outer.comes_after(value):
-        return ""  # by another method, which need not run before
+        return ""  # made in another method, which may not run before
     return "" if value.name == "deepspeed.initialize" else _WRAPPERS.get(value.name, "")
