@@ -95,7 +95,7 @@ def read_settings(text: str, options: Options = _ENV, read_file: ReadFile = read
 
 
 def _unchecked(lines: tuple[Unchecked, ...]) -> Reading:
-    """Return the reason against a verdict: lines that start ranks and were not understood."""
+    """Return why there is no verdict: lines that start ranks and were not understood."""
     first, *others = lines
     more = f", and {len(others)} more" if others else ""
     reason = f"the launch line was not checked: {first.place}, `{first.quote}` ({first.reason}){more}"

@@ -403,7 +403,7 @@ def _scope(recording: Recording) -> tuple[str, str]:
 
 
 def _model(recording: Recording) -> str:
-    """Return which model was trained, as in `` with a built-in model (1M parameters)``; nothing if none was."""
+    """Return the trained model, as in `` with a built-in model (1M parameters)``, or an empty text without one."""
     from ddp_doctor.facts.ddp.gradients import GradientSync  # not needed by a prolog
 
     if recording.options.model:

@@ -181,7 +181,7 @@ class P2pFact(Fact):
     pairs: tuple[PairResult, ...]
     skipped: tuple[int, ...] = ()  # peers of pairs that hung in an earlier trial
     not_measured: int = 0  # pairs of this world that were skipped because time was short, …
-    not_alone: int = 0  # … and pairs of the measured rounds that were not measured by themselves
+    not_alone: int = 0  # … and pairs of the measured rounds that were not measured alone
 
 
 class Rate(Frozen):

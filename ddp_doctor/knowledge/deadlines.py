@@ -85,10 +85,10 @@ UNREACHABLE_S = 12.0
 CONNECT_S = 4.0
 #: A server that accepted a connection and sends nothing for this long is not the control store.
 MUTE_S = 6.0
-#: Time for every node to hand in its readings of a trial, beyond the time its own agent needs.
+#: Time for every node to send its readings of a trial, beyond the time its own agent needs.
 HAND_IN_S = 8.0
-#: Time for every node that is heard to take the report, before the head stops the store. It is longer than a silent
-#: node's time (SILENT_S), because a node without the report says that the head is lost.
+#: Time for every responding node to receive the report, before the head stops the store. It is longer than a silent
+#: node's time (SILENT_S), because a node without the report concludes that the head is lost.
 FAREWELL_S = 8.0
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Collection
 
 TORCH = "torch"
-#: The modules of Python's library that torch does not start without. Measured with torch 2.13 under Python 3.11: with
-#: an empty module of that name first on the path, ``import torch.distributed.run, torch.nn.parallel, torch.utils.data,
+#: Modules of Python's library that torch needs to start. Measured with torch 2.13 under Python 3.11: with an empty
+#: module of that name first on the path, ``import torch.distributed.run, torch.nn.parallel, torch.utils.data,
 #: torch._dynamo.utils`` fails. Not included: modules that are built in or frozen in that Python, which cannot be
 #: hidden, and modules that torch loads but can start without, such as csv and shutil.
 NEEDED = frozenset(

@@ -30,5 +30,5 @@ PAIR_FAILURES = 5
 #: … and if that is the only sign, be slower than this share of the usual rate: no partner confirms it, and hosts of one
 #: machine differ more than machines do (with eight on two cores, a healthy pair reached 31% at best in ten tests).
 SLOW_PAIR = 1 / 4
-#: Maximum number of partners for one node: what they leave open, further partners will not settle.
+#: Maximum number of partners for one node; more partners would not settle what these leave open.
 MOST_PARTNERS = 8

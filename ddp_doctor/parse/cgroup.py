@@ -60,7 +60,7 @@ def limits(read: Reader) -> Limits:
 
 
 def throttled_s(read: Reader) -> float | None:
-    """Return how long a quota has stopped the group, the most of any level; None if no level counts it.
+    """Return how long a quota has stopped the group: the maximum of all levels, or None if no level counts it.
 
     In cpu.stat: "throttled_usec 1200" of version 2, "throttled_time 1200000" (ns) of version 1.
     """

@@ -32,7 +32,7 @@ _NAMED = re.compile(
     r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
 )
 _KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
-#: All of these are empty if the recorder is off. The first has an entry for each group that was made (torch 2.9.1).
+#: These are all empty if the recorder is off. The first has an entry for each group that was made (torch 2.9.1).
 _FILLED = ("pg_config", "pg_status", "entries", "nccl_comm_state")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _NUMBER = re.compile(r"^(\d+)(?=[_.-])|(\d+)(?:\.[a-z]+)*$")

@@ -21,7 +21,7 @@ _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotJson(ValueError):
-    """The text is not JSON. The message says what it is instead. ``at``: the position where reading ended."""
+    """The text is not JSON. The message describes it. ``at``: the position where reading ended."""
 
     def __init__(self, why: str, at: int = 0) -> None:
         super().__init__(why)

@@ -225,7 +225,7 @@ def _both(first: Match, second: Match) -> Match:
 
 # --- iptables -------------------------------------------------------------------------------------
 
-#: Modules without a condition of their own; others may have one.
+#: Modules without a condition; other modules may have one.
 _MODULES = ("tcp", "comment", "conntrack", "state", "multiport")
 #: Options whose condition is met if the packet has one of these values.
 _WANTED = {"-p": {"tcp", "all"}, "--ctstate": {"NEW"}, "--state": {"NEW"}}

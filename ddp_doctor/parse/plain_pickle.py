@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-#: On the stack below the items of a list, tuple or dict that is being made.
+#: Marks the stack below the items of a list, tuple or dict that is being made.
 _MARK = object()
 #: Maximum length of an integer; torch writes 64 bits.
 _LONGEST_NUMBER_BITS = 256
@@ -34,7 +34,7 @@ _SKIPPED = {"PROTO", "FRAME", "STOP"}
 
 
 class NotPlainData(ValueError):
-    """The pickle holds more than plain data, or is damaged. The text says which."""
+    """The pickle contains more than plain data, or is damaged. The message gives the reason."""
 
 
 def plain_data(data: bytes) -> Any:
@@ -88,7 +88,7 @@ class _Values:
             raise NotPlainData(f"the instruction at byte {at} (opcode {name}) is not plain data")
 
     def _last(self, count: int) -> list[Any]:
-        """Pop this many values."""
+        """Pop and return this many values."""
         items = self.stack[-count:]
         if len(items) < count or any(item is _MARK for item in items):
             raise IndexError

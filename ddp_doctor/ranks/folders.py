@@ -1,6 +1,6 @@
 """The directories of a run: the run directory, directories left by killed runs, and directories made for the job.
 
-A note in each directory records the boot in which it was made; its run holds a lock on the note while it lives::
+Each directory contains a note with the boot in which it was made. The run that made it holds a lock on the note::
 
     {"boot": "4f1c…"}
 

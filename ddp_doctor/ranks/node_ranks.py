@@ -51,12 +51,12 @@ class Run:
 
 @dataclass
 class NodeRanks:
-    """Runs this node's part of a trial. ``store`` is the address of the control store as seen from here."""
+    """This node's part of a trial. ``store`` is the address of the control store, as this node reaches it."""
 
     run: Run
     run_folder: Path
     server: ForkServer
-    store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
+    store: tuple[str, int] | None  # None: there is none yet, and torchrun's ranks may need none
     control: Control | None = None  # the store's process, if it is on this node
     keep_partial: Callable[[TrialResult], None] = lambda _: None  # receives the readings of an interrupted trial
 

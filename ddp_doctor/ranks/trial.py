@@ -24,7 +24,7 @@ from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.rank_state import RankState, late_steps
 from ddp_doctor.sources import proc
 
-#: A note on a trial that tests a fix: the limit of such a trial also counts time in which no rank ran.
+#: A note on a trial of a fix: its limit also counts time in which no rank ran.
 PAUSED = "the agent was stopped or starved"
 #: A trial gets this note after a pause longer than this share of its limit and this many seconds.
 _PAUSED_SHARE = 0.25

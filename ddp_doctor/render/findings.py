@@ -53,7 +53,7 @@ def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
     to_read = cause.next_check.startswith("ddp-doctor lint")  # the line of code, which is also shown for proved causes
     if cause.next_check and (to_read or cause.confidence is not Confidence.PROVED):
         yield Line(f"Next step: {one_line(cause.next_check)}", hang=2)
-    is_start = cause.domain == "scheduler" and cause.restart != "on the same nodes"  # nobody stopped the job
+    is_start = cause.domain == "scheduler" and cause.restart != "on the same nodes"  # the job was not stopped
     sentence = f"{'' if is_start else _DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
     if sentence and cause.confidence is not Confidence.POSSIBLE:  # both are unknown for a guess
         yield Line(sentence, hang=2)

@@ -30,7 +30,7 @@ class Job:
     backend: str
     nccl_backend: str | None = None  # torch's class behind "nccl", if all nodes have the same one
     nccl_versions: frozenset[str] = frozenset()
-    has_rdma: bool = False  # and ranks that could use it, on several nodes
+    has_rdma: bool = False  # RDMA is available, with ranks on several nodes that could use it
 
 
 def is_compared(name: str) -> bool:

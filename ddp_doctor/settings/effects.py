@@ -26,7 +26,7 @@ _NUMBERS = ("bool", "int", "size")
 
 
 def effects(name: str, value: str) -> tuple[Effect, ...]:
-    """The effects of a value of a variable in the table; none for an empty value or an unknown name."""
+    """Return the effects of a value of a variable in the table; empty for an empty value or an unknown name."""
     variable = variables().get(name)
     if variable is None or not value:
         return ()
@@ -75,7 +75,7 @@ def _as_read(variable: Variable, value: str) -> str:
     return word.upper()
 
 
-#: NCCL's own choice.
+#: The values for NCCL's own choice.
 _OWN_CHOICE = (-1, -2)
 
 
@@ -110,9 +110,9 @@ _PROFILE = {
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_BUFFSIZE", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC"),
     *("NCCL_PXN_DISABLE", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NET", "NCCL_P2P_PXN_LEVEL"),
 }
-#: Pins of these are often meant: results that do not change from run to run, or a tuner's advice.
+#: Settings that are often pinned on purpose, for results that do not change from run to run or by a tuner's advice.
 _CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
-#: NCCL_DEBUG=INFO writes some hundred lines for each rank when it starts; for so many that is worth a word.
+#: Minimum number of ranks to mention NCCL_DEBUG=INFO, which writes some hundred lines per rank at the start.
 MANY_RANKS = 4096
 #: Subsystems that write for every operation (NCCL src/include/nccl_common.h, INFO calls in src/enqueue.cc).
 _EACH_CALL = {"COLL", "CALL", "ALL"}
@@ -143,7 +143,7 @@ def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:
 
 
 def said_for_plugin(name: str, env: Mapping[str, str]) -> str | None:
-    """Return the sentence that takes the place of the usual one next to a network plug-in, or None."""
+    """Return the sentence that replaces the usual one if a network plug-in is used, or None."""
     if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
         return (
             "Older releases of AWS's plug-in need the Simple protocol on EFA. Newer ones choose it themselves if it is"

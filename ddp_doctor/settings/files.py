@@ -1,10 +1,10 @@
-"""Files that a script names: who reads its text passes a function that returns theirs."""
+"""The files that a script names: the caller passes a function that returns their text."""
 
 from collections.abc import Callable
 
-#: The text of a file by the name that a script gives it; None if there is none or it may not be read.
+#: Returns the text of a file by the name in the script, or None if it is missing or may not be read.
 ReadFile = Callable[[str], str | None]
 
 
 def read_none(_name: str) -> None:
-    """Read no file: the text did not come from a folder."""
+    """Return None: the text did not come from a file, so it has no other files next to it."""

@@ -23,12 +23,12 @@ from ddp_doctor.settings.values import misread
 GIVEN_BY_TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 #: … and if a node has more than one worker (torch/distributed/run.py).
 GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
-#: They start all other processes, so no user on this host set their environment.
+#: Processes that start all others, so no user on this host set their environment.
 _FIRST_OF_HOSTS = ("systemd", "init")
 
 
 def with_settings(report: Report, recording: Recording) -> EnvReport:
-    """The report with the settings in force, and with the releases that read them."""
+    """Return the report with the settings in force, and with the releases that read them."""
     software = recording.first(Software)
     of_env: dict[str, object] = {"settings": tuple(settings_in_force(recording))}
     if software is not None:
@@ -110,7 +110,7 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
     """Return NCCL's variables in the configuration files that this NCCL reads, by priority."""
     lines = [
         (line.name, Overruled(value=line.value, source=f"{file.path}:{line.number}"))
-        for node in recording.facts(NcclFact)[:1]  # the others have their own
+        for node in recording.facts(NcclFact)[:1]  # other readers have their own files
         for file in files_read(recording, node)
         for line in file.lines
         if line.name and is_recorded(line.name) and line.name.startswith("NCCL_")
@@ -135,7 +135,7 @@ def _who(origin: Origin) -> str:
 
 
 def _of_text(text: SettingText) -> Iterator[SettingInForce]:
-    """The line that counts for each name, and the earlier lines."""
+    """Return the line that counts for each name, and the earlier lines."""
     by_name = grouped((setting.name, setting) for setting in text.written if is_recorded(setting.name))
     counting, possible = text.in_force(), text.possible()
     for name, all_written in by_name.items():
@@ -176,7 +176,7 @@ def _of_torchrun(recording: Recording, text: SettingText | None, set_here: set[s
         return
     process = recording.first(EnvVars)
     if process is None or process.launcher in ("torchrun", "mpi") or (process.launcher and "RANK" in process.variables):
-        return  # these are ranks, and no torchrun starts them
+        return  # this is the environment of ranks that torchrun did not start
     for names, to in ((GIVEN_BY_TORCHRUN, "each worker"), (GIVEN_TO_SEVERAL, "several workers of one node")):
         for name, value in names.items():
             if name not in set_here:

@@ -35,7 +35,7 @@ BY_FUNCTION: Mapping[str, tuple[str, ...]] = {
     "AllGather": ("Ring", "CollNetDirect", "NVLS", "PAT"),
     "Broadcast": ("Ring",),
 }
-#: From here on a list counts for all functions, and what it leaves without an algorithm fails.
+#: Since this release, a list counts for all functions, and a function without an algorithm fails.
 STRICT_SINCE = (2, 24)
 
 _OFF = "0"
@@ -66,7 +66,7 @@ def functions_without_algorithm(env: Mapping[str, str]) -> list[str]:
 
 
 def switched_off(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The algorithms that another setting takes away: NVLS without NVLink SHARP, CollNet without its plug-in."""
+    """Return the algorithms that another setting disables: NVLS without NVLink SHARP, CollNet without its plug-in."""
     nvls = ("NVLS", "NVLSTree") if env.get("NCCL_NVLS_ENABLE", "").strip() == _OFF else ()
     collnet = () if env.get("NCCL_COLLNET_ENABLE", _OFF).strip() != _OFF else ("CollNetDirect", "CollNetChain")
     return (*nvls, *collnet)
@@ -85,7 +85,7 @@ def silencers() -> tuple[Silencer, ...]:
 
 
 def silenced(env: Env) -> Iterator[tuple[Silencer, tuple[str, ...]]]:
-    """The rows that hold in an environment, each with the names that are set and do nothing."""
+    """Return the rows whose condition is met, each with the settings that have no effect."""
     for row in silencers():
         if holds(row.when, env):
             names = tuple(name for name in env if env[name] and re.fullmatch(row.names, name))
@@ -220,7 +220,7 @@ def _deciding() -> tuple[tuple[str, str], ...]:
         *(named for row in _conflict_rows() if all(about.example for _, about in row.when) for named in row.when),
     ]
     examples = [(name, condition.example or "") for name, condition in conditions]
-    return tuple(dict.fromkeys([("NCCL_ALGO", "NVLS"), *examples]))  # the first of what is computed
+    return tuple(dict.fromkeys([("NCCL_ALGO", "NVLS"), *examples]))  # the first of the computed ones
 
 
 def _harms(env: Env, name: str, value: str) -> bool:

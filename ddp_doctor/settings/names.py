@@ -27,7 +27,7 @@ SAME_WORD = 0.8
 #: Shorter words (IB, TC, P2P, MIN) differ by design and must match exactly.
 SHORTEST_MISSPELLED_WORD = 4
 
-#: Last words that say in what a value is given; they are forgotten easily, and add no other meaning.
+#: Last words that give the unit of a value; users often forget them, and they add no other meaning.
 UNITS = ("SEC", "MSEC", "MILSEC", "BYTES", "SIZE", "CNT", "NUM", "INDEX")
 
 #: Words of invented names for the timeout of a process group. A name needs at least one word of the first set.
@@ -90,7 +90,7 @@ def nearest(name: str) -> str | None:
 
 
 def _without_nccl(name: str) -> str:
-    """The full name of a TORCH_NCCL_* variable whose NCCL_ was forgotten."""
+    """Return the full name of a TORCH_NCCL_* variable without its NCCL_."""
     return name.replace("TORCH_", "TORCH_NCCL_", 1)
 
 

@@ -76,6 +76,6 @@ def read_by(files: tuple[ConfFile, ...], nccl: Version = ()) -> tuple[ConfFile, 
 
 
 def files_read(recording: Recording, nccl: FactAt[NcclFact]) -> tuple[ConfFile, ...]:
-    """The files that the NCCL of this node reads."""
+    """Return the files that NCCL on this node reads."""
     version = next((software.nccl_loaded for software in recording.at(Software, nccl.node)), None)
     return read_by(nccl.fact.conf, release(version or ""))

@@ -1,4 +1,4 @@
-"""The handling of a variable by releases of NCCL and torch: whether it is read, its class, and its default."""
+"""How releases of NCCL and torch treat a variable: whether they read it, which class reads it, and its default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NEWEST_TORCH = "torch 2.15"
 RELEASES = f"NCCL 2.32.3 and {NEWEST_TORCH}"
 
 StatusAt = Literal["read", "not yet", "no longer", "renamed"]
-#: The names that the ranks and torch have for torch's classes behind "nccl" (views/software.py).
+#: The backend of the table for each name of a class behind "nccl" (views/software.py).
 _CLASSES: Mapping[str | None, Backend] = {"nccl2": "nccl2", "nccl-legacy": "nccl-legacy", "nccl": "nccl-legacy"}
 
 
@@ -22,10 +22,10 @@ class Installed:
 
     nccl: Version = ()
     torch: Version = ()
-    backend: str | None = None  # as views/software.py says
+    backend: str | None = None  # as in views/software.py
 
     def of(self, variable: Variable) -> Version:
-        """The release that decides whether the variable is read."""
+        """Return the release that decides whether the variable is read."""
         return self.nccl if variable.owner == "nccl" else self.torch
 
     def reads(self, name: str) -> bool:

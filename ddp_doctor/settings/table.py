@@ -68,7 +68,7 @@ class Effect:
 
     @property
     def values(self) -> str:
-        """The values that it is about, in words: "0", "below 4"."""
+        """The affected values as text: "0", "below 4"."""
         return self.when[0][1].in_words
 
 
@@ -81,7 +81,7 @@ class Range:
     beyond: str  # the effect of another number
     source: str
     says: str = ""  # the text after the setting; if empty, the range
-    mild: bool = False  # NCCL makes the best of it
+    mild: bool = False  # NCCL handles it as well as it can
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Variable:
     """A variable that some release reads; ``type`` selects its reader (settings/values.py)."""
 
     name: str
-    owner: str  # its reader, the name of the file; torch means only its distributed package
+    owner: str  # the library that reads it (the file name); torch means only its distributed package
     type: str
     meaning: str  # its effect, as a sentence
     source: str
@@ -146,17 +146,17 @@ class Variable:
     first: str | None = None  # first release that reads it; for torch, only if 2.14 or newer
     last: str | None = None  # last release that reads it, if removed
     replaced_by: str | None = None
-    older_name: str | None = None  # which is read too, and counts less
+    older_name: str | None = None  # an older name that is also read, with lower priority
     read_when: str | None = None  # for torch: its reader
     backend: Backend | None = None  # None: both, or neither is asked
-    other_backend_reads: str | None = None  # what torch's other class reads in its place
+    other_backend_reads: str | None = None  # the variable that torch's other class reads instead
     lost_on_nccl2: str | None = None  # a protection that nccl2 does not have
     values: tuple[str, ...] = ()
     case: Literal["exact", "any"] = "exact"
-    otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
-    scope: Scope | None = None  # None: as its name says (settings/effects.py)
+    otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # the effect of any other value
+    scope: Scope | None = None  # None: derived from its name (settings/effects.py)
     needed_for: str | None = None  # who needs a value of it that slows others
-    may_differ: Literal["", "yes", "in names"] = ""  # yes: no effect on others; in names: of a host's own devices
+    may_differ: Literal["", "yes", "in names"] = ""  # yes: no effect on others; in names: a host's own devices
     tried_with: Literal["nccl", "gloo"] | None = None  # the backend whose ranks read it in a trial
     effects: tuple[Effect, ...] = ()
     ranges: tuple[Range, ...] = ()
@@ -166,7 +166,7 @@ class Variable:
 
     @property
     def what_it_does(self) -> str:
-        """The meaning, and which class of torch's it is for."""
+        """The meaning, and the class of torch that it applies to."""
         older = {"nccl2": "newer", "nccl-legacy": "older"}
         only = f" Only torch's {older[self.backend]} class for NCCL reads it, {self.backend}." if self.backend else ""
         return f"{self.meaning}{only}"
@@ -184,7 +184,7 @@ class NeverRead:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A prefix that something else than NCCL, torch and gloo uses."""
+    """A prefix of variables that belong to other software than NCCL, torch and gloo."""
 
     name: str
     reader: str
@@ -206,7 +206,7 @@ def never_read() -> Mapping[str, NeverRead]:
 
 @lru_cache(maxsize=1)
 def foreign() -> tuple[Foreign, ...]:
-    """The prefixes of others."""
+    """Return the prefixes of other software."""
     return tuple(Foreign(name, **_texts(keys)) for name, keys in _sections(DATA / "foreign.ini"))
 
 
@@ -254,7 +254,7 @@ def _own(keys: dict[str, str]) -> dict[str, Any]:
 
 
 def _related(name: str, title: str, keys: dict[str, str]) -> tuple[str, object]:
-    """The field of Variable and the row that a section of a kind adds to it."""
+    """Return the field of Variable and the row for a section of this kind."""
     mild, kind = title.endswith(", mild"), title.split(" ", maxsplit=1)[0].rstrip(",")
     row: dict[str, Any] = {key: _READ.get(key, _text)(value) for key, value in keys.items()}
     if "when" in keys:

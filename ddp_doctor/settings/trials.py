@@ -1,8 +1,8 @@
-"""Trials of remedies: which settings may be tried, how often, and what counts as better.
+"""Trials of fixes: which settings may be tried, how often, and which result counts as better.
 
-A row of the table may say ``tried_with`` if a fresh process reads the variable when its ranks form a group, and no
-value of it can load code, write a file or reach another host than the ranks do: the other nodes set what the head of
-a run says.
+A row of the table may have ``tried_with`` if a fresh process reads the variable when its ranks form a group. In
+addition, no value may load code, write a file or reach a host other than those of the ranks, because the other nodes
+apply the settings that the head of a run sends.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,8 +26,8 @@ ROUNDS = 5
 LEAST_ROUNDS = 3
 #: Time limit of the rounds, so one finding costs a run of two ranks at most 3 s.
 ROUNDS_S = 2.2
-#: If the setting helps in the median but the ranges overlap, as on a busy machine, further rounds decide: up to these
-#: many, while the run has time.
+#: If the setting helps in the median but the ranges overlap, as on a busy machine, up to this many further rounds
+#: decide, while the run has time.
 MOST_ROUNDS = 8
 #: Overlapping ranges differ if the p-value is below this (Mann-Whitney, one-sided). The limit is stricter than 0.05,
 #: because the rounds stop as soon as it is reached.

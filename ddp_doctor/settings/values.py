@@ -35,12 +35,12 @@ _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
 TRUE, FALSE = {"1", "true", "yes", "t", "y"}, {"0", "false", "no", "f", "n"}
 _SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _LARGEST = 2**63
-#: From here on NCCL keeps its default for a word in the place of a number (libnccl 2.31.2 reads 0, 2.32.3 says "Invalid
-#: value true for NCCL_IB_DISABLE, using default 0." at the level ATTN).
+#: Since this release, NCCL keeps its default for a word instead of a number (libnccl 2.31.2 reads 0, 2.32.3 says
+#: "Invalid value true for NCCL_IB_DISABLE, using default 0." at the level ATTN).
 _WORDS_IGNORED_SINCE = (2, 32)
 #: libnccl 2.21.5, 2.27.5 and 2.30.7 print nothing with NCCL_DEBUG=ATTN, on planted GPUs.
 _ATTN_SINCE = (2, 32)
-#: Quotes as word processors make them, double and single, high and low.
+#: Typographic quotes of word processors, double and single, high and low.
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
 
@@ -59,7 +59,7 @@ class Misread:
     why: str
     instead: str | None = None
     fate: Fate = "misread"
-    harmless: bool = False  # only logs suffer, or the value does what unset does
+    harmless: bool = False  # it affects only logs, or the value has the effect of an unset variable
 
 
 Reader = Callable[[Variable, str], Misread | None]
@@ -113,7 +113,7 @@ def _number_of_switch_word(value: str) -> str | None:
 
 
 def effective(name: str, value: str | None) -> str | None:
-    """A value by what it does: None for an unset variable, its default or an empty one."""
+    """Return a value by its effect: None for an unset variable, its default or an empty value."""
     variable = variables().get(name)
     if value is None or not value.strip():
         return None

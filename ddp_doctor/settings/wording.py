@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-#: A longer value is cut in a sentence; the recording has it whole.
+#: A longer value is shortened in a sentence; the recording contains it in full.
 LONGEST_VALUE = 80
 
 

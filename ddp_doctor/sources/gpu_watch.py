@@ -71,7 +71,7 @@ class NvmlWatch:
             phase = self._phase
             if phase:
                 sample = _sample(pynvml, gpu, phase)
-                if self._phase == phase:  # otherwise part of it belongs to the next phase
+                if self._phase == phase:  # otherwise, part of it would belong to the next phase
                     self._samples.append(sample)
 
 

@@ -1,4 +1,4 @@
-"""Directories that only this user can write to: root never writes where another user could have prepared a trap.
+"""Directories that only this user can write to, so root never writes where another user could have prepared a trap.
 
 The module does not import ddp-doctor's models, because some of its users must start fast.
 """

@@ -89,7 +89,7 @@ def parent(pid: int) -> int:
 
 
 def pid_inside(pid: int) -> int | None:
-    """Return a process's number in its own pid namespace, if that is below this one (proc(5), NSpid)."""
+    """Return a process's pid in its own pid namespace, if that is below this one (proc(5), NSpid)."""
     numbers = status(pid).get("NSpid", "").split()
     return int(numbers[-1]) if len(numbers) > 1 else None
 

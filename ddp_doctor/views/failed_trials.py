@@ -127,7 +127,7 @@ def what_did_not_fit(recording: Recording) -> list[tuple[TrialRecord, RankEviden
 
 
 def all_complained(recording: Recording, nodes: Iterable[int], run_code: str) -> bool:
-    """Return True if NCCL itself reported it on each of these nodes, so that a limit needs no separate finding."""
+    """Return True if NCCL reported it on each of these nodes, so a limit needs no finding."""
     return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, run_code)}
 
 

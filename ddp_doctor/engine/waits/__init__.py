@@ -1,1 +1,1 @@
-"""The judge of which rank blocks which, and a module per kind of evidence that prepares its input."""
+"""The judge that decides which rank blocks which, and one module per kind of evidence that prepares its input."""

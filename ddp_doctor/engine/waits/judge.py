@@ -1,4 +1,4 @@
-"""The judge of which rank blocks which: works on the standings of ranks from any evidence, without side effects.
+"""The judge that decides which rank blocks which, from standings of any evidence and without side effects.
 
 A rank in a call of a group waits for the members that have not entered it. In the order of certainty:
 

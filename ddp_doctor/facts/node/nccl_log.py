@@ -38,7 +38,7 @@ class Transport(Frozen):
 
     @property
     def proxy(self) -> int | None:
-        """The rank whose NIC carries it instead of the own NIC (PXN), or None."""
+        """The rank whose NIC carries it instead of the rank's own NIC (PXN), or None."""
         found = _NET.match(self.via)
         return int(found[3]) if found and found[3] else None
 

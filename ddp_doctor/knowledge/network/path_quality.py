@@ -57,7 +57,7 @@ LONG_EXCHANGE_S = 0.2
 #: disjoint pairs, within this share of the check's remaining time. On two cores shared by thirty processes, a healthy
 #: pair was nine times slower than the median pair in all of six samples within a second, and not later.
 AGAIN_TIMES, AGAIN_ROUNDS, AGAIN_SHARE = 3, 8, 0.2
-#: Each pair by itself, at level thorough: at most this long, and at most this share of the check's remaining time.
+#: Each pair alone, at level thorough: at most this long, and at most this share of the check's remaining time.
 ALONE_S, ALONE_SHARE = 6.0, 0.4
 
 #: A pair is not called slow if one of its ranks had no processor for this share of the time or more. At loads of 11 to
@@ -67,7 +67,7 @@ STARVED_SHARE, STARVED_RATIO = 0.3, 30.0
 
 # --- Judging --------------------------------------------------------------------------------------------
 
-#: A node is faulty if this share of its tested paths is bad, and at least two paths: one of 63 may be lucky.
+#: A node is faulty if this share of its tested paths is bad, and at least two paths: one good path of 63 may be luck.
 BLAMED_SHARE = 0.8
 
 #: Losses among the round trips of a pair, both directions together. Healthy hosts, including busy ones, had none in

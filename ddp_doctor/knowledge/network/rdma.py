@@ -47,7 +47,7 @@ LOSSES = (
 )
 #: This counter shows losses on Ethernet. On InfiniBand, adaptive routing, its default, delivers out of order.
 ROCE_LOSSES = (*LOSSES, "out_of_sequence")
-#: The counters of these that grow only if later packets arrived.
+#: Counters among these that grow only if later packets arrived.
 GAPS = ("packet_seq_err", "seq_err_naks_rcvd")
 ROCE_GAPS = ("out_of_sequence",)
 

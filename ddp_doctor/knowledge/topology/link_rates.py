@@ -13,8 +13,8 @@ from ddp_doctor.knowledge.versions import release
 #: Below this size an all-reduce is bound by latency: eight A100 reach 73% of their best busbw at 64 MiB, eight H200
 #: 72%, eight B200 47% (stas00/ml-engineering, network benchmarks).
 LEAST_BYTES = 64 << 20
-#: A third of the rate that NCCL's own constants give for the slowest link. Among peers, DESIGN calls that an error. The
-#: constants are not measurements, so it is a warning here.
+#: A third of the rate that NCCL's own constants give for the slowest link. Compared with peers, such a difference is an
+#: error. The constants are not measurements, so here it is a warning.
 FAR_BELOW = 3.0
 #: Settings that keep NCCL from moving more at once, or from another way to move it (NCCL user guide, environment
 #: variables); without them it chooses by message size and links.

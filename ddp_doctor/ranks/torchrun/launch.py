@@ -84,7 +84,7 @@ class Launch:
         self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str], meeting: Sequence[str] = ()
     ) -> None:
         for spec in specs:
-            # torchrun creates their environment, and the user's secrets must not be in a file.
+            # torchrun creates their environment, and the user's secrets must not be written to a file.
             text = spec.model_copy(update={"env": {}}).to_json()
             (folder / f"local{spec.local_rank}.spec.json").write_text(text)
         self._folder = folder

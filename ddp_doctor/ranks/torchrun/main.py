@@ -6,7 +6,7 @@ import sys
 
 from ddp_doctor.ranks.process import die_with_parent
 
-#: The pid of torchrun, for its ranks: they die with it.
+#: The variable with torchrun's pid, for its ranks: they exit with torchrun.
 TORCHRUN_VARIABLE = "DDP_DOCTOR_TORCHRUN_PID"
 
 

@@ -124,7 +124,7 @@ def _alike(ranks: Sequence[RankEvidence], blamed: Blamed) -> list[list[RankEvide
 
 
 def _story(rank: RankEvidence, *, whole: bool) -> Hashable:
-    """Return the key of equal ranks: how they ended and in which step; with ``whole``, all earlier steps as well."""
+    """Return the key of equal ranks: their end and its step; with ``whole``, all earlier steps as well."""
     steps = [(step.check, step.name, step.seq, step.left_at is None) for step in rank.steps[-_MOST_STEPS:]]
     ended = (rank.began, rank.done, rank.exit_code, rank.raised and rank.raised.type)
     return (tuple(steps), ended, rank.state, rank.stack[-1:]) if whole else (tuple(steps[-1:]), ended)

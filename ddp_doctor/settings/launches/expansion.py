@@ -23,7 +23,7 @@ _OF_NODE = frozenset(
         *("POD_IP", "MY_POD_IP", "NODE_NAME", "LWS_WORKER_INDEX", "SLURM_ARRAY_TASK_ID", "PBS_NODENUM", "LSB_NODEID"),
     )
 )
-#: … and a shell at each look.
+#: … and variables with a new value each time a shell reads them.
 _RANDOM = frozenset(("RANDOM", "SRANDOM", "$", "BASHPID", "EPOCHREALTIME", "EPOCHSECONDS", "SECONDS"))
 _MEANINGS: dict[str, ArgumentMeaning] = {
     **dict.fromkeys(("HOSTNAME", "HOST", "SLURMD_NODENAME", "NODE_NAME", "POD_IP", "MY_POD_IP"), "own-name"),
@@ -32,9 +32,9 @@ _MEANINGS: dict[str, ArgumentMeaning] = {
     **dict.fromkeys(("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"), "first-host"),
     **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), "hosts"),
 }
-#: The host that an index selects in a list of hosts.
+#: The meaning of an index into a list of hosts.
 _PLACES: dict[str, ArgumentMeaning] = {"0": "first-host", "-1": "last-host"}
-#: Only a step of srun has them (man srun, man sbatch: output environment variables).
+#: Prefix of variables that exist only in a step of srun (man srun, man sbatch: output environment variables).
 _OF_STEP = "SLURM_STEP_"
 _PARAMETER = re.compile(r"([!#]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.ASCII | re.DOTALL)
 _NAMES = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?", re.ASCII)
@@ -47,7 +47,7 @@ _FIRST = re.compile(r"head|sed (?:-n )?1?[pq]|awk (?:NR ?== ?1|\{ ?print \$1|FNR
 _LAST = re.compile(r"tail (?:-n ?)?-?1$|sed -n \$p")
 _NARROWS = frozenset(("awk", "cut", "head", "sed", "tr", "grep", "xargs", "tail"))
 _DEEPEST = 12
-#: A command with more words does not start a job.
+#: Maximum number of words; longer commands do not start a job.
 _MOST_WORDS = 1000
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -65,13 +65,13 @@ class Frame:
     functions: dict[str, Block] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # written by here-documents
     depth: int = 0
-    sometimes: int = 0  # the conditions that it is in
+    sometimes: int = 0  # number of conditions around the current command
     loops: int = 0
-    background: int = 0  # the commands followed by ``&`` that it is in
+    background: int = 0  # number of enclosing commands followed by ``&``
     exports_all: bool = False
-    numbers: dict[str, int] = field(default_factory=dict)  # SLURM's own: SLURM_NNODES
+    numbers: dict[str, int] = field(default_factory=dict)  # set by SLURM: SLURM_NNODES
     is_batch: bool = False  # the script that sbatch runs, not a step of it
-    container: str = ""  # the program whose container, with its own network, it is in
+    container: str = ""  # the program that runs it in a container with a separate network
 
     def inner(self, depth: int, *, hands_on: bool = True) -> Frame:
         """Return the shell that a command starts; with ``hands_on``, it inherits the environment."""
@@ -120,7 +120,7 @@ class Expander:
         return [text] if text or quoted else []
 
     def word(self, word: Word, frame: Frame) -> str:
-        """The text of one word, which is not split."""
+        """Return the text of a word that is not split."""
         return "".join(self.piece(piece, frame) for piece in word)
 
     def _several(self, text: str, frame: Frame) -> list[str]:
@@ -151,7 +151,7 @@ class Expander:
     # --- variables ---
 
     def variable(self, name: str, frame: Frame) -> str:
-        """The value of a name."""
+        """Return the value of a variable."""
         if name in frame.variables:
             return frame.variables[name]
         if frame.arrays.get(name):
@@ -253,7 +253,7 @@ class Expander:
         return items[at] if -len(items) <= at < len(items) else ""
 
     def _sum(self, text: str, frame: Frame) -> str:
-        """The value of $((…)), worked out if all numbers in it are known."""
+        """Return the value of $((…)), computed if all numbers in it are known."""
 
         def value_of(found: re.Match[str]) -> str:
             return self.variable(found[1], frame)

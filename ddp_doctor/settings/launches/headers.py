@@ -14,9 +14,9 @@ from ddp_doctor.facts.node.env_vars import Argument, HeaderFault, Launch
 from ddp_doctor.settings.launches.running import quoted
 from ddp_doctor.settings.launches.starts import SLURM, fields_of, leading, names, words_of_option
 
-#: Not ``# SBATCH``, which is how people disable a line.
+#: ``# SBATCH`` is not a directive: people disable a line this way.
 _DIRECTIVE = re.compile(r"#([A-Za-z]{5,8}):?(?=\s+-{1,2}[A-Za-z])")
-#: Options of sbatch without the plug-ins of a site, which add others.
+#: Options of sbatch, without the options of a site's plug-ins.
 _SBATCH_OPTIONS = sorted(
     names("""
     --account --acctg-freq --array --batch --bb --bbf --begin --chdir --cluster-constraint --clusters --comment
@@ -146,7 +146,7 @@ def _lsf_fields(text: str) -> dict[str, Any]:
 
 
 def _meant_option(name: str) -> str:
-    """Return the option that a misspelled or ambiguous one means; empty for options that are known or a plug-in's."""
+    """Return the correct form of a misspelled or ambiguous option; empty for options that are known or a plug-in's."""
     known = [option for option in _SBATCH_OPTIONS if option.startswith(name)]
     if not name.startswith("--") or name in known or len(known) == 1:
         return ""

@@ -18,12 +18,12 @@ from ddp_doctor.settings.launches.values import Part, Values
 
 _MANIFEST = re.compile(r"^(?:kind: *[\"']?[A-Z]|num_machines:)", re.MULTILINE)
 _JSON = re.compile(r"\s*\{")
-#: Jinja and Helm: a line of the template's own, and a value that it puts in.
+#: Jinja and Helm: a line of the template language, and a placeholder for a value.
 _OF_TEMPLATE = re.compile(
     r"\s*(?:\{%.*%\}|\{\{-?\s*(?:if|else|end|range|with|define|include|template|block|toYaml|/\*).*\}\})\s*"
 )
 _FILLED_IN = re.compile(r"\{\{.{0,300}?\}\}|\{%.{0,300}?%\}")
-#: ``--rdzv-endpoint=<HEAD>:29500``: a value that the reader of a page is to fill in, and no redirection.
+#: A placeholder for the reader to fill in, as in ``--rdzv-endpoint=<HEAD>:29500``; not a redirection.
 _PLACEHOLDER = re.compile(r"(?<=[=\"' \t])<[A-Za-z](?:[\w .-]{0,60}\w)?>(?=[:\"'\s]|$)", re.MULTILINE)
 _LONGEST_LINE = 32_768
 _MOST_LINES = 100_000
@@ -72,7 +72,7 @@ def launches_of(lines: Sequence[str], read_file: ReadFile = read_none) -> Launch
 
 
 def _of_json(text: str) -> Node:
-    """A configuration in JSON, its scalars as text."""
+    """Convert a configuration in JSON: its scalars become text."""
 
     def as_text(value: object) -> Node:
         if isinstance(value, dict):

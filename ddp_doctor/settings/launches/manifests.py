@@ -170,7 +170,7 @@ class Manifest(Reader):
             return
         call = Call([], max(words, key=len).line)
         given = [self._referring(str(word), frame) for word in words]
-        if self._is_template and words[0] not in starts.SHELLS:  # envsubst fills names in
+        if self._is_template and words[0] not in starts.SHELLS:  # envsubst replaces variables in it
             given = [_VARIABLE.sub(lambda name: self.values.token(Part("same", name[0])), each) for each in given]
         self.start(given, frame, start, call)
 

@@ -23,11 +23,11 @@ from ddp_doctor.settings.launches.running import ASSIGNMENT, UNREAD_SCRIPT, Runn
 from ddp_doctor.settings.launches.shell_tree import Call
 from ddp_doctor.settings.launches.values import OF_LOOP, ONCE
 
-#: A name of what holds a launcher's options, and of what holds a launcher.
+#: Names of variables with a launcher's options, and of variables with a launcher.
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|DIST|RDZV|LAUNCH|EXTRA", re.IGNORECASE)
 _OF_LAUNCHER = re.compile(r"LAUNCH|TORCHRUN|CMD|COMMAND|RUNNER|DISTRIBUTED|ACCELERATE|DEEPSPEED", re.IGNORECASE)
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
-#: Variables that decide whether ranks connect if a script starts them without torchrun, and their interfaces.
+#: Variables that decide whether ranks can connect, if a script starts them without torchrun.
 _OF_MEETING = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
     *("NODE_RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
@@ -37,8 +37,8 @@ _OF_MEETING = (
 class Reader(Runner):
     """A reader that collects the launches in a file."""
 
-    _last = 0  # the line of the launch that the command before this one made
-    _without_options: Launch | None = None  # a launch with options in another file
+    _last = 0  # the line of the launch that the previous command made
+    _without_options: Launch | None = None  # a launch whose options are in another file
 
     def _cut(self, call: Call) -> None:
         """Note that this line has options of the launch before it: a backslash is missing, or a space follows it."""
@@ -146,7 +146,7 @@ class Reader(Runner):
             self._unread_script(file, frame, start, call)
 
     def _submitted(self, words: list[str], frame: Frame, call: Call) -> None:
-        """A job that the script writes and submits itself."""
+        """Follow a job that the script writes and submits itself."""
         given = (self.file(word, frame) for word in words[1:] if not word.startswith("-"))
         file = next(filter(None, given), None)
         line, text = call.line + 1, ""
@@ -385,12 +385,12 @@ class Reader(Runner):
 
 
 def _payload(words: Sequence[str]) -> int | None:
-    """The place of the program that another one runs."""
+    """Return the position of the program that another program runs."""
     return next((at for at, word in enumerate(words) if at and starts.is_payload(word)), None)
 
 
 def _handed(words: Sequence[str], frame: Frame) -> Frame:
-    """The frame with what options set: ``--export=ALL,A=b``, ``-e A=b``, ``-x A=b``, ``env A=b``."""
+    """Return the frame with variables from options: ``--export=ALL,A=b``, ``-e A=b``, ``-x A=b``, ``env A=b``."""
     given: dict[str, str] = {}
     for before, word in zip(["", *words], words, strict=False):
         option, _, value = word.partition("=") if word.startswith(("--env=", "--export=")) else (before, "", word)

@@ -34,9 +34,9 @@ _STARTER = re.compile(r"(?:srun|mpirun|mpiexec|ssh)\b")
 _MOST_CALLS = 20_000
 _DEEPEST = 24
 _LONGEST_QUOTE = 160
-#: Further lines that were not read are not listed.
+#: Maximum number of unread lines to list.
 _MOST_NOTED = 100
-#: Longer values are not arguments of a launcher.
+#: Maximum length of a value, and maximum number of words; an argument of a launcher is shorter.
 _LONGEST_VALUE, _MOST_WORDS = 32_768, 1000
 _MOST_FILES = 20
 UNREAD_SCRIPT = "the script that it runs"
@@ -48,31 +48,31 @@ class Start:
 
     program: Program
     line: int
-    depth: int  # words of this depth and deeper expand on each node
+    depth: int  # words at this depth or deeper expand on each node
     fields: dict[str, Any] = field(default_factory=dict)
     by_hand: bool = False
-    typed: str = ""  # the name of a starter of tasks
-    on_one: bool = False  # it starts one of several nodes; the next start follows
+    typed: str = ""  # the name of the program that starts tasks, as typed
+    on_one: bool = False  # it starts one of several nodes, and the next start follows
 
 
 class Runner(Expander):
-    """A script, and what is found in it."""
+    """Interpreter of a script that collects the launches in it."""
 
     def __init__(self, text: str, job: Launch | None, read_file: ReadFile = read_none) -> None:
         super().__init__()
         self.lines = text.split("\n")  # followed by the lines of the files that it runs
         self._read_file = read_file
-        self._files: list[tuple[int, str]] = []  # the number of lines in front of each file, and its name
+        self._files: list[tuple[int, str]] = []  # for each file, the number of lines before it, and its name
         self.job = job
         self.launches: list[Launch] = []
         self.unchecked: list[Unchecked] = []
         self.unread: list[Unchecked] = []
         self._silent, self._deep_calls, self._left = 0, 0, _MOST_CALLS
-        self.bare: Launch | None = None  # a Python program that nothing starts on several nodes
+        self.bare: Launch | None = None  # a Python program that is not started on several nodes
         self.added = 0  # launches found, including repeated ones
 
     def read_script(self, text: str, start: Start | None) -> None:
-        """Follow a whole script."""
+        """Follow an entire script."""
         frame = Frame(is_batch=self.job is not None, numbers=numbers_of(self.job))
         self._run_text(text, 1, frame, start)
 
@@ -80,7 +80,7 @@ class Runner(Expander):
         """Record a command that starts only once in a job of several tasks, or names a launcher, if no ranks start."""
         if self.bare and not (self.launches or self.unchecked):
             self.launches.append(self.bare)
-        if not (self.launches or self.unchecked) and self.job is not None:  # what the job does, is in that script
+        if not (self.launches or self.unchecked) and self.job is not None:  # the launch is in that script
             why = {"reason": f"{UNREAD_SCRIPT} was not read"}
             self.unchecked = [each.model_copy(update=why) for each in self.unread if each.reason == UNREAD_SCRIPT]
             self.unread = [each for each in self.unread if each.reason != UNREAD_SCRIPT]
@@ -239,7 +239,7 @@ class Runner(Expander):
         elif words and not self._builtin(name, words, call, frame, start):
             self.start(words, own, start, call)
         if call.output and call.document is None and (file := self.word(call.output, frame)):
-            frame.files[posixpath.normpath(file)] = ""  # it has what the command prints, whatever it had before
+            frame.files[posixpath.normpath(file)] = ""  # the output replaces the previous content
 
     def _assign(self, word: Word, frame: Frame) -> str:
         found = _assigned(word)

@@ -27,7 +27,7 @@ class Piece:
     kind: Kind
     text: str
     quoted: bool = False
-    words: tuple[Word, ...] = ()  # of an array
+    words: tuple[Word, ...] = ()  # the words of an array
 
 
 Word: TypeAlias = tuple[Piece, ...]
@@ -35,16 +35,16 @@ Word: TypeAlias = tuple[Piece, ...]
 
 @dataclass
 class Call:
-    """A command: its words, and the sign in front of it."""
+    """A command: its words, and the operator before it."""
 
     words: list[Word]
     line: int
     before: str = ""  # ``|``, ``&&``, ``||`` or nothing
     document: str | None = None  # the text of its here-document
     is_literal: bool = False  # nothing in the here-document is expanded
-    output: Word | None = None  # the file behind ``>``
-    source: Word | None = None  # what is behind ``<`` or ``<<<``
-    is_broken: bool = False  # a quote in it is not closed
+    output: Word | None = None  # the file after ``>``
+    source: Word | None = None  # the word after ``<`` or ``<<<``
+    is_broken: bool = False  # it contains an unclosed quote
     in_background: bool = False  # ``&`` follows it
 
 
@@ -56,7 +56,7 @@ class Block:
     line: int
     before: str = ""
     head: list[Word] = field(default_factory=list)  # the words of ``for NAME in …``
-    name: str = ""  # of a function
+    name: str = ""  # the name of a function
     bodies: list[list[Node]] = field(default_factory=list)  # several for an ``if`` or ``case``
     in_background: bool = False  # ``&`` follows it
 
@@ -77,7 +77,7 @@ _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": 
 #: A keyword ends before one of these characters, as in ``$(case $x in a) b ;; esac)``.
 _END_OF_WORD = r"(?=[\s;&|()<>]|$)"
 _DEEPEST = 40
-#: So often a quote may stay open; then the rest is not read.
+#: Maximum number of unclosed quotes; after that, the rest is not read.
 _MOST_FAULTS = 20
 
 
@@ -99,12 +99,12 @@ class Script:
     def __init__(self, text: str, line: int = 1) -> None:
         self._text, self._at, self._line = text, 0, line
         self._first, self._counted = line, 0
-        self._waiting: list[tuple[Call, str, bool]] = []  # here-documents that begin behind this line
+        self._waiting: list[tuple[Call, str, bool]] = []  # here-documents that start after the current line
         self._is_broken = False
         self._deep = 0
         self.unread: list[tuple[int, str]] = []
         self.nodes = self._nodes(())
-        while self._at < len(text):  # a word that ends no block
+        while self._at < len(text):  # a closing word without a block
             self._at += 1
             self.nodes += self._nodes(())
 
@@ -141,7 +141,7 @@ class Script:
             if node is not None:
                 found.append(node)
             before = ""
-            if self._at == start:  # nothing that a shell would take
+            if self._at == start:  # a character that a shell would not accept
                 self._at += 1
         self._deep -= 1
         return found
@@ -439,7 +439,7 @@ class Script:
             words.append(tuple(pieces))
 
     def _closed(self, at: int, end: str) -> str:
-        """The text up to the sign that ends it, behind which reading goes on. Raises _Open."""
+        """Return the text up to its closing sign, and continue after the sign. Raises _Open."""
         stop = self._end(at, end, 0)
         found, self._at = self._text[at:stop], stop + len(end)
         return found
@@ -466,7 +466,7 @@ class Script:
                 at = found.end()
             elif sign == end:
                 return found.start()
-            elif sign == ")":  # of a sum that ends in one
+            elif sign == ")":  # inside a sum
                 at = found.end()
             else:
                 inner = {"(": ")", "$(": ")", "${": "}", "'": "'", '"': '"', "`": "`"}[sign]

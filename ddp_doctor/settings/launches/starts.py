@@ -1,4 +1,4 @@
-"""The programs that start others, how they are given numbers, and which arguments a launcher of ranks has."""
+"""The programs that start other programs: how they get their numbers, and the arguments of launchers of ranks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ FLAGS = names("""
     --use-fsdp --same-network --cpu --mps --quiet --debug --no-ssh --force-multi --enable-each-rank-log --autotuning
     --no-local-rank --bind-cores-to-rank --enable-elastic-training
 """)
-#: Options of Open MPI that a word follows, although they begin with one dash and are words ...
+#: Options of Open MPI with one dash that take a word ...
 _OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
 #: ... and options of mpirun that take two words.
 _PAIRS = names("-mca --mca -genv --gmca -gmca")
 MPIRUN = names("mpirun mpiexec orterun mpiexec.hydra prterun aprun ibrun")
 SRUN = names("srun yhrun")
-#: jsrun(1) of LSF on Summit, flux-run(1), lrun(1): tasks, tasks of a node, nodes.
+#: jsrun(1) of LSF on Summit, flux-run(1), lrun(1): tasks, tasks per node, nodes.
 _RESOURCES = {
     "jsrun": _fields("-n tasks --nrs tasks -r tasks_per_node --rs_per_host tasks_per_node -a each --tasks_per_rs each"),
     "flux": _fields("-N nodes --nodes nodes -n tasks --ntasks tasks --tasks-per-node tasks_per_node"),
@@ -55,13 +55,13 @@ _RESOURCES = {
     "aprun": _fields("-n tasks -N tasks_per_node"),
 }
 TASK_STARTERS = SRUN | MPIRUN | _RESOURCES.keys()
-#: They start a command on each host of the job, and their options with a value.
+#: Programs that start a command on each host of the job, and their options with a value.
 ON_ALLOCATED = {"pbsdsh": names("-n -c"), "blaunch": names("-u -z")}
 PYTHON = re.compile(r"python[\d.]*|pypy3?")
 TORCHRUN_MODULES = names("torch.distributed.run torch.distributed.launch")
 SHELLS = names("bash sh dash zsh ksh")
 REMOTE = names("ssh pdsh clush pssh parallel-ssh dsh")
-#: Commands that only run another command, which is found by its name.
+#: Commands that only run another command; that command is found by its name.
 WRAPPERS = names("""
     env time nohup exec nice sudo stdbuf numactl taskset timeout ionice setsid unbuffer command nsys ncu strace py-spy
     uv poetry pixi conda mamba micromamba pipenv hatch apptainer singularity enroot docker podman nerdctl shifter ch-run
@@ -69,12 +69,12 @@ WRAPPERS = names("""
 """)
 #: Wrappers that pass on only the variables that their options name.
 ISOLATING = names("docker podman nerdctl udocker podman-hpc")
-#: Launchers that are known and not followed.
+#: Launchers that are recognized, but whose ranks are not followed.
 OTHER_LAUNCHERS = names("""
     horovodrun colossalai composer torchx ray fabric lightning sky bagua tune torchrunx
     swift xtuner axolotl litgpt llamafactory-cli
 """)
-#: These start several ranks on their own ...
+#: Programs that start several ranks by themselves ...
 ALWAYS_LAUNCH = names("horovodrun torchx swift xtuner axolotl litgpt llamafactory-cli")
 #: ... but not with these subcommands.
 WITH_SIDE_STEPS = OTHER_LAUNCHERS | {"trl"}
@@ -89,7 +89,7 @@ TORCHRUN = names("""
     --nnodes --nproc-per-node --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint
     --rdzv-id -m
 """)
-#: All options of torchrun, which takes the beginning of an option for the option.
+#: All options of torchrun, which accepts unique prefixes of them.
 _TORCHRUN_OPTIONS = sorted(
     names("""
     --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts --role
@@ -116,7 +116,7 @@ HARMLESS = names("""
 """)
 _PAYLOADS = {"torchrun", "accelerate", "deepspeed"} | SHELLS | OTHER_LAUNCHERS | TASK_STARTERS | ON_ALLOCATED.keys()
 HARMLESS_FORMS = re.compile(r"ib\w+|\w+_perf|osu_\w+")
-#: A name with an underscore, so a variable: no host has one.
+#: A name with an underscore: a variable, because host names have none.
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})(?=$|[,(])|^(?:[^:,]+:)?(\d{1,6})$")
 _RANGE = re.compile(r"(\d{1,6})(?:[-:](\d{1,6}))?")

@@ -15,13 +15,13 @@ from ddp_doctor.facts.node.env_vars import Argument, ArgumentKind, ArgumentMeani
 #: By priority: the first kind applies to a value with parts of several kinds.
 Kind = Literal["random", "node", "given", "any", "same", "default"]
 _ORDER: tuple[Kind, ...] = ("random", "node", "given", "any", "same", "default")
-#: The depth of a loop's variable: it differs between the loop's commands no matter which shell expands it.
+#: The depth of a loop's variable: it differs between the loop's commands, whichever shell expands it.
 OF_LOOP = 99
-#: The depth of a command that starts once: nothing differs.
+#: The depth of a command that starts once, so that no word differs between nodes.
 ONCE = 98
 _TOKEN = re.compile("\ue000(\\d+)\ue001")
 _FOREIGN = re.compile("[\ue000\ue001]")
-#: Characters of an argument in a report.
+#: Maximum length of an argument in a report.
 _LONGEST_SHOWN = 80
 
 
@@ -38,7 +38,7 @@ class Part:
 
 
 class Values:
-    """The parts behind the tokens of a file."""
+    """The unknown parts in the values of a file, by their tokens."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -73,7 +73,7 @@ class Values:
         return _TOKEN.sub(lambda found: self._parts[int(found[1])].text, value)
 
     def derived(self, value: str, text: str, means: ArgumentMeaning = "") -> str:
-        """A token for what is computed from a value, as unknown as its most unknown part; ``any`` of a known one."""
+        """Return a token for a value computed from another one, as unknown as its most unknown part."""
         parts = sorted(self.parts(value), key=lambda part: (_ORDER.index(part.kind), -part.depth))
         first = parts[0] if parts else Part("same", "")
         kind: Kind = "same" if first.kind == "default" else first.kind

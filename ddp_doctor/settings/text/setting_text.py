@@ -50,7 +50,7 @@ _RUNS = re.compile(
     r"(?:NCCL|CUDA|OMP|TORCH|GLOO|UCX|MASTER|NODE|NNODES|NPROC|LD|HF|PYTHON)\w*=\S* +(?:[A-Za-z_]\w*=\S* +)*"
     r"[\w./][\w./-]* +(?:-|\S+\.(?:py|sh)\b)"
 )
-#: A line of Markdown that is code, and what a shell prints in front of a command.
+#: A line of code in Markdown, and the prompt of a shell.
 _CODE = re.compile(r"^\s*`([^`]+)`\s*$")
 _TYPED = re.compile(r"^\s*(?:\([\w.-]{1,50}\) )?(?:[\w.-]{1,50}@[\w.-]{1,80}:[^\s$#]{0,200}\s?[$#]|\$) (?=[A-Za-z./])")
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
@@ -64,7 +64,7 @@ _RELEASES = {
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
 #: ``[me@node1 x]$ export …``, ``(base) me@node1:~$ export …``
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?\[?(?<![\w.-])[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#]\s+(?=\S)")
-#: Apptainer and Singularity take it off the name inside the container (apptainer.org, environment and metadata).
+#: The prefix that Apptainer and Singularity remove inside the container (apptainer.org, environment and metadata).
 _INTO_CONTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)", re.ASCII)
 _UNIT = re.compile(r"Environment=(?=\S)")
 _PYTHON = re.compile(r"#!.*\bpython", re.ASCII)
@@ -169,7 +169,7 @@ def _form(lines: Sequence[str]) -> Form:
                 names.add(found[1])
         elif line.strip() and not line.startswith("#"):
             others += 1
-    if any(line.startswith(_COLLECT_ENV) for line in lines):  # with a script behind it in many reports
+    if any(line.startswith(_COLLECT_ENV) for line in lines):  # in many reports, followed by a script
         return "listing"
     if any(line.startswith(("#!", "#SBATCH")) for line in lines):
         return "script"
@@ -284,7 +284,7 @@ def _written(given: Given) -> Written:
     if default:
         return written.model_copy(update={"value": default[2], "unless_set": default[1]})
     command = _COMMAND.search(value) if depends_on else None
-    if command:  # what is in a command may be anything
+    if command:  # the content of a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
     return written.model_copy(update={"value": value, "depends_on": depends_on})

@@ -19,13 +19,13 @@ from ddp_doctor.settings.text.shell_words import Branches, Word, commands
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _LISTED = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^,'\"]|['\"])+")
-#: Words in front of a command that are not the command.
+#: Words before a command that are not the command itself.
 _LEADS = frozenset(("if", "then", "else", "elif", "do", "while", "until", "!", "{")) | frozenset(
     ("time", "exec", "nohup", "sudo", "command", "+", "++", "$")
 )
-#: They print or search what looks like a setting …
+#: Commands that print or search text that looks like a setting …
 _PRINTERS = frozenset(("echo", "printf", "cat", "grep", "egrep", "rg", "sed", "awk", "test", "[", "[["))
-#: … and what a layer of an image runs keeps no environment.
+#: … and lines of an image whose environment is not kept.
 _OF_LAYERS = frozenset(("RUN", "CMD", "ENTRYPOINT", "ARG", "LABEL"))
 _SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
 _REMOTE = frozenset(("ssh", "pdsh", "clush"))
@@ -39,12 +39,12 @@ _PAIRS = frozenset(("-genv", "--setenv"))
 #: Later shells and jobs read the settings that a command writes to these files.
 _KEPT = re.compile(r"nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile)")
 _WRITES = re.compile(r"(?:>|\btee\b)[^|;&\n]*$")
-#: Between the sign and the file's name; an open end would cost the square of a line's length.
+#: Maximum distance of the sign and the file's name; without it, a search costs the square of a line's length.
 _LONGEST_PATH = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: ``$NAME``, ``${NAME}`` and ``${NAME:-text}``, without other text.
 _EXPANDED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=][^{}]*)?\})", re.ASCII)
-#: A script in a script in a script.
+#: Maximum nesting of scripts in scripts.
 _DEEPEST = 2
 
 _NOT_EXPORTED = "is not exported, so no command sees it"
@@ -62,11 +62,11 @@ class Given:
     line: int
     depends_on: str | None = None
     void: str | None = None
-    path: Path = ()  # of the branch that it is in
-    own: bool = False  # of one command that has ended
+    path: Path = ()  # the branch that it is in
+    own: bool = False  # it was for one command, which has ended
 
 
-#: Commands whose settings outlive them.
+#: Commands whose settings remain after they end.
 _EXPORTS = frozenset(("export", "declare", "typeset", "set", "setenv", "ENV", "unset", "sbatch"))
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 
@@ -82,10 +82,10 @@ class Shell:
     commands_in: dict[str, tuple[str, int]] = field(default_factory=dict)  # CMD="mpirun -x …", and its line
     ran: set[tuple[str, int]] = field(default_factory=set)
     branches: Branches = field(default_factory=Branches)
-    signs: str = "\n"  # after the last command
+    signs: str = "\n"  # the operators after the last command
 
     def give(self, name: str, value: str, line: int, depends_on: str | None = None) -> None:
-        """A value that some command gets."""
+        """Record a value that some command gets."""
         if self.is_wanted(name):
             self.given.append(Given(name, value, line, depends_on, path=self.branches.path))
 
@@ -108,7 +108,7 @@ class Shell:
             for word in words:
                 self._set(word, line)
                 found = _assignment(word)
-                if found and " " in found[3]:  # a command or its options, for ``$CMD`` and ``mpirun $OPTIONS``
+                if found and " " in found[3]:  # a command or its options, as in ``$CMD`` and ``mpirun $OPTIONS``
                     self.commands_in[found[1]] = (found[3], line + word.line)
             return
         before = len(self.given)
@@ -120,7 +120,7 @@ class Shell:
             self.given[before:] = [replace(given, own=True) for given in self.given[before:]]
 
     def keep(self, command: Sequence[Word], line: int) -> None:
-        """A command that writes what it prints into a file that later jobs have."""
+        """Read a command whose output goes to a file that later jobs read."""
         if command and posixpath.basename(command[0].text) in ("echo", "printf"):
             exports_all, self.exports_all = self.exports_all, True
             for word in command[1:]:
@@ -134,7 +134,7 @@ class Shell:
         for word in words:
             found = _VARIABLE.fullmatch(word.text)
             known = self.commands_in.get(found[1] or found[2]) if found else None
-            if known and known not in self.ran:  # again it would set the same
+            if known and known not in self.ran:  # repeated, it would set the same
                 self.ran.add(known)
                 for command in commands(known[0]):
                     self.run(command, known[1], depth + 1)
@@ -208,7 +208,7 @@ class Shell:
             self._hand_on(found[1], found[3], line + word.line, depends_on)
 
     def _set(self, word: Word, line: int) -> None:
-        """A bare assignment: the shell's own, unless the name is exported."""
+        """Read a bare assignment: it sets a shell variable, unless the name is exported."""
         found = _assignment(word)
         before = len(self.given)
         self._assign(word, line)
@@ -225,7 +225,7 @@ class Shell:
             found = _assignment(word) or _NAME.fullmatch(word.text)
             after = [word.text for word in arguments[at + 1 : at + 3]]
             if found and found.re is _NAME and after and after[0].startswith("="):
-                value = "".join(after[: 1 + (after[0] == "=")]).removeprefix("=")  # which a shell refuses
+                value = "".join(after[: 1 + (after[0] == "=")]).removeprefix("=")  # a shell rejects this
                 if self.is_wanted(word.text):
                     self.given.append(Given(word.text, value, line + word.line, void=_WITH_A_SPACE))
                 continue
@@ -239,7 +239,7 @@ class Shell:
 
     def _unset(self, arguments: Sequence[Word], line: int) -> None:
         names = {word.text: line + word.line for word in arguments if self.is_wanted(word.text)}
-        here = self.branches.path  # what is in another branch keeps its value
+        here = self.branches.path  # values in another branch stay as they are
         if names:
             self.given = [
                 replace(given, void=given.void or f"is unset in line {names[given.name]}")

@@ -70,7 +70,7 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
     """Yield each command, possibly without words, and the operators that end it: ``;``, ``&&``, ``)``, a new line."""
     text = _ARITHMETIC.sub(_calculated, text)
     command: list[Word] = []
-    parts: list[str] = []  # of the word that is being read, which begins in line ``first``
+    parts: list[str] = []  # the text of the current word, which starts in line ``first``
     line, first, depends_on = 0, 0, None
     for piece in _PIECES.finditer(text):
         kind, raw = piece.lastgroup or "", piece.group()
@@ -161,10 +161,10 @@ _DEEPEST = 50
 class Branches:
     """The branches that a script is in."""
 
-    path: Path = ()  # of the command that was seen last
-    _open: list[tuple[str, int, int]] = field(default_factory=list)  # the word that closes it, block, branch
+    path: Path = ()  # the branch of the last command
+    _open: list[tuple[str, int, int]] = field(default_factory=list)  # the closing word, the block, and the branch
     _blocks: int = 0
-    _is_header: bool = False  # of a function, whose body comes
+    _is_header: bool = False  # the header of a function was read, and its body follows
 
     def see(self, words: Sequence[str], before: str, after: str) -> None:
         """Process a command, possibly without words, with the operators before and after it."""
@@ -185,7 +185,7 @@ class Branches:
     def _is_read(self, word: str) -> bool:
         """Process a shell keyword that precedes a command; return True if the word is one."""
         if word in _OPENS and len(self._open) < _DEEPEST:
-            is_group = word == "{" and not self._is_header  # it runs in any case
+            is_group = word == "{" and not self._is_header  # it always runs
             self._blocks += not is_group
             self._open.append((_OPENS[word], 0 if is_group else self._blocks, 0))
         elif word in _NEXT:
