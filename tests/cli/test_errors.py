@@ -7,6 +7,7 @@ import pytest
 from ddp_doctor.model.error_text import did_you_mean, quoted
 from tests.recordings import judged, load
 
+NO_RECORDING, A_RECORDING = "is not a recording of ddp-doctor: ", "is a recording of ddp-doctor, but "
 NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'
 #: The start of a recording.
 V1 = b'{"schema_version": "1.0", "run_id": "x", '
@@ -298,78 +299,42 @@ def test_wrong_request_is_one_sentence_and_keeps_nothing(asked, tmp_path, comman
 @pytest.mark.parametrize(
     ("command", "content", "message"),
     [
-        ("replay", b"", "'x' is not a recording of ddp-doctor: it is empty; write one with --record FILE"),
-        ("replay", b"{}", "'x' is not a recording of ddp-doctor: it has no schema_version or run_id"),
-        ("replay", b"[1, 2]", "'x' is not a recording of ddp-doctor: it is not a JSON object"),
-        ("replay", b"\x89PNG\xff\xfegarbage", "'x' is not a recording of ddp-doctor: it is not a text file"),
+        ("replay", b"", NO_RECORDING + "it is empty; write one with --record FILE"),
+        ("replay", b"{}", NO_RECORDING + "it has no schema_version or run_id"),
+        ("replay", b"[1, 2]", NO_RECORDING + "it is not a JSON object"),
+        ("replay", b"\x89PNG\xff\xfegarbage", NO_RECORDING + "it is not a text file"),
         (
             "replay",
             b'{"schema_version": "2.0", "readings": {"another": "shape"}}',
-            "'x' was written by a newer ddp-doctor (schema 2.0",
+            "was written by a newer ddp-doctor (schema 2.0",
         ),
-        (
-            "replay",
-            V1 + b'"readings": [{"check": 3}]}',
-            "'x' is not a recording of ddp-doctor: readings.0.check has the invalid value '3'",
-        ),
-        (
-            "replay",
-            V1 + b'"readings": [%s]}' % NO_CPUS,
-            "'x' is not a recording of ddp-doctor: cpus has the invalid value '0'",
-        ),
-        (
-            "replay",
-            b'{"schema_version": 2, "run_id": "x"}',
-            "'x' is not a recording of ddp-doctor: schema_version has the invalid value '2'",
-        ),
-        ("replay", b"[" * 100_000, "'x' is not a recording of ddp-doctor: its JSON is nested too deeply"),
-        ("replay", b"print(1)\n", "'x' is not a recording of ddp-doctor: line 1 is not JSON"),
-        (
-            "replay",
-            b"\x1f\x8b\x08\x00cut",
-            "'x' is not a recording of ddp-doctor: it is a truncated or damaged gzip file",
-        ),
-        ("replay", V1 + b'"duration_s": NaN}', "'x' is not a recording of ddp-doctor: NaN is not a finite number"),
-        ("replay", V1 + b'"duration_s": 1e999}', "'x' is not a recording of ddp-doctor: 1e999 is not a finite number"),
-        ("replay", V1 + b'"n": -1' + b"0" * 5000 + b"}", "'x' is not a recording of ddp-doctor: -1000"),
-        ("replay", b"report", "'x' is not a recording of ddp-doctor: it is a report of ddp-doctor"),
-        ("replay", b'{"cells": [], "nbformat": 4}', "'x' is not a recording of ddp-doctor: it is a Jupyter notebook"),
-        ("env --from", b"recording", "'x' is a recording of ddp-doctor, but the output of `env`"),
-        ("env --from", b"report", "'x' is a report of ddp-doctor, but the output of `env`"),
-        ("env --from", b"#!/usr/bin/env python3\n", "'x' is a Python script, but the output of `env`"),
-        (
-            "run --isolate --topology",
-            b"recording",
-            "'x' is a recording of ddp-doctor, but a file in SLURM topology format",
-        ),
-        (
-            "run --hostfile",
-            b"recording",
-            "'x' is a recording of ddp-doctor, but a host file is expected; run `ddp-doctor replay x` to read it",
-        ),
-        ("run --hostfile", b"node1\n<html>\n", "'x' is not a host file: '<html>' is not a host name (line 2)"),
+        ("replay", V1 + b'"readings": [{"check": 3}]}', NO_RECORDING + "readings.0.check has the invalid value '3'"),
+        ("replay", V1 + b'"readings": [%s]}' % NO_CPUS, NO_RECORDING + "cpus has the invalid value '0'"),
+        ("replay", b'{"schema_version": 2, "run_id": "x"}', NO_RECORDING + "schema_version has the invalid value '2'"),
+        ("replay", b"[" * 100_000, NO_RECORDING + "its JSON is nested too deeply"),
+        ("replay", b"print(1)\n", NO_RECORDING + "line 1 is not JSON"),
+        ("replay", b"\x1f\x8b\x08\x00cut", NO_RECORDING + "it is a truncated or damaged gzip file"),
+        ("replay", V1 + b'"duration_s": NaN}', NO_RECORDING + "NaN is not a finite number"),
+        ("replay", V1 + b'"duration_s": 1e999}', NO_RECORDING + "1e999 is not a finite number"),
+        ("replay", V1 + b'"n": -1' + b"0" * 5000 + b"}", NO_RECORDING + "-1000"),
+        ("replay", b"report", NO_RECORDING + "it is a report of ddp-doctor"),
+        ("replay", b'{"cells": [], "nbformat": 4}', NO_RECORDING + "it is a Jupyter notebook"),
+        ("env --from", b"recording", A_RECORDING + "the output of `env`"),
+        ("env --from", b"report", "is a report of ddp-doctor, but the output of `env`"),
+        ("env --from", b"#!/usr/bin/env python3\n", "is a Python script, but the output of `env`"),
+        ("run --isolate --topology", b"recording", A_RECORDING + "a file in SLURM topology format"),
+        ("run --hostfile", b"recording", A_RECORDING + "a host file is expected; run `ddp-doctor replay x` to read it"),
+        ("run --hostfile", b"node1\n<html>\n", "is not a host file: '<html>' is not a host name (line 2)"),
         (
             "run --hostfile",
             b"node1 slots=8\nset -e\n",
-            "'x' is not a host file: 'set -e' in line 2 is neither a host name nor HOST slots=N",
+            "is not a host file: 'set -e' in line 2 is neither a host name nor HOST slots=N",
         ),
-        (
-            "run --hostfile",
-            b"\x7fELF\x02\x01",
-            "'x' is not a host file: '\\x7fELF\\x02\\x01' is not a host name (line 1)",
-        ),
-        (
-            "topology",
-            b"recording",
-            "'x' is a recording of ddp-doctor, but the output of `nvidia-smi topo -m` is expected",
-        ),
-        (
-            "lint",
-            b"recording",
-            "'x' is a recording of ddp-doctor, but a Python script is expected; run `ddp-doctor replay x` to read it",
-        ),
-        ("lint", b'{"cells": [], "nbformat": 4}', "'x' is a Jupyter notebook, but a Python script is expected"),
-        ("lint", b'{"lr": 0.1, "amp": true}', "'x' is JSON, but a Python script is expected"),
+        ("run --hostfile", b"\x7fELF\x02\x01", "is not a host file: '\\x7fELF\\x02\\x01' is not a host name (line 1)"),
+        ("topology", b"recording", A_RECORDING + "the output of `nvidia-smi topo -m` is expected"),
+        ("lint", b"recording", A_RECORDING + "a Python script is expected; run `ddp-doctor replay x` to read it"),
+        ("lint", b'{"cells": [], "nbformat": 4}', "is a Jupyter notebook, but a Python script is expected"),
+        ("lint", b'{"lr": 0.1, "amp": true}', "is JSON, but a Python script is expected"),
     ],
 )
 def test_wrong_file_is_reported_with_the_expected_one(asked, tmp_path, command, content, message):
@@ -379,7 +344,7 @@ def test_wrong_file_is_reported_with_the_expected_one(asked, tmp_path, command, 
     done = asked(*command.split(), "x", cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ddp-doctor: {message}")
+    assert done.stderr.startswith(f"ddp-doctor: 'x' {message}")
     assert len(done.stderr.splitlines()) == 1
 
 
