@@ -11,7 +11,7 @@ from pathlib import Path
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
-from ddp_doctor.agents.store_client import HEAD, NO_HEAD, StoreClient, StoreLost
+from ddp_doctor.agents.store_client import HEAD, NO_ANSWER, NO_HEAD, StoreClient, StoreLost
 from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
@@ -220,7 +220,7 @@ class RollCall:
         way = approach(self._host or "127.0.0.1", self._port, self.until, self._show)
         if way.outcome != "connected":
             raise NotMet(self._fact("follower", way.outcome, way))
-        self.client = self._call_twice(way)
+        self.client = self._call_again(way)
         launch = self.client.opening().launch
         if self.job.is_another(launch):
             raise NotMet(self._fact("follower", "other_job", way, held_by=launch))
@@ -258,17 +258,20 @@ class RollCall:
             self._show(self.client.beats[HEAD].message.roll or "waiting for the head")
         return group.next_order()
 
-    def _call_twice(self, way: Approach) -> StoreClient:
-        """Connect with a second try: a server that does not answer may be a head that has just started."""
-        try:
-            return self._call(way.address)
-        except StoreLost:
-            self._show(f"something listens on {self._host}:{self._port} and does not answer")
-        try:
-            return self._call(way.address)
-        except StoreLost as error:
-            mute = str(error) == "no answer"
-            raise NotMet(self._fact("follower", "mute" if mute else "foreign", way, error=str(error))) from error
+    def _call_again(self, way: Approach) -> StoreClient:
+        """Connect with a second try, and until the deadline if nothing answers: a busy head node may still start."""
+        tries = 0
+        while True:
+            try:
+                return self._call(way.address)
+            except StoreLost as error:
+                tries += 1
+                mute = str(error) == NO_ANSWER
+                if tries > 1 and not (mute and time.monotonic() < self.until):
+                    raise NotMet(
+                        self._fact("follower", "mute" if mute else "foreign", way, error=str(error))
+                    ) from error
+                self._show(f"something listens on {self._host}:{self._port} and does not answer")
 
     def _call(self, address: str) -> StoreClient:
         """Return a client of a store where a head of ddp-doctor has introduced itself. Raises StoreLost."""

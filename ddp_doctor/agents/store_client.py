@@ -27,6 +27,7 @@ from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper
+from ddp_doctor.ranks.patience import Patience
 
 HEAD = 0
 #: A value in the store that no agent of ddp-doctor wrote; it is not equal to any JSON value.
@@ -35,6 +36,9 @@ UNREADABLE: Final = object()
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
+#: From the fork of the client's process until it connects to this agent.
+_START_S = 5.0
+NO_ANSWER = "no answer"
 NO_HEAD = "a TCPStore without a head node of ddp-doctor"
 _PROCESS_ENDED = "the process of the TCPStore client ended"
 
@@ -54,6 +58,12 @@ class Beat:
     message: BeatMessage = _NONE_YET
     grew_at: float = 0.0
     ahead_s: float | None = None  # minimum lead of this clock over the other agent's, including delivery
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    with suppress(TimeoutError):
+        return listener.accept()[0]
+    return None
 
 
 class StoreClient:
@@ -78,17 +88,18 @@ class StoreClient:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(1)
-            listener.settimeout(5.0)
+            listener.settimeout(0.2)
             arguments = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
             self._process = server.fork(store_client_process.serve, json.dumps(arguments))
             self._helper = Helper("the TCPStore client", self._process.pid or 0)
-            try:
-                self._line, _ = listener.accept()
-            except TimeoutError as error:
-                self._process.kill()
-                raise StoreLost(
-                    "ddp-doctor's process for the connection to the head node did not start within 5 s"
-                ) from error
+            patience = Patience(_START_S, [self._process.pid])
+            while not (line := _accepted(listener)):
+                if patience.is_over():
+                    self._process.kill()
+                    raise StoreLost(
+                        f"ddp-doctor's process for the connection to the head node did not start within {_START_S:g} s"
+                    )
+            self._line = line
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -96,15 +107,15 @@ class StoreClient:
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the store has answered. Raises StoreLost."""
-        if not self.wait(lambda: self._connected, timeout_s):
-            raise StoreLost(self.error or "no answer")
+        if not self._wait_patiently(lambda: self._connected, timeout_s):
+            raise StoreLost(self.error or NO_ANSWER)
         threading.Thread(target=self._beat, daemon=True).start()
 
     def join(self, node_report: Json, timeout_s: float) -> None:
         """Check in with a node report; sets ``my_id``. Raises StoreLost."""
         self._send({"join": node_report})
-        if not self.wait(lambda: self.my_id >= 0, timeout_s):
-            raise StoreLost(self.error or "no answer")
+        if not self._wait_patiently(lambda: self.my_id >= 0, timeout_s):
+            raise StoreLost(self.error or NO_ANSWER)
 
     def put(self, key: str, value: Json) -> None:
         """Set a key asynchronously."""
@@ -129,7 +140,7 @@ class StoreClient:
     def await_value(self, key: str, timeout_s: float, otherwise: str) -> None:
         """Watch a key and wait for its value. Raises StoreLost with the store's error, or ``otherwise``."""
         self.watch(key)
-        if not self.wait(lambda: self.value(key) is not None, timeout_s):
+        if not self._wait_patiently(lambda: self.value(key) is not None, timeout_s):
             raise StoreLost(self.error or otherwise)
 
     def opening(self) -> Opening:
@@ -162,6 +173,14 @@ class StoreClient:
                     return False
                 self._changed.wait(min(left, 0.2))  # short: a signal is handled between two waits
         return True
+
+    def _wait_patiently(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait like ``wait``, but do not count the time in which the client's process has no processor."""
+        patience = Patience(timeout_s, [self._process.pid])
+        while not (is_ready := self.wait(ready, patience.left_s())):
+            if patience.is_over() or self.error is not None:
+                break
+        return is_ready
 
     def clock_offset_s(self, agent: int) -> float | None:
         """Return this node's clock minus another agent's; too large by a beat's travel time, at most 0.2 s."""
