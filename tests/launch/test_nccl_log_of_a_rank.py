@@ -5,38 +5,19 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.model.recording import Options, World
+from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.ranks.environment import rank_environment
-from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.rank_state import RankState
-from ddp_doctor.ranks.spec import WorkerSpec
+from tests.launch.rank_states import rank_state
 
 PREFIX = "node0:811:840 [0] NCCL INFO "
 VERSION = "NCCL version 2.18.6+cuda11.8\n"
 
 
-class Process:
-    pid: int | None = None
-    exitcode: int | None = None
-
-
 def rank(folder: Path, backend: str = "nccl", *, done: bool = True) -> RankState:
-    spec = WorkerSpec(
-        trial=TrialRecord(trial="t0", ranks=(0, 1), backend=backend),
-        options=Options(),
-        folder=str(folder),
-        node=0,
-        rank=0,
-        group_rank=0,
-        local_rank=0,
-        device="cuda:0",
-        tasks=(),
-        launched_at=0.0,
-        init_deadline_s=1.0,
-    )
-    return RankState(spec, Process(), 0.0, EventReader(spec.path("events")), done=done)
+    return rank_state(folder, TrialRecord(trial="t0", ranks=(0, 1), backend=backend), done=done)
 
 
 def environment(backend: str, **users: str) -> dict[str, str]:

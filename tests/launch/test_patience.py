@@ -5,20 +5,13 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.knowledge.deadlines import KILL_S, MOST_QUEUED_S
-from ddp_doctor.model.recording import Options
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import process
-from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.rank_state import RankState
-from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.trial import Trial
 from ddp_doctor.sources import proc
-
-
-class Process:
-    pid = 7
-    exitcode = None
+from tests.launch.rank_states import rank_state
 
 
 @pytest.fixture
@@ -51,20 +44,7 @@ def test_patience_ends_after_the_limit_and_the_time_in_the_queue(monkeypatch, sp
 
 
 def rank_in_check(folder: Path) -> RankState:
-    spec = WorkerSpec(
-        trial=TrialRecord(trial="t1", ranks=(0,), checks=("c",)),
-        options=Options(),
-        folder=str(folder),
-        node=0,
-        rank=0,
-        local_rank=0,
-        group_rank=0,
-        device="cpu",
-        tasks=(),
-        launched_at=100.0,
-        init_deadline_s=4.0,
-    )
-    rank = RankState(spec, Process(), 100.0, EventReader(spec.path("events")), began=True)
+    rank = rank_state(folder, TrialRecord(trial="t1", ranks=(0,), checks=("c",)), 7, 100.0, began=True)
     rank._take({"event": "check", "check": "c", "t": 100.0})
     return rank
 
