@@ -214,13 +214,13 @@ class ForkServer:
         return self.log() or "no stack"
 
     def import_stands(self) -> str:
-        """Kill the import and return ``: it stood in torch/__init__.py:88``; empty if it does not answer."""
+        """Kill the import and return ``: it was in torch/__init__.py:88``; empty if it does not answer."""
         with suppress(OSError, ValueError, IndexError):
             pid = json.loads((self._run_folder / "preload.json").read_text())["pid"]
             frames = [line for line in self._stack_of(str(pid)).splitlines() if "File " in line]
             own = [line for line in frames if "<frozen" not in line]
             path, _, line = own[0].strip().removeprefix("File ").partition(", line ")
-            return f": it stood in {'/'.join(path.strip(chr(34)).split('/')[-2:])}:{line.split()[0]}"
+            return f": it was in {'/'.join(path.strip(chr(34)).split('/')[-2:])}:{line.split()[0]}"
         return ""
 
     def log(self) -> str:
