@@ -1,6 +1,7 @@
 """Agents whose store is written into by others: real agents, and a real client that is none."""
 
 import json
+import socket
 import zlib
 from datetime import timedelta
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from ddp_doctor.agents.framing import JUNK
-from ddp_doctor.features.jobs.sources.live_process import listener
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
 from tests.lab.hosts import WITHOUT_DDP
@@ -30,7 +30,8 @@ def _head_and_stranger(start: Start, port: int, *options: str) -> tuple[Agent, A
     A client that already waits for the store pauses longer and longer between attempts (torch 2.13: 17 s after 40 s).
     """
     head = start(0, *options)
-    wait_until(lambda: listener(port), f"a listener on port {port}")
+    with socket.socket() as line:
+        wait_until(lambda: line.connect_ex(("127.0.0.1", port)) == 0, f"a listener on port {port}")
     return head, connect("127.0.0.1", port, control_store.PREFIX, timedelta(seconds=LIMIT_S))
 
 
