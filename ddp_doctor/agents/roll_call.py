@@ -14,7 +14,7 @@ from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, NO_ANSWER, NO_HEAD, StoreClient, StoreLost
 from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
-from ddp_doctor.knowledge.deadlines import MUTE_S
+from ddp_doctor.knowledge.deadlines import MOST_QUEUED, MUTE_S, WORKER_START_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.parse.options import RENDEZVOUS_PORT, written
 from ddp_doctor.ranks import control_store
@@ -63,6 +63,8 @@ def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
 #: A head introduces itself as soon as its store serves; a store without a head is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_FOR_HEAD_S = 2.0
+#: On a busy node, the store of a head listens this long before it answers, at most.
+_STORE_STARTS_S = (1.0 + MOST_QUEUED) * WORKER_START_S
 #: A head that sends beats but has not closed the check-in this long after its deadline is stuck.
 _HEAD_CLOSES_S = 60.0
 
@@ -259,18 +261,16 @@ class RollCall:
         return group.next_order()
 
     def _call_again(self, way: Approach) -> StoreClient:
-        """Connect with a second try, and until the deadline if nothing answers: a busy head node may still start."""
-        tries = 0
+        """Connect with a second try, and for as long as a head's store may take to start if nothing answers."""
+        tries, until = 0, min(self.until, time.monotonic() + _STORE_STARTS_S)
         while True:
             try:
                 return self._call(way.address)
             except StoreLost as error:
                 tries += 1
-                mute = str(error) == NO_ANSWER
-                if tries > 1 and not (mute and time.monotonic() < self.until):
-                    raise NotMet(
-                        self._fact("follower", "mute" if mute else "foreign", way, error=str(error))
-                    ) from error
+                outcome = "mute" if str(error) == NO_ANSWER else "foreign"
+                if tries > 1 and (outcome == "foreign" or time.monotonic() > until):
+                    raise NotMet(self._fact("follower", outcome, way, error=str(error))) from error
                 self._show(f"something listens on {self._host}:{self._port} and does not answer")
 
     def _call(self, address: str) -> StoreClient:
