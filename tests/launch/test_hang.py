@@ -89,13 +89,24 @@ def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
     assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
 
 
+ABORTED = "Fatal Python error: Aborted\n\nCurrent thread 0x0 (most recent call first):\n  "
+OWN_ABORT, ABORTED_BY_A_THREAD = f'{ABORTED}File "a.py", line 7 in make\n', f"{ABORTED}<no Python frame>\n"
+
+
 @pytest.mark.parametrize(
-    ("code", "where"), [(-9, WAITING), (0, step(2, left=True))], ids=["killed in a collective", "exited after it"]
+    ("code", "where", "output", "judged"),
+    [
+        pytest.param(-9, WAITING, "", ("died-everywhere", ()), id="killed in a collective"),
+        pytest.param(0, step(2, left=True), "", ("died-everywhere", ()), id="exited after it"),
+        pytest.param(-6, step(2, left=True), OWN_ABORT, ("died-everywhere", ()), id="aborted by its code after it"),
+        pytest.param(-6, step(2, left=True), ABORTED_BY_A_THREAD, ("died", (0,)), id="aborted by a thread after it"),
+        pytest.param(-6, WAITING, OWN_ABORT, ("died", (0,)), id="aborted in a collective"),
+    ],
 )
-def test_ranks_that_exit_in_one_place_without_blaming_a_peer_have_one_cause(code, where):
+def test_ranks_that_exit_in_one_place_without_blaming_a_peer_have_one_cause(code, where, output, judged):
     """On a machine whose cores are all busy, one runs on half a second after the other."""
-    dead = [rank(n, where, exit_code=code, exited_at=2.0 + n / 2) for n in range(2)]
-    assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
+    dead = [rank(n, where, exit_code=code, exited_at=2.0 + n / 2, output_tail=output) for n in range(2)]
+    assert blamed(*dead, outcome="broken") == judged
 
 
 def test_ranks_that_crash_in_different_places_have_separate_causes():

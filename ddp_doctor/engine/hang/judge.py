@@ -35,6 +35,7 @@ from ddp_doctor.knowledge.deadlines import STARVED_SHARE, STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import INIT, RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.frames import fatal_stack
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -158,11 +159,14 @@ def _ended_by_itself(rank: RankEvidence, trial: TrialRecord) -> bool:
     """Return True if no death of a peer can have ended the rank, however late it ended.
 
     ddp-doctor does not kill its own ranks before they are judged, and a rank outside of all steps does not wait for any
-    peer.
+    peer. A watchdog aborts a rank from a thread without Python frames.
     """
     if rank.exit_code in _OWN_FAULTS:
         return True
-    alone = rank.exit_code == -signal.SIGKILL or (rank.open_step is None and rank.exit_code not in _ANSWERS)
+    alone = rank.exit_code == -signal.SIGKILL or (
+        rank.open_step is None
+        and (rank.exit_code not in _ANSWERS or (rank.exit_code == _SIGABRT and bool(fatal_stack(rank.output_tail))))
+    )
     return alone and trial.launcher != "torchrun"
 
 
