@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from textwrap import indent
 from types import ModuleType
 from typing import Literal
@@ -43,7 +44,7 @@ class Described:
             return "error at 3 times slower or more, warning below"
         return f"{self.severity.value}: {self.consequence.value}"
 
-    @property
+    @cached_property
     def sections(self) -> dict[str, str]:
         """The texts of its page by heading, "" for the summary. References have one line each."""
         summary, *rest = re.split(rf"(?m)^({'|'.join(HEADINGS)}): ", self.doc)

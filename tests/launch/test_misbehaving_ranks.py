@@ -13,8 +13,6 @@ pytestmark = pytest.mark.ranks
 torches = pytest.mark.torches("ranks that misbehave or hang")
 
 DEADLINE_S = 2.0
-#: The deadline of a rank that hangs; it does not matter for a rank that exits.
-HANGS_S = 3.0
 RANKS = [2, pytest.param(4, marks=torches)]
 
 #: probe, its single finding, the start of its title
@@ -59,7 +57,7 @@ def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_the_misbehaving_rank_is_reported(play: Play, one_trial, probe, code, words, ranks):
-    scenario = play(probe, ranks=ranks, deadline_s=LIMIT_S if probe in ENDS else HANGS_S)
+    scenario = play(probe, ranks=ranks, deadline_s=LIMIT_S if probe in ENDS else DEADLINE_S)
 
     if code == "DD614" and not any(rank.flight for rank in scenario.outcome.recording.trials[0].evidence):
         assert (len(scenario.codes), scenario.culprits) == (1, []), scenario.outcome.report.findings
@@ -103,7 +101,7 @@ def test_hanging_rank_is_reported_within_the_deadline_plus_three_seconds(play: P
 
 @pytest.mark.smoke
 def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbers(play: Play):
-    scenario = play(misbehaving.never_enters)
+    scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
     assert scenario.title.startswith("Rank 1 never entered all_reduce #1: stuck at misbehaving.py:")
@@ -173,7 +171,7 @@ def test_healthy_ranks_have_no_finding(play: Play):
 
 
 def test_rank_is_reported_even_if_the_import_of_torch_exhausted_the_budget(play: Play):
-    scenario = play(misbehaving.never_enters, deadline_s=HANGS_S, budget_s=-1.0)
+    scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S, budget_s=-1.0)
 
     assert scenario.codes == ["DD610"]
     assert len(scenario.outcome.recording.trials) == 1
