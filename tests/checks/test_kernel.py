@@ -13,7 +13,6 @@ from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.waiting import LIMIT_S
 
-UPTIME_S = 1_000_000.0
 XID = "NVRM: Xid (PCI:0000:61:00): "
 REFUSED = CommandResult(("dmesg",), "ended", 1, "", "dmesg: read kernel buffer failed: Operation not permitted\n")
 

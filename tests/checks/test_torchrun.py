@@ -26,6 +26,11 @@ Root Cause (first observed failure):
 """
 
 
+def failed(output: str) -> TrialRecord:
+    what = {"trial": "torchrun", "checks": ("torchrun",), "ranks": (0, 1), "launcher": "torchrun", "outcome": "broken"}
+    return TrialRecord.model_validate(what | {"notes": ("torchrun ended with exit code 1", output)})
+
+
 @pytest.mark.parametrize(
     ("output", "title"),
     [
@@ -36,15 +41,7 @@ Root Cause (first observed failure):
     ],
 )
 def test_rank_killed_before_its_first_line_is_reported_as_killed(output: str, title: str):
-    trial = TrialRecord(
-        trial="torchrun",
-        checks=("torchrun",),
-        ranks=(0, 1),
-        launcher="torchrun",
-        outcome="broken",
-        notes=("torchrun ended with exit code 1", output),
-    )
-    recording = Recording(world=plain_world(1, 2, "gloo"), trials=(trial,))
+    recording = Recording(world=plain_world(1, 2, "gloo"), trials=(failed(output),))
     found = [finding for finding in findings_of(CHECK, recording) if finding.code == "DD501"]
     assert [finding.title.startswith(title) for finding in found] == [True]
     assert [culprit.rank for culprit in found[0].culprits] == ([0] if "killed" in title else [])
@@ -52,13 +49,6 @@ def test_rank_killed_before_its_first_line_is_reported_as_killed(output: str, ti
 
 def test_torch_that_cannot_be_imported_is_one_finding():
     broken = load("process_group/torch-import-raises")
-    failed = TrialRecord(
-        trial="torchrun",
-        checks=("torchrun",),
-        ranks=(0, 1),
-        launcher="torchrun",
-        outcome="broken",
-        notes=("torchrun ended with exit code 1", "ImportError: libtorch_cpu.so: cannot open shared object file"),
-    )
-    report = judge(broken.model_copy(update={"trials": (*broken.trials, failed)})).report
+    trial = failed("ImportError: libtorch_cpu.so: cannot open shared object file")
+    report = judge(broken.model_copy(update={"trials": (*broken.trials, trial)})).report
     assert [finding.code for finding in report.findings] == ["DD603"]

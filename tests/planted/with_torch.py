@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,17 +139,10 @@ class PlantedTorch(Machines):
         return started
 
     def ranks(
-        self,
-        script: Path,
-        world: int,
-        *arguments: str,
-        env: Env | None = None,
-        of: Mapping[int, Env] | None = None,
-        missing: Sequence[int] = (),
-        limit_s: float = LIMIT_S,
+        self, script: Path, world: int, *arguments: str, limit_s: float = LIMIT_S, **options: Any
     ) -> dict[int, Ended]:
         """Do the same and wait for all ranks; ranks that still run after ``limit_s`` are killed."""
-        started = self.start_ranks(script, world, *arguments, env=env, of=of, missing=missing)
+        started = self.start_ranks(script, world, *arguments, **options)
         end = time.monotonic() + limit_s
         return {rank: ended(process, end - time.monotonic()) for rank, process in started.items()}
 
