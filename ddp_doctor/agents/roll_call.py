@@ -22,7 +22,7 @@ from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.sources.network import closed_by
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
-from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
+from ddp_doctor.starters.endpoint import Approach, approach, greeting, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.views.network import advertised
@@ -261,7 +261,7 @@ class RollCall:
         return group.next_order()
 
     def _call_again(self, way: Approach) -> StoreClient:
-        """Connect with a second try, and for as long as a head's store may take to start if nothing answers."""
+        """Connect with a second try, and for as long as a head's store may take to start if the server says nothing."""
         tries, until = 0, min(self.until, time.monotonic() + _STORE_STARTS_S)
         while True:
             try:
@@ -269,6 +269,9 @@ class RollCall:
             except StoreLost as error:
                 tries += 1
                 outcome = "mute" if str(error) == NO_ANSWER else "foreign"
+                greets = greeting(way.address, self._port) if outcome == "mute" else ""
+                if greets:
+                    raise NotMet(self._fact("follower", "foreign", way, error=f'the server sent "{greets}"')) from error
                 if tries > 1 and (outcome == "foreign" or time.monotonic() > until):
                     raise NotMet(self._fact("follower", outcome, way, error=str(error))) from error
                 self._show(f"something listens on {self._host}:{self._port} and does not answer")

@@ -24,6 +24,8 @@ _NOT_YET = {
     "timed_out": "no answer yet from",
 }
 _PAUSE_S = 0.25
+#: The time for a server's greeting to arrive after its connection.
+_GREETS_S = 1.0
 #: Not in the socket module: linux/in.h, linux/in6.h (IP_RECVERR in ip(7)), and ee_origin of linux/errqueue.h.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 _FROM_ICMP = (2, 3)
@@ -137,6 +139,15 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[AttemptSeen, st
     finally:
         if line is not None:
             line.close()
+
+
+def greeting(address: str, port: int) -> str:
+    """Return the first line that a server sends to a silent client, like a mail server; a TCPStore sends nothing."""
+    with suppress(OSError), socket.create_connection((address, port), timeout=CONNECT_S) as line:
+        line.settimeout(_GREETS_S)
+        sent = line.recv(200).decode(errors="replace").splitlines()
+        return next((text.strip() for text in sent if text.strip()), "")
+    return ""
 
 
 def _rejected_by(line: socket.socket, address: str) -> str:

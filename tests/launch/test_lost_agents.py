@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.starters.endpoint import greeting
 from tests.lab.processes import to_its_end
 from tests.once import free_port
 
@@ -116,3 +117,9 @@ def test_reason_for_a_missed_check_in_is_reported_by_the_starting_command(tools)
     assert done.returncode == 1, done
     assert done.stdout.count("ERROR") == 1
     assert "localhost resolves to 127.0.0.1, which is" in done.stdout.splitlines()[-1]  # the agent's own finding
+
+
+def test_greeting_of_a_server_is_read_and_a_silent_server_has_none():
+    with another_server() as port, socket.create_server(("127.0.0.1", 0)) as silent:
+        assert greeting("127.0.0.1", port) == "220 mail.example ESMTP"
+        assert greeting("127.0.0.1", silent.getsockname()[1]) == ""

@@ -97,8 +97,8 @@ def draft(
     evidence = []
     for fact in (node.fact for node in group):
         attempts = [f"{attempt.address}: {attempt.error or attempt.outcome}" for attempt in fact.attempts]
-        if not attempts:
-            attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
+        if not attempts or fact.outcome == "foreign":
+            attempts += [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
         seen_there = Evidence(
             text=f"on {wording.reader(fact).node}, {'; '.join(attempts)}{'; tried for' if fact.waited_s else ''}",
             value=round(fact.waited_s, 1) or None,
