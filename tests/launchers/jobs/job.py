@@ -84,13 +84,18 @@ def train(fault):
     rank = dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, batch in enumerate(batches(fault, rank)):
-        misbehave(fault, rank, step)
-        model(batch).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    steps(fault, rank, torch.Tensor.backward, model, optimizer)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def steps(fault, rank, backward, model, optimizer):
+    """Train until the data ends, or until the fault."""
+    for step, batch in enumerate(batches(fault, rank)):
+        misbehave(fault, rank, step)
+        backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def fabric(fault):
@@ -101,11 +106,7 @@ def fabric(fault):
     fabric.launch()
     model = torch.nn.Linear(8, 1)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for step, batch in enumerate(batches(fault, fabric.global_rank)):
-        misbehave(fault, fabric.global_rank, step)
-        fabric.backward(model(batch).mean())
-        optimizer.step()
-        optimizer.zero_grad()
+    steps(fault, fabric.global_rank, fabric.backward, model, optimizer)
     fabric.barrier()
 
 
@@ -170,11 +171,7 @@ def accelerated(fault):
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(8, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for step, batch in enumerate(batches(fault, accelerator.process_index)):
-        misbehave(fault, accelerator.process_index, step)
-        accelerator.backward(model(batch).mean())
-        optimizer.step()
-        optimizer.zero_grad()
+    steps(fault, accelerator.process_index, accelerator.backward, model, optimizer)
     accelerator.wait_for_everyone()
 
 

@@ -102,21 +102,25 @@ def _catches_error_of_one_rank(caught: Value) -> bool:
 
 
 def _stays_in_loop(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
+    return bool(_ends(body, is_in_function=is_in_function) - {"leaves"})
+
+
+def _ends(body: Iterable[ast.stmt], *, is_in_function: bool) -> set[str]:
+    """Return how these statements may end: ``stays`` in the loop, ``leaves`` it, or ``falls`` through."""
+    found = set[str]()
     for statement in body:
-        if isinstance(statement, ast.Raise | ast.Break):
-            return False
-        if isinstance(statement, ast.Return):
-            return is_in_function
-        if isinstance(statement, ast.Continue):
-            return True
         called = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(called, ast.Call) and written(called.func) in _ENDS:
-            return False
+        exits = isinstance(called, ast.Call) and written(called.func) in _ENDS
+        if exits or isinstance(statement, ast.Raise | ast.Break):
+            return found | {"leaves"}
+        if isinstance(statement, ast.Return | ast.Continue):
+            return found | {"stays" if is_in_function or isinstance(statement, ast.Continue) else "leaves"}
         if isinstance(statement, ast.If):
-            ways = [_stays_in_loop(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)]
-            if not any(ways):
-                return False
-    return True
+            ways = [_ends(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)]
+            found |= set.union(*ways) - {"falls"}
+            if not any("falls" in way for way in ways):
+                return found
+    return found | {"falls"}
 
 
 #: Arguments after these may be ``async_op``, which makes the call return a handle.
