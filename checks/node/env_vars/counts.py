@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.checks.node.env_vars.launches import (
     backend,
     is_above_range,
@@ -326,7 +327,8 @@ def launcher_configuration_contradicts_itself(recording: Recording) -> Iterator[
         train_batch_size not divisible by train_micro_batch_size_per_gpu times gradient_accumulation_steps; a host
         file that DeepSpeed refuses, or without the hosts that --num_nodes and --include need. Warnings:
         num_processes not divisible by num_machines; a host file with fewer slots than --num_gpus; an accelerate
-        file with a machine_rank, which only that machine can use.
+        file for several machines with a machine_rank, which only that machine can use, or with a main_process_ip
+        such as 127.0.0.1.
     Why: The machines wait for each other, or DeepSpeed refuses the configuration when it starts.
     Remedy: Give --machine_rank on each machine's command line; enable one precision; omit one batch size.
     See: https://www.deepspeed.ai/docs/config-json/
@@ -370,6 +372,10 @@ def _of_accelerate(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
         yield _of_configuration(
             launch, title, "accelerate passes it to torch unchanged", "Give only the name or IP address of machine 0"
         )
+    elif machines > 1 and is_loopback(host):
+        title = f"main_process_ip={host} reaches no other machine, but num_machines is {machines}"
+        fix = "Give a name or IP address of machine 0 that the other machines can reach"
+        yield _of_configuration(launch, title, f"{why}, main_process_ip: {host}", fix, Severity.WARNING)
     if is_above_range(given.get("port", "")):
         title = f"main_process_port is above 65535: {given['port']}"
         yield _of_configuration(launch, title, "the highest port is 65535", "Give a port from 1024 to 65535")

@@ -121,8 +121,8 @@ def _meeting_point(env: Mapping[str, str], numbers: Mapping[str, int], launcher:
 
 
 def is_loopback(address: str) -> bool:
-    """Return True if an address refers to the local host."""
-    return re.fullmatch(r"localhost(\.localdomain)?|::1|127(\.[0-9]+)+", address) is not None
+    """Return True if a connection to this address stays on the local host; Linux connects 0.0.0.0 to itself."""
+    return re.fullmatch(r"localhost(\.localdomain)?|::1?|127(\.[0-9]+)+|0\.0\.0\.0", address) is not None
 
 
 def _nodes(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> int:

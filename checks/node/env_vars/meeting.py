@@ -49,6 +49,9 @@ _ON_EACH = {
     "hosts": f"Give each host its own node rank ($OMPI_COMM_WORLD_RANK in a shell, or a loop counter){_OR_C10D}",
 }
 _BRIDGE = "docs.docker.com/engine/network/drivers/bridge: containers on a bridge are on one host"
+#: The index of a pod in its name, POD-1.SERVICE; a name that SVC.NAMESPACE.svc begins with is a service.
+_POD = re.compile(r"[\w-]+-(\d{1,6})\.(?!default\b)[\w-]+(?!\.svc)(?:\.[\w-]+)*")
+_INDEX = re.compile(r"\$[{(]?(?:JOB_COMPLETION_INDEX|LWS_WORKER_INDEX|(?:HOSTNAME|POD_NAME)##\*-)[)}]?")
 _IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 
@@ -74,6 +77,8 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
         drafts += _of_interfaces(of_text, launch, nodes)
         drafts += _of_endpoint(of_text, launch, nodes)
         drafts += _of_container(launch, nodes)
+    for launch in text.launches if text is not None else ():
+        drafts += _of_deepspeed(launch)
     yield from _each_once(drafts)
 
 
@@ -117,6 +122,22 @@ def _of_container(launch: Launch, nodes: int) -> Iterator[Draft]:
             detail="Ranks listen on ports that torch and NCCL choose, so publishing one port with -p is not enough.",
             severity=None if nodes else Severity.WARNING,
             source=_BRIDGE,
+        )
+
+
+def _of_deepspeed(launch: Launch) -> Iterator[Draft]:
+    """Yield the finding about DeepSpeed's launcher, which gives its --master_addr to all hosts (launcher/runner.py)."""
+    host, number = (launch.arguments.get(name) for name in ("host", "--num-nodes"))
+    counted = int(number.text) if number is not None and number.text.isdecimal() else 0
+    nodes = counted or (len(launch.host_file.hosts) if launch.host_file and "--include" not in launch.arguments else 0)
+    if launch.starts == "deepspeed" and nodes > 1 and host is not None and is_loopback(host.text):
+        yield draft(
+            launch,
+            f"--master_addr={host.text} reaches no other node, but the job has {nodes} nodes",
+            "DeepSpeed gives it to the launcher on each node",
+            in_job_script("Remove --master_addr: DeepSpeed then takes an address of the first host"),
+            detail="Each rank looks for the other ranks on its own node, so init_process_group() fails or hangs.",
+            source="deepspeed/launcher/runner.py",
         )
 
 
@@ -214,7 +235,8 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
 
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
         $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the submit host,
-        although the node with rank 0 must have it, or of a host that is not in --nodelist. Not reported if the
+        although the node with rank 0 must have it, of a host that is not in --nodelist, or of a pod whose index is
+        not 0. Not reported if the
         value is expanded once, before the nodes start.
     Why: The nodes wait for each other at different places until the rendezvous times out.
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
@@ -243,6 +265,8 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             title = f"The rendezvous address {host.text} is {where}, not the first node of the job"
             fix = in_job_script(first_host(text, launch))
             yield draft(launch, title, "node rank 0 listens, on the first node", fix)
+        if host is not None and launch.program == "pods" and not by_env and backend(launch) == "static":
+            yield from _of_another_pod(launch, host)
         hosts = text.job.hosts if text.job and launch.program == "srun" and launch.nodes is None else ()
         if host is not None and host.kind == "literal" and not host.unless and len(hosts) >= nodes > 0:
             name = host.text.partition(".")[0]
@@ -253,6 +277,19 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
                 yield draft(
                     launch, f"The rendezvous address {name} is {where}", why, in_job_script(first_host(text, launch))
                 )
+
+
+def _of_another_pod(launch: Launch, host: Argument) -> Iterator[Draft]:
+    """Yield the finding about the address of a pod whose index, which is its node rank, is not 0."""
+    rank, name = launch.arguments.get("--node-rank"), _POD.fullmatch(host.text)
+    if host.kind == "literal" and rank is not None and _INDEX.fullmatch(rank.text) and name and int(name[1]):
+        yield draft(
+            launch,
+            f"The rendezvous address {host.text} is pod {name[1]}, but pod 0 has node rank 0",
+            f"--node-rank={rank.text}; node rank 0 listens",
+            in_job_script("Give the address of pod 0"),
+            severity=Severity.WARNING,
+        )
 
 
 def _of_lines_that_differ(text: SettingText) -> Iterator[Draft]:

@@ -96,7 +96,14 @@ class Reader(Runner):
         is_one = fields.get("nodes") == (1, 1) or fields.get("tasks") == 1
         if frame.loops and (is_one or any(word.startswith(("-w", "--nodelist")) for word in words)):
             return Start("ssh", call.line, frame.depth + 1, on_one=self._is_of_loop(words[1:]))
-        file = dict(starts.leading(words[1:], ())).get("--hostfile", "") if name in starts.MPIRUN else ""
+        file = ""
+        if name in starts.MPIRUN:
+            given = dict(starts.leading(words[1:], ()))
+            file, hosts = (next((given[name] for name in each if name in given), "") for each in starts.OF_HOSTS)
+            read = self.file(file, frame) if file else None
+            listed = starts.listed_hosts(read[1]) if read else self.values.literal(hosts) or ""
+            count = starts.count_hosts(listed, fields.get("tasks"))
+            fields |= {"nodes": (count, count)} if count and "nodes" not in fields else {}
         if starts.VARIABLE.fullmatch(file):
             self.leave(call.line, f"{file} is the name of a variable: $ is missing")
         program: Program = "srun" if name in starts.SRUN else "mpirun"
@@ -117,9 +124,11 @@ class Reader(Runner):
             at += 1 if _SSH_FLAGS.fullmatch(words[at]) or (len(words[at]) > 2 and words[at][1] != "-") else 2
         rest = words[at + 1 :] if name == "ssh" else words[at:]
         is_left = any(_SSH_FLAGS.fullmatch(word) and "f" in word for word in words[1:at])
-        on_one = name == "ssh" and not is_left and (not frame.loops or self._is_of_loop(words[at : at + 1]))
+        is_of_loop = self._is_of_loop(words[at : at + 1])
+        on_one = name == "ssh" and not is_left and (not frame.loops or is_of_loop)
         by_hand = name == "ssh" and not frame.loops
-        start = Start("ssh", call.line, frame.depth + 1, by_hand=by_hand, on_one=on_one)
+        target = self.values.shown(words[at]).rpartition("@")[2] if name == "ssh" and is_of_loop else ""
+        start = Start("ssh", call.line, frame.depth + 1, by_hand=by_hand, on_one=on_one, target=target)
         inner = frame.inner(frame.depth + 1, hands_on=False)
         text = " ".join(rest) or (call.document or "")
         self._run_text(text, call.line + (1 if not rest else 0), inner, start)
@@ -330,6 +339,8 @@ class Reader(Runner):
         depth = start.depth if start else 0 if by_hand else ONCE
         arguments = {name: self.values.argument(value, depth) for name, value in given.items()}
         arguments |= self._endpoint(given, depth, by_accelerate=started == "accelerate")
+        if start and start.target and "host" in arguments and arguments["host"].text == start.target:
+            arguments["host"] = arguments["host"].model_copy(update={"means": "own-name"})
         exported = frame.variables.keys() if frame.exports_all else frame.exported & frame.variables.keys()
         environment = {
             name: self.values.argument(frame.variables[name], depth) for name in _OF_MEETING if name in exported

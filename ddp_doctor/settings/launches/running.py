@@ -53,6 +53,7 @@ class Start:
     by_hand: bool = False
     typed: str = ""  # the name of the program that starts tasks, as typed
     on_one: bool = False  # it starts one of several nodes, and the next start follows
+    target: str = ""  # the host of an ssh in a loop over the hosts, as typed
 
 
 class Runner(Expander):
@@ -141,6 +142,9 @@ class Runner(Expander):
             if isinstance(node, Block):
                 self._block(node, frame, start)
                 is_test = False
+            elif sometimes and _only_assigns(node):
+                bodies: list[list[Node]] = [[replace(node, before="")], []]
+                self._branches(Block("if", node.line, bodies=bodies), frame, start)
             else:
                 self._call(node, frame, start)
                 is_test = _is_test(node)
@@ -254,6 +258,8 @@ class Runner(Expander):
             frame.variables.pop(name, None)
         elif name in frame.arrays and plus:
             frame.arrays[name].append(self.word((Piece("text", found[3]), *word[1:]), frame))
+        elif frame.loops and any(piece.kind == "sum" and re.search(rf"\b{name}\b", piece.text) for piece in word):
+            frame.variables[name] = self.values.token(Part("node", f"${name}", OF_LOOP))  # r=$((r + 1))
         else:
             value = self.word((Piece("text", found[3]), *word[1:]), frame)
             value = (self.variable(name, frame) if plus else "") + value
@@ -362,6 +368,12 @@ def quoted(line: str) -> str:
 def _assigned(word: Word) -> re.Match[str] | None:
     first = word[0] if word else None
     return ASSIGNMENT.fullmatch(first.text) if first and first.kind == "text" and not first.quoted else None
+
+
+def _only_assigns(call: Call) -> bool:
+    """Return True for ``A=1`` and ``export A=1``."""
+    first = call.words[0][0].text if call.words and call.words[0] else ""
+    return first in _DECLARES or (bool(call.words) and all(map(_assigned, call.words)))
 
 
 def _is_test(call: Call) -> bool:

@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any
 
 from ddp_doctor.facts.node.env_vars import HostFile
@@ -42,7 +43,9 @@ FLAGS = names("""
     --no-local-rank --bind-cores-to-rank --enable-elastic-training
 """)
 #: Options of Open MPI with one dash that take a word ...
-_OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -wdir -rf -output-filename -path")
+_OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -hosts -wdir -rf -output-filename -path")
+#: Options of mpirun for a file with hosts, and for a list of hosts: ``-H a:8,b:8`` (-f and -hosts: MPICH).
+OF_HOSTS = names("--hostfile -hostfile --machinefile -machinefile -f"), names("-H --host -host -hosts")
 #: ... and options of mpirun that take two words.
 _PAIRS = names("-mca --mca -genv --gmca -gmca")
 MPIRUN = names("mpirun mpiexec orterun mpiexec.hydra prterun aprun ibrun")
@@ -206,6 +209,29 @@ def _hosts(text: str) -> tuple[str, ...]:
         return ()
 
 
+def count_hosts(text: str, tasks: int | None) -> int | None:
+    """Return the number of hosts in ``a:8,b:8`` that mpirun fills with its tasks; None if the text is no such list.
+
+    The next host gets tasks once the slots of the previous one are used. A host without a number has one slot.
+    """
+    slots: dict[str, int] = {}
+    for host in text.split(","):
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return None
+        slots[found[1]] = slots.get(found[1], 0) + int(found[2] or 1)
+    filled = list(accumulate(slots.values()))
+    return next((count for count, total in enumerate(filled, 1) if tasks and total >= tasks), len(filled))
+
+
+def listed_hosts(text: str) -> str:
+    """Return ``a:8,b:8`` for mpirun's file of hosts, with lines such as ``a slots=8`` (MPICH: ``a:8``)."""
+    lines = (line.partition("#")[0].split() for line in text.split("\n"))
+    slots = ((words[0], re.search(r"\bslots=(\d+)", " ".join(words))) for words in lines if words)
+    return ",".join(f"{host}:{found[1]}" if found else host for host, found in slots)
+
+
+_HOST = re.compile(r"([\w.-]+)(?::(\d{1,6}))?")
 _SLOTS = re.compile(r"(\S+)\s+slots=(\d{1,6})")
 
 
