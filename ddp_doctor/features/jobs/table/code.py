@@ -91,7 +91,8 @@ CAUSES = {
                     *("Invalid user token", "Unable to locate credentials"),
                 ),
                 r"(?P<reason>API key must be [^\n]{1,80}|api_key not configured[^\n.]{0,40}"
-                r"|GatedRepoError: [^\n.]{1,40}|access a gated repo|Invalid user token|Unable to locate credentials)",
+                r"|GatedRepoError: [^\n.]{1,40}|(?:You are trying to )?access a gated repo|Invalid user token"
+                r"|Unable to locate credentials)",
             ),
             "key-not-configured": hint("wandb: ERROR api_key", r"(?P<reason>api_key not configured[^\n.]{0,40})"),
         },

@@ -337,17 +337,15 @@ CAUSES = {
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
                 r"|general protection)(?!.* in libnccl)",
             ),
-            "heap-corrupted": Sign(  # glibc
+            "heap-corrupted": Sign(  # glibc malloc/malloc.c, malloc_printerr
                 (
-                    "free(): invalid",
-                    "double free or corruption",
-                    "malloc(): ",
-                    "munmap_chunk(): invalid",
-                    "corrupted size vs. prev_size",
-                    "*** stack smashing detected ***",
+                    *("free(): ", "malloc(): ", "realloc(): ", "malloc_consolidate(): ", "munmap_chunk(): "),
+                    *("double free or corruption", "corrupted ", "*** stack smashing detected ***"),
                 ),
-                r"(?:^|: |\s)(?P<signal>free\(\): invalid \w+|double free or corruption|malloc\(\): \w+[\w ]{0,40}"
-                r"|munmap_chunk\(\): invalid \w+|corrupted size vs\. prev_size|\*\*\* stack smashing detected)",
+                r"(?:^|: |\s)(?P<signal>(?:free|malloc|realloc|malloc_consolidate|munmap_chunk)\(\): (?:invalid|double"
+                r"|corrupted|unaligned|mismatching|memory|unsorted|largebin|smallbin)[\w ]{1,60}"
+                r"|double free or corruption|corrupted (?:size vs\. prev_size|double-linked list)"
+                r"|\*\*\* stack smashing detected)",
             ),
         },
     ),
