@@ -37,8 +37,7 @@ BROKEN = {
     "localhost in a variable": f"DD127 E {FOUR}H=localhost; srun {ON_FOUR} --rdzv_endpoint=$H:1 train.py",
     "localhost in an array": f'DD127 E {FOUR}A+=(--rdzv_endpoint=localhost:1); srun {ON_FOUR} "${{A[@]}}" train.py',
     "localhost by default": f"DD127 W {FOUR}srun {ON_FOUR} --rdzv-endpoint=${{H:-localhost}}:1 x.py",
-    "localhost after ||": f"DD127 W {FOUR}H=$(scontrol show hostnames | head -1 || echo localhost)\n"
-    f"srun {ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$H:1 x.py",
+    "localhost after ||": f"DD127 W {FOUR}HEAD=$(scontrol show hostnames || echo localhost)\nsrun {ON_FOUR} {MEET} x",
     "a list of steps only": f"DD127 E {FOUR}H=$(scontrol show hostnames ${{SLURM_STEP_NODELIST:-localhost}})\n"
     f"srun {ON_FOUR} --rdzv-backend=c10d --rdzv-endpoint=$H:1 x.py",
     "each node's name": f'DD127 E {FOUR}srun bash -c "{ON_FOUR} --rdzv_endpoint=\\$(hostname):1 x.py"',
@@ -159,6 +158,8 @@ BROKEN = {
     "any address": f"DD127 E {FOUR}srun {ON_FOUR} --rdzv-endpoint=0.0.0.0:1 x.py",
     "another pod": "DD129 W "
     + pods(f"[{', '.join(ON_FOUR.split())}, --node-rank=$(JOB_COMPLETION_INDEX), --master-addr=j-0-1.j, x]", "Job"),
+    "an address that expands early": f"DD132 E sbatch <<E\n{FOUR}{HEAD}srun {ON_FOUR} {MEET} x.py\nE\n",
+    "a number that expands early": f"DD132 E cat <<E | sbatch\n{FOUR}srun torchrun --nnodes=$SLURM_NNODES {MEET} x\nE",
     "two precisions": 'DD133 E {"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
 }
 
@@ -257,9 +258,12 @@ RIGHT = {
     "the first host of a loop": 'for h in a b; do [ -z "$M" ] && M=$h\n'
     f"ssh $h {ON_TWO} --master-addr=$M --node-rank=$r x.py & r=$((r + 1)); done",
     "localhost on one node only": f"{FOUR}{HEAD}[[ $SLURM_NNODES == 1 ]] && HEAD=localhost\nsrun {ON_FOUR} {MEET} x.py",
-    "one host of mpirun": "mpirun -np 8 -H a:8,b:8 -x MASTER_ADDR=localhost python x.py",
+    "mpirun on one host": "mpirun -np 8 -H a:8,b:8 -x MASTER_ADDR=localhost python x.py",
     "one host of DeepSpeed": "deepspeed --num_nodes=1 --master_addr=localhost x.py",
     "the first pod": pods(f"[bash, -c, '{ON_FOUR} --node-rank=$JOB_COMPLETION_INDEX --master-addr=j-0-0.j x']", "Job"),
+    "an ID that expands early": f"sbatch <<E\n{FOUR}srun {ON_FOUR} --rdzv-id=$SLURM_JOB_ID {MEET} x.py\nE\n",
+    "names that expand later": "sbatch <<E\n" + f"{FOUR}{HEAD}srun {ON_FOUR} {MEET} x.py".replace("$", "\\$") + "\nE\n",
+    "a document for ssh": f"for i in 0 1; do ssh n$i bash -s <<E &\n{ON_TWO} --node-rank=$i {BY_NAME} x.py\nE\ndone\n",
     "python on one node": "#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=8\npython train.py",
     "one GPU for each rank": f"{FOUR.replace('=8', '=1')}{HEAD}srun torchrun --nnodes=4 --nproc-per-node=1 {MEET} x",
     "only variables": "#!/bin/bash\nexport NCCL_DEBUG=WARN",

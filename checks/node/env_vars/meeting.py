@@ -180,7 +180,8 @@ def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draf
         title = f"{name} is not an address; expected a host name or an IP address"
         yield draft(launch, title, "torch looks it up unchanged", remedy)
     elif host.kind == "literal" and is_loopback(host.text):
-        unless = f" unless {host.unless} is set" if host.unless else ""
+        given = f"argument {host.unless} is given" if host.unless.isdecimal() else f"{host.unless} is set"
+        unless = f" unless {given}" if host.unless else ""
         title = f"{name} reaches no other node, but the job has {counted_nodes(nodes)}{if_several(nodes)}{unless}"
         if launch.starts != "python":
             severity = Severity.WARNING if host.unless or not nodes else None

@@ -24,7 +24,8 @@ def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
     Finds: A line of options that the shell runs as a separate command, because the line before it does not end with
         \\, or has a space or a comment after it. --standalone together with --nnodes above 1: each node then waits
         for the others at its own localhost. An option that sbatch does not have, and #SBATCH lines that it ignores:
-        misspelt ones, and those behind the first command. --node-rank with --rdzv-backend=c10d, information: c10d
+        misspelt ones, and those behind the first command. A variable that only a script written by this one sets, but
+        that expands while it is written. --node-rank with --rdzv-backend=c10d, information: c10d
         numbers the nodes.
     Why: torchrun prints a warning at most, and the job differs from its command line.
     Remedy: End each line but the last with \\ and nothing behind it; remove the option, or choose the rendezvous that
@@ -106,6 +107,12 @@ def _of_words(launch: Launch) -> Iterator[Draft]:
                 launch, title, "the launcher takes it literally", in_job_script(f"Write ${value.text}"), detail=""
             )
             break
+    given = ((name, value) for name, value in launch.arguments.items() if name != "--rdzv-id")  # may be empty
+    if early := next(((name, value) for name, value in given if value.means == "unset"), None):
+        title = f"{early[0]}={early[1].text} expands before the job sets it"
+        why = "the script that writes this one expands it"
+        fix = in_job_script("Quote the mark of the here-document (<<'EOF'), or write \\$ in front of the name")
+        yield draft(launch, title, why, fix, detail="The launcher gets an empty value.")
     port = launch.arguments.get("port") or launch.environment.get("MASTER_PORT")
     if port is not None and is_above_range(port.text):
         fix = in_job_script("Give a port from 1024 to 65535")

@@ -45,8 +45,18 @@ class Written(Frozen):
 #: ``once``: each node has its own value, but the shell before the starter expanded it; ``open``: unknown.
 ArgumentKind = Literal["literal", "same", "each", "random", "once", "open"]
 #: The host whose address an argument is, or how its number is counted.
+#: ``unset``: it expands in a script that writes another one, and only that one sets it.
 ArgumentMeaning = Literal[
-    "", "own-name", "own-address", "own-addresses", "hosts", "first-host", "last-host", "submit-host", "local-rank"
+    "",
+    "own-name",
+    "own-address",
+    "own-addresses",
+    "hosts",
+    "first-host",
+    "last-host",
+    "submit-host",
+    "local-rank",
+    "unset",
 ]
 
 

@@ -341,7 +341,7 @@ class Expander:
             literal = self.values.literal(lists[0]) if lists else None
             if literal:
                 return "\n".join(_hosts(literal))
-            kind, means = "same", "hosts"
+            kind, means = ("any", "unset") if self._meaning(line) == "unset" else ("same", "hosts")
         elif name in ("getent", "dig", "nslookup", "resolveip", "host"):
             return self.values.derived(line, shown, self._meaning(line))
         elif name in _DRAWS or (name == "date" and _TIME.search(line)) or "free_port" in name:

@@ -130,8 +130,9 @@ class Reader(Runner):
         target = self.values.shown(words[at]).rpartition("@")[2] if name == "ssh" and is_of_loop else ""
         start = Start("ssh", call.line, frame.depth + 1, by_hand=by_hand, on_one=on_one, target=target)
         inner = frame.inner(frame.depth + 1, hands_on=False)
-        text = " ".join(rest) or (call.document or "")
-        self._run_text(text, call.line + (1 if not rest else 0), inner, start)
+        reads = not rest or (posixpath.basename(rest[0]) in starts.SHELLS and all(each[0] == "-" for each in rest[1:]))
+        text = self.document(call, frame) if reads else " ".join(rest)
+        self._run_text(text, call.line + (1 if reads else 0), inner, start)
 
     def _is_of_loop(self, words: list[str]) -> bool:
         return any(part.depth == OF_LOOP for word in words for part in self.values.parts(word))
@@ -149,7 +150,7 @@ class Reader(Runner):
         if self._run_file(words[named:], inner, start):
             return
         if not file and call.document is not None:
-            text = call.document if call.is_literal else self.text(call.document, frame)
+            text = self.document(call, frame)
             self._run_text(text, call.line + 1, inner, start)
         elif file:
             self._unread_script(file, frame, start, call)
@@ -164,7 +165,7 @@ class Reader(Runner):
             after = words[wrapped[0] + 1] if words[wrapped[0] + 1 :] else ""
             line, text = call.line, words[wrapped[0]][len("--wrap=") :] or after
         elif call.document is not None:
-            text = call.document if call.is_literal else self.text(call.document, frame)
+            text = self.document(call, frame)
         elif file:
             line, text = file
         outer, self.job = self.job, job_of([*text.split("\n")], words[1:])

@@ -31,6 +31,9 @@ _STARTS = re.compile(
     re.MULTILINE,
 )
 _STARTER = re.compile(r"(?:srun|mpirun|mpiexec|ssh)\b")
+#: An assignment in a script, and the variable of a loop.
+_SETS = re.compile(r"^[ \t]*(?:(?:export[ \t]+)?(\w+)=|for[ \t]+(\w+)[ \t]+in\b)([^\n]*)", re.ASCII | re.MULTILINE)
+_OF_SLURM = re.compile(r"\$\{?(SLURM_\w+)", re.ASCII)
 _MOST_CALLS = 20_000
 _DEEPEST = 24
 _LONGEST_QUOTE = 160
@@ -129,8 +132,9 @@ class Runner(Expander):
     # --- blocks ---
 
     def _run(self, nodes: Sequence[Node], frame: Frame, start: Start | None) -> None:
-        is_test = False
+        is_test, before = False, None
         for node in nodes:
+            before, node = node, _with_input(node, before)  # noqa: PLW2901 - the node with what is piped into it
             self._left -= 1
             if self._left == 0:
                 self._note(self.unread, node.line, "the rest of the script, which is too long")
@@ -295,7 +299,7 @@ class Runner(Expander):
         """Return True if this is a builtin of the shell, or a command that only writes or prints."""
         if name in ("cat", "tee") and call.document is not None:
             file = self.word(call.output, frame) if call.output else words[-1] if name == "tee" else ""
-            text = call.document if call.is_literal else self.text(call.document, frame)
+            text = self.document(call, frame)
             frame.files[posixpath.normpath(file or ".")] = f"{call.line + 1}\n{text}"
         elif name in ("source", "."):
             if not self._run_file(words[1:], frame, start):
@@ -341,6 +345,19 @@ class Runner(Expander):
         self._run_text(found[1], found[0], frame, start)
         return True
 
+    def document(self, call: Call, frame: Frame) -> str:
+        """Return the text of a here-document. Variables that only the document sets expand before, as unset."""
+        text = call.document or ""
+        if call.is_literal:
+            return text
+        given = {found[1] or found[2]: found[3] or "" for found in _SETS.finditer(text)}
+        early = {name for name, value in given.items() if not re.search(rf"\b{name}\b", value)} - frame.arrays.keys()
+        if "#SBATCH" in text and not frame.is_batch:
+            early |= set(_OF_SLURM.findall(text))
+        early = set() if self.unread else early - frame.variables.keys()
+        unset = {name: self.values.token(Part("any", f"${name}", frame.depth, "unset")) for name in early}
+        return self.text(text, replace(frame, variables=ChainMap(unset, frame.variables)) if unset else frame)
+
     def file(self, name: str, frame: Frame) -> tuple[int, str] | None:
         """Return the first line and the text of a file that the script writes, or that can be read; or None."""
         path = posixpath.normpath(name)
@@ -368,6 +385,13 @@ def quoted(line: str) -> str:
 def _assigned(word: Word) -> re.Match[str] | None:
     first = word[0] if word else None
     return ASSIGNMENT.fullmatch(first.text) if first and first.kind == "text" and not first.quoted else None
+
+
+def _with_input(node: Node, before: Node | None) -> Node:
+    """Return the command of ``cat <<EOF | sbatch`` with the here-document of the command in front of it."""
+    if not (isinstance(node, Call) and isinstance(before, Call) and node.before == "|" and node.document is None):
+        return node
+    return replace(node, document=before.document, is_literal=before.is_literal, line=before.line)
 
 
 def _only_assigns(call: Call) -> bool:

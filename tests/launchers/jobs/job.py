@@ -81,10 +81,9 @@ def spawned(rank, fault):
 
 def train(fault):
     """Train with DDP until the data ends."""
-    rank = dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps(fault, rank, torch.Tensor.backward, model, optimizer)
+    steps(fault, dist.get_rank(), torch.Tensor.backward, model, optimizer)
     dist.barrier()
     dist.destroy_process_group()
 
