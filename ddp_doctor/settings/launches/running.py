@@ -389,7 +389,7 @@ def _assigned(word: Word) -> re.Match[str] | None:
 
 def _with_input(node: Node, before: Node | None) -> Node:
     """Return the command of ``cat <<EOF | sbatch`` with the here-document of the command in front of it."""
-    if not (isinstance(node, Call) and isinstance(before, Call) and node.before == "|" and node.document is None):
+    if not isinstance(node, Call) or not isinstance(before, Call) or node.before != "|" or before.document is None:
         return node
     return replace(node, document=before.document, is_literal=before.is_literal, line=before.line)
 
