@@ -27,6 +27,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.probing.exchanges import queued_s
 from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
 from ddp_doctor.probing.rank_identity import finish, gpu_identity, training_dtype
 from ddp_doctor.remedies.kinds import by_operator
@@ -42,6 +43,8 @@ Multiplied = FactAt[SameProductsFact]
 #: Minimum number of products, and minimum and maximum duration (judgment). Meta's tests next to jobs are as short, and
 #: find faults because they are repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
+#: Part of the time until the check's deadline for a rank that waits for a processor, which its duration does not count.
+_LATEST = 0.75
 #: Products of all pairs between two clock readings.
 _ROUNDS = 8
 #: With fewer than three equal ranks it is unknown which one is wrong.
@@ -83,13 +86,17 @@ def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
 
     left, right = matrices(ctx.device, rows(ctx.device))
     out, sums, settings = torch.empty_like(left), list[torch.Tensor](), torch.backends.cuda.matmul
-    most_s = min(_MOST_S, ctx.remaining() / 2)
-    started, spent = ctx.clock(), 0.0
+    machine, latest_s = ctx.machine(ctx.remaining()), _LATEST * ctx.remaining()
+    started, spent, waited = ctx.clock(), 0.0, queued_s(machine)
     with ExitStack() as at_the_end:
         for name in _ROUNDING:
             at_the_end.callback(setattr, settings, name, getattr(settings, name))
             setattr(settings, name, False)
-        while spent < most_s and (spent < _LEAST_S or len(sums) * PAIRS < PRODUCTS):
+        while (
+            spent < latest_s
+            and (spent < _LEAST_S or len(sums) * PAIRS < PRODUCTS)
+            and (spent < _MOST_S or spent - (queued_s(machine) - waited) < _MOST_S)
+        ):
             for _ in range(_ROUNDS):
                 torch.bmm(left, right, out=out)
                 sums.append(out.view(torch.int64).sum((1, 2)))
