@@ -20,7 +20,7 @@ TWO, THREE = (0, 1), (0, 1, 2)
 # --- real ranks ------------------------------------------------------------------------------------------
 
 
-def multiplied(ctx: HarnessContext, faulty: int | None = None, second_s: float = 0.0) -> Any:
+def multiplied(ctx: HarnessContext, faulty: int | None = None, second_s: float = 0.0, waits: float = 0.0) -> Any:
     import torch
 
     bmm, done, passed = torch.bmm, 0, 0.0
@@ -36,6 +36,7 @@ def multiplied(ctx: HarnessContext, faulty: int | None = None, second_s: float =
 
     if second_s:
         patch.object(ctx, "clock", lambda: passed).start()
+        patch.object(same_products, "queued_s", lambda machine: waits * passed).start()
         ctx.deadline = 20.0
     else:  # a busy machine gets the time that it needs
         ctx.deadline += 600
@@ -102,13 +103,12 @@ def test_products_are_exact_in_every_type_and_order_of_additions(rows, kind):
 
 
 @pytest.mark.ranks
-def test_slow_rank_ends_in_time_with_fewer_products_in_the_evidence(ranks: Ranks):
-    recording = of_ranks(ranks, THREE, None, 0.5)
-
+@pytest.mark.parametrize(("waits", "seconds"), [(0.0, 8), (0.9, 16)], ids=["slow", "without a processor"])
+def test_slow_rank_ends_in_time_with_fewer_products_in_the_evidence(ranks: Ranks, waits: float, seconds: int):
+    recording = of_ranks(ranks, THREE, None, 0.5, waits)
     finding = only(judge_by(CHECK, recording), "DD642")
-
-    assert {(fact.products, fact.seconds) for fact in facts(recording)} == {(16 * 32, 8.0)}
-    assert finding.evidence[0].text.endswith("512 products in 8 s")
+    assert {(fact.products, fact.seconds) for fact in facts(recording)} == {(2 * seconds * 32, float(seconds))}
+    assert finding.evidence[0].text.endswith(f"{64 * seconds} products in {seconds} s")
 
 
 def test_rank_with_a_stopped_clock_has_no_rate():
