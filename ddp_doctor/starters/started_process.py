@@ -15,6 +15,8 @@ from typing import IO
 _LONGEST_LINE = 65_536
 #: For a process to end after SIGTERM: srun then kills its step, ssh closes its connection.
 _KILL_S = 3.0
+#: For a process to end after SIGKILL: at once, unless it gets no processor for it, or is in state D.
+_GONE_S = 10.0
 #: Pipes of each process; while the last is being started, subprocess holds both ends of its pipes.
 _PIPES = 3
 #: Open files of this process beyond the pipes and the files that are already open.
@@ -107,11 +109,11 @@ class Channel:
 def end_all(channels: Sequence[Channel]) -> None:
     """End the processes in parallel: by SIGTERM, so that srun ends its step, then by SIGKILL."""
     processes = [channel.process for channel in channels if channel.process is not None]
-    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+    for end, limit_s in ((subprocess.Popen.terminate, _KILL_S), (subprocess.Popen.kill, _GONE_S)):
         living = [process for process in processes if process.poll() is None]
         for process in living:
             end(process)
-        until = time.monotonic() + _KILL_S
+        until = time.monotonic() + limit_s
         for process in living:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.0))

@@ -310,7 +310,7 @@ def test_ctrl_c_reaches_the_agents_once_and_their_partial_reports_come_back(star
 
 
 def test_a_second_signal_does_not_wait_for_an_agent_that_stays(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(started_process, "_KILL_S", 0.3)
+    monkeypatch.setattr(started_process, "_KILL_S", 0.0)
     stays = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
     signal_when_ready(tmp_path, 2, signal.SIGTERM, signal.SIGTERM)
     seen, _ = ended(start(stays, WAIT))
