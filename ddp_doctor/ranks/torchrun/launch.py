@@ -30,7 +30,11 @@ _MODULE = "ddp_doctor.ranks.torchrun.main"
 _LOADS_S = 1.0
 #: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler. Before that, while it imports,
 #: SIGINT ends it as any Python.
-_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
+#: torch clears the KeyboardInterrupt of a SIGINT during its import of numpy, and numpy then refuses the next import.
+_SIGNALLED = re.compile(
+    r"SignalException: Process \d+ got signal|^KeyboardInterrupt$|^ImportError: cannot load module more than once",
+    re.MULTILINE,
+)
 #: ``failed (exitcode: -9) local_rank: 1 (pid: 4711)``, and in the summary ``exitcode  : -9 (pid: 4711)`` (the same file
 #: and multiprocessing/errors/__init__.py).
 _TOLD = re.compile(r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)")
