@@ -261,7 +261,7 @@ class RollCall:
         return group.next_order()
 
     def _call_again(self, way: Approach) -> StoreClient:
-        """Connect with a second try, and for as long as a head's store may take to start if the server says nothing."""
+        """Connect, with a second try. A silent server is tried for as long as a head's store may take to start."""
         tries, until = 0, min(self.until, time.monotonic() + _STORE_STARTS_S)
         while True:
             try:

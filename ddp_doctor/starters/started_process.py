@@ -15,7 +15,7 @@ from typing import IO
 _LONGEST_LINE = 65_536
 #: For a process to end after SIGTERM: srun then kills its step, ssh closes its connection.
 _KILL_S = 3.0
-#: For a process to end after SIGKILL: at once, unless it gets no processor for it, or is in state D.
+#: For a process to end after SIGKILL. It ends at once unless it waits for a processor or is in state D.
 _GONE_S = 10.0
 #: Pipes of each process; while the last is being started, subprocess holds both ends of its pipes.
 _PIPES = 3

@@ -237,8 +237,7 @@ def rendezvous_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     Finds: A port or rendezvous ID that each node draws at random or computes from its own number ($RANDOM or
         $((PORT + SLURM_NODEID)) inside `bash -c '...'`); an address of the last node or of the submit host,
         although the node with rank 0 must have it, of a host that is not in --nodelist, or of a pod whose index is
-        not 0. Not reported if the
-        value is expanded once, before the nodes start.
+        not 0. Not reported if the value is expanded once, before the nodes start.
     Why: The nodes wait for each other at different places until the rendezvous times out.
     Remedy: Expand the port and the ID once, in the script that starts the nodes; give the first node's name.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html

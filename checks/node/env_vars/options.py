@@ -25,8 +25,7 @@ def launcher_option_without_effect(recording: Recording) -> Iterator[Draft]:
         \\, or has a space or a comment after it. --standalone together with --nnodes above 1: each node then waits
         for the others at its own localhost. An option that sbatch does not have, and #SBATCH lines that it ignores:
         misspelt ones, and those behind the first command. A variable that only a script written by this one sets, but
-        that expands while it is written. --node-rank with --rdzv-backend=c10d, information: c10d
-        numbers the nodes.
+        that expands while it is written. --node-rank with --rdzv-backend=c10d, information: c10d numbers the nodes.
     Why: torchrun prints a warning at most, and the job differs from its command line.
     Remedy: End each line but the last with \\ and nothing behind it; remove the option, or choose the rendezvous that
         uses it.

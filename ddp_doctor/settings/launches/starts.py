@@ -44,10 +44,10 @@ FLAGS = names("""
 """)
 #: Options of Open MPI with one dash that take a word ...
 _OPEN_MPI = names("-bind-to -rank-by -hostfile -machinefile -host -hosts -wdir -rf -output-filename -path")
-#: Options of mpirun for a file with hosts, and for a list of hosts: ``-H a:8,b:8`` (-f and -hosts: MPICH).
-OF_HOSTS = names("--hostfile -hostfile --machinefile -machinefile -f"), names("-H --host -host -hosts")
 #: ... and options of mpirun that take two words.
 _PAIRS = names("-mca --mca -genv --gmca -gmca")
+#: Options of mpirun for a file with hosts, and for a list of hosts: ``-H a:8,b:8`` (-f and -hosts: MPICH).
+OF_HOSTS = names("--hostfile -hostfile --machinefile -machinefile -f"), names("-H --host -host -hosts")
 MPIRUN = names("mpirun mpiexec orterun mpiexec.hydra prterun aprun ibrun")
 SRUN = names("srun yhrun")
 #: jsrun(1) of LSF on Summit, flux-run(1), lrun(1): tasks, tasks per node, nodes.
