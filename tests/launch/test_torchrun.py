@@ -138,3 +138,12 @@ def test_rank_that_is_killed_before_its_first_line_ends_first(tmp_path):
     told = started.with_exit_codes(ended)
 
     assert [(rank.pid, rank.exit_code, rank.exited_at) for rank in told] == [(16745, -15, 2.0), (16747, -9, 1.9)]
+
+
+def test_sigint_during_the_import_of_numpy_is_an_end_from_outside(tmp_path):
+    for words, is_lost in (("cannot load module more than once per process", True), ("No module named 'x'", False)):
+        started = launch.Launch(tmp_path, [], {})
+        started._argv = [sys.executable, "-c", f"raise ImportError({words!r})"]
+        with started:
+            started.notes(LIMIT_S)
+            assert (started.lost() is not None) is is_lost

@@ -59,10 +59,8 @@ BROKEN = {
     "no rank": f"DD131 E {FOUR}{HEAD}srun uv run {ON_FOUR} --rdzv-endpoint=$HEAD:1 x.py",
     "the rank on the node": f"DD131 E {FOUR}{HEAD}srun bash -c '{ON_FOUR} --node_rank=$SLURM_LOCALID {STATIC} x.py'",
     "a network of the container": f"DD127 E docker run --gpus all img {ON_TWO} --node-rank=$1 {BY_NAME} x.py",
-    "one host after another": "DD128 E #!/bin/bash\nfor i in 0 1; do"
-    f' ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x"; done',
-    "one function after another": f'DD128 E #!/bin/bash\nf() {{ ssh $1 "{ON_TWO} --node-rank=$2 {BY_NAME} x"; }}\n'
-    "f n0 0\nf n1 1",
+    "one after another": f'DD128 E #!/bin/bash\nfor i in 0 1; do ssh n$i "{ON_TWO} --node-rank=$i {BY_NAME} x"; done',
+    "by functions": f'DD128 E #!/bin/bash\nf() {{ ssh $1 "{ON_TWO} --node-rank=$2 {BY_NAME} x"; }}\nf n0 0\nf n1 1',
     "RANK for all tasks": f"DD131 W {FOUR}export MASTER_ADDR=n0 RANK=$SLURM_PROCID\nsrun python x.py",
     "one rank over ssh": 'DD131 E for h in a b; do ssh $h "torchrun --nnodes=2 --node_rank=0 --master_addr=a x" & done',
     "a rank without a shell": "DD131 E "
@@ -94,15 +92,13 @@ BROKEN = {
     "fewer devices than ranks": "DD128 E CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.run --nproc_per_node=4 x",
     "exported devices": "DD128 E #!/bin/bash\nexport CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc-per-node=2 x.py",
     "one rank for eight GPUs": f"DD128 W {FOUR}{HEAD}srun torchrun --nnodes=4 --nproc-per-node=1 {MEET} x.py",
-    "one rank for each task": f"DD128 W {FOUR}{HEAD}srun torchrun --nnodes=4 {MEET}"
-    " --nproc-per-node=$SLURM_NTASKS_PER_NODE x",
+    "one rank a task": f"DD128 W {FOUR}{HEAD}srun torchrun --nnodes=4 {MEET} --nproc-per-node=$SLURM_NTASKS_PER_NODE x",
     "python without srun": "DD128 W #!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4 --gpus=8\npython train.py",
     "a node rank that is too large": f"DD128 E torchrun --nnodes=2 --node-rank=2 {STATIC} x.py",
     "the second of one node": f"DD128 E torchrun --nnodes=1 --node_rank=1 {STATIC} x.py",
     "one task, not one for each GPU": "DD128 W #!/bin/bash\n#SBATCH -N 1\n#SBATCH --ntasks=1 --ntasks-per-node=2\n"
     "#SBATCH --gres=gpu:2\nsrun python x.py",
-    "two tasks on two nodes with four GPUs": "DD128 W #!/bin/bash\n#SBATCH -N 2 -n 2\n#SBATCH --tasks-per-node=2\n"
-    "srun python x.py",
+    "two tasks on two nodes": "DD128 W #!/bin/bash\n#SBATCH -N 2 -n 2\n#SBATCH --tasks-per-node=2\nsrun python x.py",
     "a variable for SLURM": "DD128 E #!/bin/bash\n#SBATCH --nodes=$N\n#SBATCH --gpus-per-node=8\nsrun python x.py",
     "one GPU for all tasks": "DD131 W #!/bin/bash\n#SBATCH -N 4 --ntasks-per-node=8\nexport MASTER_ADDR=n0"
     " CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun python x.py",
@@ -111,8 +107,7 @@ BROKEN = {
     "an option that sbatch does not have": f"DD132 E #!/bin/bash\n#SBATCH --constraints=gpu\n{FOUR[12:]}{HEAD}"
     f"srun {ON_FOUR} {MEET} x.py",
     "an ambiguous option of sbatch": f"DD132 E #!/bin/bash\n#SBATCH --node=4\n{FOUR[12:]}{HEAD}srun {ON_FOUR} {MEET} x",
-    "more ranks than GPUs of PBS": "DD128 E #!/bin/bash\n#PBS -l select=1:ncpus=64:ngpus=4\n"
-    "torchrun --standalone --nproc-per-node=8 x.py",
+    "GPUs of PBS": "DD128 E #!/bin/bash\n#PBS -l select=1:ngpus=4\ntorchrun --standalone --nproc-per-node=8 x.py",
     "more ranks than GPUs of LSF": "DD128 E #!/bin/bash\n#BSUB -n 8\n#BSUB -R span[hosts=1]\n#BSUB -gpu num=2\n"
     "torchrun --nproc-per-node=4 x.py",
     "jsrun and localhost": "DD127 E #!/bin/bash\n#BSUB -nnodes 2\njsrun -n 2 -r 1 -a 1 -g 6 torchrun --nnodes=2"
@@ -130,8 +125,7 @@ BROKEN = {
     f"ssh n1 '{ON_TWO} --node-rank=1 --master-addr=n0 --master-port=2 x'",
     "a name without $": f"DD132 E {FOUR}srun bash -c '{ON_FOUR} --node-rank=$SLURM_NODEID --master-addr=MASTER_ADDR"
     " --master-port=1 x.py'",
-    "the head before the others": f"DD128 E {ON_TWO} --node-rank=0 {BY_NAME} x.py\nssh n1 '{ON_TWO} --node-rank=1"
-    f" {BY_NAME} x.py'",
+    "the head first": f"DD128 E {ON_TWO} --node-rank=0 {BY_NAME} x\nssh n1 '{ON_TWO} --node-rank=1 {BY_NAME} x'",
     "accelerate without an address": f"DD127 W {FOUR}srun bash -c 'accelerate launch --num_machines 4"
     " --num_processes 32 --machine_rank $SLURM_NODEID x.py'",
     "one local rank for all tasks": f"DD131 W {FOUR.replace('node=1', 'node=8')}export MASTER_ADDR=n0\n"
@@ -180,8 +174,7 @@ RIGHT = {
     ' --rdzv-endpoint="${N[0]}":1 x.py',
     "the batch host": f"{FOUR}export HEAD=$(hostname) P=$((RANDOM + 1024))\nsrun bash -c '{ON_FOUR}"
     " --node-rank=$SLURM_NODEID --master-addr=$HEAD --master-port=$P x.py'",
-    "options in an array": f"{FOUR}{HEAD}A=(--nnodes=$SLURM_NNODES)\nA+=({MEET})\n"
-    'srun -l torchrun "${A[@]}" --nproc_per_node=8 x.py',
+    "an array": f'{FOUR}{HEAD}A=(--nnodes=$SLURM_NNODES)\nA+=({MEET})\nsrun torchrun "${{A[@]}}" --nproc_per_node=8 x',
     "GPUs by task": "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2 --gpus-per-task=4\n"
     f"{HEAD}srun torchrun --nnodes=4 --nproc-per-node=4 {MEET} x.py",
     "options of a plug-in": f"{FOUR}#SBATCH --nvmps --container-image=i.sqsh\n{HEAD}srun {ON_FOUR} {MEET} x.py",
@@ -319,12 +312,10 @@ RIGHT_WITH_FILES = {
     "hosts and slots of the file": "deepspeed --hostfile two --include=n1@n2:0,3 x.py",
     "hosts of a variable": "deepspeed --hostfile two --include=$HOSTS x.py",
     "as many hosts": "deepspeed --hostfile two --num_nodes 2 --num_gpus 4 x.py",
-    "hosts that the script adds": "for h in $H; do echo $h slots=8 >> two; done\n"
-    "deepspeed --hostfile two --num_nodes 4 x.py",
+    "hosts added": "for h in $H; do echo $h slots=8 >> two; done\ndeepspeed --hostfile two --num_nodes 4 x.py",
     "another network's name": f"{HOSTS}srun {ON_TWO} --rdzv-backend=c10d --rdzv-endpoint=n1-ib:1 x.py",
     "any host with c10d": f"{HOSTS}srun {ON_TWO} --rdzv-backend=c10d --rdzv-endpoint=n2:1 x.py",
-    "more nodes than hosts": f"{HOSTS}#SBATCH --nodes=3\nsrun torchrun --nnodes=3 --rdzv-backend=c10d"
-    " --rdzv-endpoint=n3:1 x.py",
+    "more nodes": f"{HOSTS}#SBATCH -N 3\nsrun torchrun --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=n3:1 x.py",
     "a script that runs itself": "#!/bin/bash\nbash again.sh",
 }
 
