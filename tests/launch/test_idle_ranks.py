@@ -111,16 +111,12 @@ def test_rank_with_a_sleeping_main_thread_is_ready_by_another_thread(beside: str
         assert child.stdout is not None
         child.stdout.readline()
         wait_until(lambda: process.state(child.pid) == "S")
-        ready = idle_ranks._in_state("R", child.pid)
 
-        def stay_ready() -> set[tuple[int, str]]:
-            ready.intersection_update(idle_ranks._in_state("R", child.pid))
-            return ready
+        def stays_ready() -> bool:
+            ready = idle_ranks._in_state("R", child.pid)
+            return all(ready := ready & idle_ranks._in_state("R", child.pid) for _ in range(20))
 
-        if is_ready:
-            assert all(stay_ready() for _ in range(20))
-        else:
-            wait_until(lambda: not stay_ready())
+        wait_until(lambda: stays_ready() == is_ready)  # while print passes on the lock, no thread is ready
     finally:
         child.kill()
         child.communicate()
