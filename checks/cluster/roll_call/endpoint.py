@@ -5,7 +5,7 @@ from typing import Literal
 
 from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
-from ddp_doctor.knowledge.network.addresses import is_loopback
+from ddp_doctor.knowledge.network.addresses import is_loopback, is_own_host
 from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
@@ -193,7 +193,7 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
     for group in facing(recording, "loopback"):
         fact = group[0].fact
         where, name = wording.names(group), fact.endpoint_host
-        typed = name.lower() == "localhost" or is_loopback(name)  # otherwise the host's own files define it
+        typed = is_own_host(name)  # otherwise the host's own files define it
         blamed = {"kind": "setting", "name": "--rdzv-endpoint"} if typed else {"kind": "file", "name": _HOSTS}
         yield draft(
             group,

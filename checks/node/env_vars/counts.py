@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.checks.node.env_vars.launches import (
     backend,
     is_above_range,
@@ -15,6 +14,7 @@ from ddp_doctor.checks.node.env_vars.launches import (
     torchruns,
 )
 from ddp_doctor.facts.node.env_vars import HostFile, Launch, SettingText
+from ddp_doctor.knowledge.network.addresses import is_own_host
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -372,7 +372,7 @@ def _of_accelerate(launch: Launch, given: dict[str, str]) -> Iterator[Draft]:
         yield _of_configuration(
             launch, title, "accelerate passes it to torch unchanged", "Give only the name or IP address of machine 0"
         )
-    elif machines > 1 and is_loopback(host):
+    elif machines > 1 and is_own_host(host):
         title = f"main_process_ip={host} reaches no other machine, but num_machines is {machines}"
         fix = "Give a name or IP address of machine 0 that the other machines can reach"
         yield _of_configuration(launch, title, f"{why}, main_process_ip: {host}", fix, Severity.WARNING)

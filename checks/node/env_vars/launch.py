@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.launchers import Launcher
+from ddp_doctor.knowledge.network.addresses import is_own_host
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
@@ -115,14 +116,9 @@ def _meeting_point(env: Mapping[str, str], numbers: Mapping[str, int], launcher:
     if "/" in address or re.fullmatch(r"[^:]+:[0-9]+", address):
         text = f"{shown('MASTER_ADDR', address)} is not a bare host name or address"
         yield Fault(("MASTER_ADDR",), text, fatal=True)
-    elif is_loopback(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
+    elif is_own_host(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
         text = f"MASTER_ADDR={address} is a different machine on each node, but the job has {nodes} nodes"
         yield Fault(("MASTER_ADDR",), text)
-
-
-def is_loopback(address: str) -> bool:
-    """Return True if a connection to this address stays on the local host; Linux connects 0.0.0.0 to itself."""
-    return re.fullmatch(r"localhost(\.localdomain)?|::1?|127(\.[0-9]+)+|0\.0\.0\.0", address) is not None
 
 
 def _nodes(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> int:

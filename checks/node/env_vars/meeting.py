@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import setting_draft
-from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.checks.node.env_vars.launches import (
     FIRST,
     WAIT,
@@ -28,6 +27,7 @@ from ddp_doctor.checks.node.env_vars.launches import (
     torchruns,
 )
 from ddp_doctor.facts.node.env_vars import Argument, Launch, SettingText
+from ddp_doctor.knowledge.network.addresses import is_own_host
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
 from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft
@@ -101,7 +101,7 @@ def _of_job(text: SettingText) -> Iterator[Draft]:
 
 def _is_own_host(name: str, value: str) -> bool:
     if name == "MASTER_ADDR":
-        return is_loopback(value.strip())
+        return is_own_host(value.strip())
     return name in (NCCL_IFNAME, GLOO_IFNAME) and value.strip() in _LOOPBACK
 
 
@@ -130,7 +130,7 @@ def _of_deepspeed(launch: Launch) -> Iterator[Draft]:
     host, number = (launch.arguments.get(name) for name in ("host", "--num-nodes"))
     counted = int(number.text) if number is not None and number.text.isdecimal() else 0
     nodes = counted or (len(launch.host_file.hosts) if launch.host_file and "--include" not in launch.arguments else 0)
-    if launch.starts == "deepspeed" and nodes > 1 and host is not None and is_loopback(host.text):
+    if launch.starts == "deepspeed" and nodes > 1 and host is not None and is_own_host(host.text):
         yield draft(
             launch,
             f"--master_addr={host.text} reaches no other node, but the job has {nodes} nodes",
@@ -179,7 +179,7 @@ def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draf
     if host.kind == "literal" and not is_address(host.text):
         title = f"{name} is not an address; expected a host name or an IP address"
         yield draft(launch, title, "torch looks it up unchanged", remedy)
-    elif host.kind == "literal" and is_loopback(host.text):
+    elif host.kind == "literal" and is_own_host(host.text):
         given = f"argument {host.unless} is given" if host.unless.isdecimal() else f"{host.unless} is set"
         unless = f" unless {given}" if host.unless else ""
         title = f"{name} reaches no other node, but the job has {counted_nodes(nodes)}{if_several(nodes)}{unless}"
@@ -195,7 +195,7 @@ def _of_endpoint(text: SettingText, launch: Launch, nodes: int) -> Iterator[Draf
         title = f"The rendezvous address {host.text} {what} several addresses"
         why = "a loopback address reaches no other node, and several addresses are not an endpoint"
         yield draft(launch, title, why, remedy, detail="", severity=Severity.WARNING)
-    elif is_loopback(host.fallback):
+    elif is_own_host(host.fallback):
         but = f"which reaches no other node, but the job has {counted_nodes(nodes)}"
         title = f"{name} falls back to {host.fallback}, {but}"
         why = f"after ||: {host.fallback}"
@@ -303,7 +303,7 @@ def _of_lines_that_differ(text: SettingText) -> Iterator[Draft]:
         if ranks[0] == ranks[1] or other.agents != first.agents or other.starts != first.starts:
             continue
         are_alike = _IPV4.fullmatch(hosts[0]) is not None and _IPV4.fullmatch(hosts[1]) is not None
-        is_at_itself = any(is_loopback(host) for host, rank in zip(hosts, ranks, strict=True) if rank == "0")
+        is_at_itself = any(is_own_host(host) for host, rank in zip(hosts, ranks, strict=True) if rank == "0")
         for name, values in (("address", hosts if are_alike and not is_at_itself else ["", ""]), ("port", ports)):
             if values[0] != values[1]:
                 title = f"Node {ranks[0]} gets the {name} {values[0]}, and node {ranks[1]} gets {values[1]}"

@@ -42,6 +42,11 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def is_own_host(name: str) -> bool:
+    """Return True if a connection to this name or address stays on the host; Linux connects 0.0.0.0 to itself."""
+    return name.lower() in ("localhost", "localhost.localdomain", "0.0.0.0", "::") or is_loopback(name)  # noqa: S104 - compares
+
+
 def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return an address without its zone; an IPv4 address in a dual-stack form such as ``::ffff:10.0.0.1`` as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])

@@ -71,12 +71,12 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         found = unproven.not_shown(recording, output)
     if output.failed_after_a_good_end and all(judged.cause.name in _OF_TEARDOWN for judged in found):
         found = (unproven.teardown(output, found),)
-    elif found and all(judged.cause.name == "scheduler-time-limit" for judged in found):
-        found = unproven.stalled(output, found[0]) or found
     elif found and all(judged.cause.name in _OF_A_BROKEN_LINK for judged in found):
         found = unproven.died_before(output, found[0]) or found
     elif found and all(map(_is_an_end, found)) and not output.shows_progress and (wait := starting.waited_for(output)):
         found = (starting.still_waiting(wait, found),)
+    elif found and all(judged.cause.name == "scheduler-time-limit" for judged in found):
+        found = unproven.stalled(output, found[0]) or found
     found = tuple(_of_own_port(output, _with_lint(recording, output, judged)) for judged in found)
     found = tuple(replace(judged, launcher=output.fact.launcher) for judged in found)
     if not found:

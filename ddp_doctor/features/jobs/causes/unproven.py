@@ -17,6 +17,7 @@ from ddp_doctor.features.jobs.reading.ends import UNUSUAL
 from ddp_doctor.features.jobs.table import SIGNS, cause_named
 from ddp_doctor.features.jobs.table.unproven import KEEP_OUTPUT, RECORD_GLOO, RECORD_NCCL, SHOW_WARNINGS, START_ALL
 from ddp_doctor.features.jobs.views.job_waits import waits
+from ddp_doctor.knowledge.network.addresses import is_own_host
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Remedy
@@ -31,6 +32,8 @@ _MOST_RANKS = 10_000
 #: Signs of timeouts before ranks have a process group.
 _OF_THE_STORE = ("store-barrier", "store-clients", "store-timeout", "store-id-timeout", "rendezvous-timeout")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+_OF_RAY = ("ray-worker-gone", "ray-rank-gone")
+_OUTPUT_OF_RAY = "the dead worker's files, whose names end with its pid, in /tmp/ray/session_latest/logs on its host"
 #: Signs of victims whose connection to another rank broke.
 _PEER_GONE = (
     "peer-gone",
@@ -41,8 +44,7 @@ _PEER_GONE = (
     "rendezvous-lost",
     "rendezvous-closed",
     "store-gone",
-    "ray-worker-gone",
-    "ray-rank-gone",
+    *_OF_RAY,
 )
 _REFUSED = ("peer-refuses", "connect-refused")
 #: The prefix of NCCL's messages.
@@ -125,7 +127,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
         ()
         if 1 < len(ranks) == len(output.world)
         else (*(rank_culprit(output, r.rank) for r in ranks), *local_culprits(local)),
-        _named(output, ranks, local) or "A rank",
+        _named(output, ranks, local) or "a rank",
         values={"signal": signals[0] or ""},
     )
 
@@ -148,12 +150,13 @@ def _no_server(output: Output) -> Iterator[Judged]:
         return
     at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
     unresolved = any(sign.values.get("name") == at for sign in output.signs("name-not-resolved"))
-    name = "rendezvous-host-mismatch" if refused else "firewall-or-unreachable"
+    # An address of the host itself does not leave it: no firewall drops the packets, and it names no node.
+    name = "rendezvous-host-mismatch" if refused or is_own_host(at) else "firewall-or-unreachable"
     yield Judged(
         cause_named("hostname-unresolvable" if unresolved else name),
         Confidence.LIKELY if unresolved or refused else Confidence.POSSIBLE,
         lines(signs)[:_MOST_LINES],
-        (Culprit(kind="node", node=at),) if at else (),
+        (Culprit(kind="node", node=at),) if at and not is_own_host(at) else (),
         places(output, ranks_of(signs)) or "a node",
         values={
             "server": at,
@@ -175,16 +178,16 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     local = () if gone else _went_first_locally(output)
     stopped = _stopped_by_launcher(output)
     others = output.world.difference(saw, (rank.rank for rank in output.fact.ranks if str(rank.pid) in stopped))
-    by_launcher = {int(sign.values["rank"]) for sign in victims if sign.sign == "ray-rank-gone"}
+    of_ray = [sign for sign in victims if sign.sign in _OF_RAY]
+    by_launcher, workers = _gone_in_ray(output, of_ray)
     named = gone or by_launcher or (others if saw and len(others) == 1 else ())
     if not victims or any(waits(output.fact).values()) or output.signs("child-ended"):
         return
-    who = (
-        places(output, saw) or name_list(output.hosts_of(victims)) or ("the driver" if by_launcher else "another rank")
-    )
+    lost = "the driver" if len(of_ray) == len(victims) else "another rank"
+    who = places(output, saw) or name_list(output.hosts_of(victims)) or lost
     refused = [_ADDRESS.search(sign.where.text) for sign in victims if sign.sign in _REFUSED]
     launchers = output.signs("rendezvous-lost", "rendezvous-closed")
-    values = {"gone": capital(local_places(local) or places(output, named) or "a rank")}
+    values = {"gone": capital(local_places(local) or places(output, named) or workers or "a rank")}
     if not named and not local and launchers and not saw:
         hosts = [sign.values["host"] for sign in launchers if "host" in sign.values]
         who = f"The launcher{f' on {name_list(hosts)}' if hosts else ''}"
@@ -200,7 +203,18 @@ def _peer_died(output: Output) -> Iterator[Judged]:
         who=who,
         detail=capital(_ends(output)),
         values=values,
+        next_check=_OUTPUT_OF_RAY if of_ray else "",
     )
+
+
+def _gone_in_ray(output: Output, signs: Sequence[SignSeen]) -> tuple[set[int], str]:
+    """Return the ranks whose death Ray reports, and its other dead workers: ``Ray's worker 42 on node1``."""
+    ranks = {int(sign.values["rank"]) for sign in signs if "rank" in sign.values}
+    hosts = {sign.values["pid"]: sign.values.get("host") for sign in signs if "pid" in sign.values}
+    known = {str(rank.pid): rank.rank for rank in output.fact.ranks}
+    workers = [f"{pid}{f' on {host}' if host else ''}" for pid, host in hosts.items() if pid not in known]
+    name = f"Ray's worker{'s' if len(workers) > 1 else ''} {name_list(workers)}" if workers else ""
+    return ranks | {known[pid] for pid in hosts if pid in known}, name
 
 
 def _stopped_by_launcher(output: Output) -> set[str | None]:

@@ -286,6 +286,7 @@ CAUSES = {
                     "AssertionError: Invalid device id",
                     "device < num_gpus",
                     "machine only has: [",  # Lightning
+                    "self.parallel_devices[self.local_rank]",  # Lightning; an IndexError follows
                 ),
                 # NCCL prints it when it imports another container's memory.
                 r"^(?!.*(?:transport/p2p|only has: \[\]))",

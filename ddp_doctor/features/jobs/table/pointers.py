@@ -340,7 +340,10 @@ _VICTIMS = {
             "Worker unexpectedly exits with a connection error code",
             "The actor is dead because its worker process has died",
             "A worker died or was killed while executing a task by an unexpected system error",
-        )
+        ),
+        r"(?s)(?:.{0,500}?(?:Worker IP address: (?P<host>\S{1,255})|before finishing this task)"
+        r".{0,200}?\b(?:Worker PID|pid): (?P<pid>\d{1,10}))?",
+        lines=5,
     ),
 }
 

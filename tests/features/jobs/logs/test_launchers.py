@@ -17,6 +17,7 @@ RAY = "".join(
 RAISED = 'Traceback (most recent call last):\n  File "/home/me/train.py", line {}, in {}\n    step()\n'
 FIT = RAISED.format(19, "<module>") + "ray.train.WorkerGroupError: Training failed due to worker errors:\n"
 SNIPPET = "[Rank 1 Error Snippet]:\n"
+DEAD = "Worker unexpectedly exits with a connection error code 2; Worker IP address: 10.0.0.1 Worker PID: {}"
 DIED = "A worker health check failed.\nThe actor died unexpectedly before finishing this task.\n"
 PING = "torch.distributed.DistNetworkError: Ping failed, invalid value returned from server. Expected: 16953, Got: {}\n"
 KILLED = "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).\n"
@@ -78,6 +79,8 @@ def report_of(text: str, folder: Path) -> Report:
             "The job was stopped from outside: canceled, or a signal to its launcher",
         ),
         (RAY + FIT + SNIPPET + DIED, "Rank 1 (10.0.0.1) exited without a message: the driver lost the connection"),
+        (DEAD.format(71), "Ray's worker 71 on 10.0.0.1 exited without a message: the driver lost the connection"),
+        (RAY + DEAD.format(72), "Rank 2 (10.0.0.1) exited without a message: the driver lost the connection"),
         (
             RAY + FIT + SNIPPET + RAISED.format(7, "loop") + "ValueError: bad sample\n",
             "Rank 1 (10.0.0.1) stopped in /home/me/train.py:7 in loop: ValueError: bad sample",
