@@ -207,19 +207,31 @@ def _why(script: Script, test: Value) -> str | None:
     """Return why a condition may differ between ranks, judging only by its own test."""
     if rank_test(test) is not None:
         return None
-    made = list(test.sources())
-    equal = [call for call in test.calls() if _makes_equal(call)]
     if found := of_one_rank(script, test):
+        equal = (call for call in test.calls() if _makes_equal(call))
         return None if any(found[1] in call.sources() for call in equal) else found[0]
+    is_of_data = _is_numeric(test) and (_is_made_of_own_data(script, test) or _asks_a_batch(test))
+    is_of_data |= test.kind == "attribute" and not _told(script).isdisjoint(test.owner.objects())
+    return "its own data" if is_of_data and not _is_made_equal(script, test) else None
+
+
+def is_own_data(script: Script, value: Value, order: int) -> bool:
+    """Return True if a number comes from a rank's own forward or batch, and no collective made it equal before."""
+    is_own = _is_made_of_own_data(script, value) and not _is_made_equal(script, value)
+    return is_own and _agreed(script, value, order).isdisjoint(value.sources())
+
+
+def _is_made_of_own_data(script: Script, value: Value) -> bool:
     told = _told(script)
-    is_of_data = _is_numeric(test) and any(
-        source in told or _sees_own_data(script, source) or _is_read_off_a_batch(source) for source in made
+    return any(
+        source in told or _sees_own_data(script, source) or _is_read_off_a_batch(source) for source in value.sources()
     )
-    is_of_data |= _is_numeric(test) and _asks_a_batch(test)
-    is_of_data |= test.kind == "attribute" and not told.isdisjoint(test.owner.objects())
-    # a DistributedSampler of the batch does not make losses equal, but equalizing a value from a forward pass does
-    is_equal = any(_is_forward(script, source) for call in equal for source in call.sources())
-    return "its own data" if is_of_data and not is_equal else None
+
+
+def _is_made_equal(script: Script, value: Value) -> bool:
+    """Return True if a function equalizes a value from a forward pass; a DistributedSampler of its batch does not."""
+    equal = (call for call in value.calls() if _makes_equal(call))
+    return any(_is_forward(script, source) for call in equal for source in call.sources())
 
 
 def _is_forward(script: Script, value: Value) -> bool:

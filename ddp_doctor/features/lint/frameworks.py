@@ -9,6 +9,7 @@ Sources: lightning 2.6, accelerate 1.15, transformers 5.24, deepspeed 0.16, ray 
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 
@@ -81,6 +82,11 @@ FUNCTIONS = frozenset(
 def are_imported(script: Script) -> bool:
     """Return True if the script imports one of the frameworks."""
     return any(module.partition(".")[0] in _CLASSES for module in script.modules)
+
+
+def is_module(script: Script, node: ast.ClassDef | None) -> bool:
+    """Return True for a class of the script that is derived from LightningModule."""
+    return any(cls.node is node and "LightningModule" in _inherited(cls) for cls in script.classes)
 
 
 def together(script: Script, call: Call) -> str:

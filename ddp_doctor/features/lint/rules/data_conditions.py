@@ -11,8 +11,9 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddp_doctor.features.lint import frameworks
 from ddp_doctor.features.lint.collectives import collectives, forwards
-from ddp_doctor.features.lint.decisions import Reason, why_local
+from ddp_doctor.features.lint.decisions import Reason, is_own_data, why_local
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.rules.rank_conditions import misses
 from ddp_doctor.features.lint.script import Script
@@ -34,15 +35,18 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
         that could not be read (`if batch is None`), random numbers without a common seed, or the clock. Also a
         `continue`, `break` or `return` under such a condition that skips a collective, or a loop that the clock ends. A
         counter, flag or attribute that is set under such a condition (`bad += 1`, `self.stop = True`), or by one rank
-        only, counts as well, and so does an early-stopping object that receives such a loss. Not reported: values that
-        a collective made equal on all ranks, shapes, and losses over a loader that gives every rank the same data.
+        only, counts as well, and so does an early-stopping object that receives such a loss. Also a `training_step` of
+        a LightningModule that returns no loss for some batches. Not reported: values that a collective made equal on
+        all ranks, shapes, and losses over a loader that gives every rank the same data.
     Why: Each rank has different data, draws different numbers and reads the clock at a different time. If the loss of
         one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
         the others wait. The job hangs at random, after hours.
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and use the result on all ranks.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    found = sorted(_found(script), key=lambda each: each.reason.root is not each.test)  # direct tests first
+    found = sorted(
+        (*_found(script), *_steps_without_loss(script)), key=lambda each: each.reason.root is not each.test
+    )  # direct tests first
     roots = set[Value]()
     for each in found:
         if each.reason.root not in roots:
@@ -86,6 +90,20 @@ def _found(script: Script) -> Iterator[_Found]:
                 yield _Found(leave.node, decided, condition.test, found)
 
 
+def _steps_without_loss(script: Script) -> Iterator[_Found]:
+    """Yield returns of Lightning's training_step without a loss that depend on the batch."""
+    for leave in () if script.uses("automatic_optimization") else script.leaves:
+        function = leave.place.function
+        if getattr(function, "name", "") != "training_step" or not (leave.value.is_none or not leave.value):
+            continue
+        batch = function.args.args[1].arg if function and len(function.args.args) > 1 else ""
+        for condition in leave.place.conditions if frameworks.is_module(script, leave.place.cls) else ():
+            parts = condition.test.sources()
+            if not condition.early and any(part.kind == "parameter" and part.attribute == batch for part in parts):
+                decided = "whether to return no loss here and skip the backward pass that Lightning runs"
+                yield _Found(leave.node, decided, condition.test, Reason("its own batch", condition.test))
+
+
 def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
     return any(
         collectives(script)[other] == collectives(script)[call]
@@ -111,3 +129,31 @@ def _spot(found: _Found) -> Spot:
         write=(f'flag = torch.tensor(float({test}), device="cuda")', "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
         cost="one small all-reduce per step",
     )
+
+
+_PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+
+
+@lint_rule("DDL188", "learning-rate-by-data-of-one-rank", Consequence.RISK, concerns=always)
+def learning_rate_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
+    """A rank's own loss decides when the rank lowers its learning rate.
+
+    Finds: `step(loss)` of a ReduceLROnPlateau with the output of a forward of the wrapped model, or with a sum or mean
+        of such outputs. DDL135 lists what counts as a rank's own data, and what makes it equal on all ranks.
+    Why: Each rank has its own scheduler. A rank whose loss stops falling lowers its learning rate some epochs before
+        the others. All ranks apply the same gradients, but with different steps, so their models drift apart. DDP
+        does not compare parameters again, and rank 0 saves only its own.
+    Remedy: Average the loss over the ranks, and pass the average to all schedulers.
+    See: https://pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html
+    """
+    for call in script.methods("step"):
+        loss = call.argument(0, "metrics")
+        is_by_loss = loss and any(made.name == _PLATEAU for made in call.receiver.makers())
+        if is_by_loss and is_own_data(script, loss, call.order):
+            number = f'loss = torch.tensor(float({loss.text}), device="cuda")'
+            yield Spot(
+                call,
+                "Each rank lowers its learning rate by its own data: the models of the ranks drift apart",
+                remedy="Average the loss over all ranks first",
+                write=(number, "dist.all_reduce(loss, op=dist.ReduceOp.AVG)"),
+            )

@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ddp_doctor.features.lint import names, training
+from ddp_doctor.features.lint import frameworks, names, training
 from ddp_doctor.features.lint.collectives import collectives, is_doubtful
 from ddp_doctor.features.lint.ranks import is_world_size, rank_kind
-from ddp_doctor.features.lint.rule import Spot, always, lint_rule
+from ddp_doctor.features.lint.rule import Spot, always, hand_written, lint_rule
 from ddp_doctor.features.lint.scopes import Class
 from ddp_doctor.features.lint.script import Script, words
 from ddp_doctor.features.lint.values import NOTHING, Call, Loop, Value, is_result, written
@@ -29,31 +29,40 @@ _SHARDED = re.compile(
     r"prepare_data_loader|StatefulDataLoader|StreamingDataset"
 )
 _STREAM = re.compile(
-    r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
+    r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy|random_data|from_dict$",
+    re.IGNORECASE,
 )
 _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
 #: Conditions that may test whether the job is distributed.
 _ON_THE_JOB = re.compile(r"distrib|ddp|rank|world|gpu|local|initialized|sampler|shard|multi", re.IGNORECASE)
 _OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
 _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
-_BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
+_BY_RANK = re.compile(r"rank|world_size|num_replicas|shard")
+#: What a stream also does that gives each rank other samples.
+_BY_RANK_OR_CHANCE = re.compile(rf"{_BY_RANK.pattern}|rand|sampl|split|slice|process|node", re.IGNORECASE)
 
 
-@lint_rule("DDL120", "loader-without-distributed-sampler", Consequence.RISK)
+@lint_rule(
+    *("DDL120", "loader-without-distributed-sampler", Consequence.RISK),
+    concerns=lambda script: hand_written(script) or frameworks.are_imported(script),
+)
 def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     """Every rank trains on the entire data set.
 
     Finds: A DataLoader for training without a sampler (a RandomSampler does not count) or batch sampler, in a script
-        that wraps its model in DistributedDataParallel. Not reported if the script visibly splits the data set by rank
-        in another way, such as an iterable data set, slices and subsets by rank, `split_dataset_by_node` or a node
-        splitter, if a library takes and returns the loader (`prepare`, `make_private`), or if nothing uses it.
+        that wraps its model in DistributedDataParallel. Also one that Accelerate or Fabric did not prepare, and any one
+        with DeepSpeed, if a loop over it calls their `backward`. Not reported if the script visibly splits the data set
+        by rank in another way, such as slices and subsets by rank, `split_dataset_by_node` or a node splitter, if the
+        data set is a stream that draws samples or knows its rank, if a library takes and returns the loader
+        (`prepare`, `make_private`), or if nothing uses it.
     Why: Each of N ranks reads all samples: an epoch takes N times the steps, and every sample counts N times. Without
         `shuffle`, or with the same seed on all ranks, the ranks even compute the same gradients, and N GPUs do the work
         of one.
     Remedy: Pass a DistributedSampler to the loader, and call its `set_epoch` at the beginning of each epoch.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    if not script.wraps:
+    yield from _undivided(script)
+    if not script.wraps or script.libraries:
         return
     sharding = (call for call in script.calls if _SHARDED.search(written(call.node.func)))
     elsewhere = any(not training.is_for_evaluation(script, call) for call in sharding)
@@ -68,12 +77,30 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
             isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in script.nodes
         )
         if is_used and (is_shuffled or "train" in name.lower() or _is_trained_on(script, call)):
-            yield Spot(
-                call,
-                "This DataLoader gives every rank the entire data set",
-                remedy="Pass a DistributedSampler instead of shuffle, and call set_epoch in every epoch",
-                write=("sampler = DistributedSampler(dataset)", "loader = DataLoader(dataset, sampler=sampler)"),
-            )
+            yield _whole(call)
+
+
+def _whole(call: Call, kind: str = "") -> Spot:
+    fault = "This DataLoader gives every rank the entire data set"
+    if kind in ("Accelerator", "Fabric"):  # which divide the data of a loader that they get
+        remedy = "Pass it to Accelerate's prepare() or Fabric's setup_dataloaders(), and use the result"
+        return Spot(call, f"{fault}: it is not prepared, only the model is", remedy=remedy)
+    if any(_is_stream(made.local) for made in call.argument(0, "dataset").makers()):  # which takes no sampler
+        remedy = "Let __iter__ skip the samples of the other ranks, and of the other workers of its loader"
+        write = "yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"
+        return Spot(call, fault, remedy=remedy, write=(write,))
+    remedy = "Pass a DistributedSampler instead of shuffle, and call set_epoch in every epoch"
+    lines = ("sampler = DistributedSampler(dataset)", "loader = DataLoader(dataset, sampler=sampler)")
+    return Spot(call, fault, remedy=remedy, write=lines)
+
+
+def _undivided(script: Script) -> Iterator[Spot]:
+    """Yield the loaders that Accelerate, Fabric or DeepSpeed train on, if nothing divides them."""
+    for call in script.methods("backward"):
+        kind = frameworks.together(script, call)
+        for over in (training.passed_on(loop.over) for loop in call.loops if kind):
+            if is_result(over, lambda made: made.name == names.LOADER and _has_no_shard(made)):
+                yield from (_whole(made, kind) for made in over.makers())
 
 
 @lint_rule("DDL121", "shuffle-together-with-sampler", Consequence.FAILS, concerns=always)
@@ -238,9 +265,14 @@ def _is_split(value: Value) -> bool:
     if isinstance(value, Call):
         local = value.local
         if isinstance(local, ast.ClassDef):
-            return bool(_BY_RANK.search(words(ast.walk(local))))
+            found = words(ast.walk(local))
+            return bool((_BY_RANK_OR_CHANCE if _is_stream(local) else _BY_RANK).search(found))
         return bool(_STREAM.search(value.name) or _STREAM.search(value.method))
     return isinstance(value, Class) or bool(value.kind == "name" and _STREAM.search(value.name))
+
+
+def _is_stream(dataset: ast.AST | None) -> bool:
+    return isinstance(dataset, ast.ClassDef) and any("IterableDataset" in written(base) for base in dataset.bases)
 
 
 def _is_gone_through_again(script: Script, sampler: Call) -> bool:

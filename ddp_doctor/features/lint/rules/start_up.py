@@ -71,6 +71,39 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
             )
 
 
+@lint_rule("DDL189", "master-address-missing", Consequence.RISK, concerns=always)
+def master_address_missing(script: Script) -> Iterator[Spot]:
+    """A script starts its own processes, and nothing sets the address at which they meet.
+
+    Finds: `init_process_group(rank=...)` without `init_method` and without a store, in a function that the script
+        starts with `torch.multiprocessing.spawn` or in a `Process`, if the script never mentions MASTER_ADDR. Not
+        reported if the rank is computed, as on several nodes, if the script reads LOCAL_RANK, which torchrun sets, or
+        if it uses other files that may set the address.
+    Why: Without `init_method`, the ranks read MASTER_ADDR and MASTER_PORT from the environment. torchrun sets both, but
+        `spawn` does not: `ValueError: environment variable MASTER_ADDR expected, but not set`.
+    Remedy: Set both before the first process starts, or start the script with torchrun instead.
+    See: https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
+    """
+    if (
+        "MASTER_ADDR" in script.source
+        or "LOCAL_RANK" in script.source
+        or script.has_unknown_star
+        or calls_what_may_set_up(script)
+    ):
+        return
+    for call in script.named(names.INIT):
+        method = call.given(1, "init_method")
+        is_by_environment = not method or method.constant == "env://"
+        is_number_of_process = call.given(4, "rank").kind in ("parameter", "loop")  # computed on several nodes
+        if call.place.launch and is_number_of_process and is_by_environment and call.lacks(None, "store"):
+            yield Spot(
+                call,
+                "This job finds no address to meet at: nothing sets MASTER_ADDR and MASTER_PORT",
+                remedy="Set both before the processes start",
+                write=('os.environ["MASTER_ADDR"] = "localhost"', 'os.environ["MASTER_PORT"] = "29500"'),
+            )
+
+
 @lint_rule("DDL109", "process-group-after-wrapping", Consequence.FAILS)
 def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
     """The process group is started after the model was wrapped, or after a collective.
