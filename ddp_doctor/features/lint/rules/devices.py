@@ -6,10 +6,11 @@ torch.cuda.set_device(dist.get_rank())        right on the first node, an invali
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.features.lint import names
+from ddp_doctor.features.lint import names, training
 from ddp_doctor.features.lint.devices import (
     chooses_visible_gpus,
     device_ids,
@@ -24,7 +25,7 @@ from ddp_doctor.features.lint.devices import (
     target_of,
 )
 from ddp_doctor.features.lint.ranks import chosen_ranks, is_surely_global, rank_kind
-from ddp_doctor.features.lint.rule import Spot, lint_rule
+from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Value
 from ddp_doctor.model.choices import Consequence, Severity
@@ -337,3 +338,41 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
                 remedy="Start the group with NCCL",
                 write=('dist.init_process_group("nccl")',),
             )
+
+
+_IN_WORKERS = ("__getitem__", "__getitems__", "__iter__")
+
+
+@lint_rule("DDL190", "gpu-used-in-loader-worker", Consequence.FAILS, concerns=always)
+def gpu_used_in_loader_worker(script: Script) -> Iterator[Spot]:
+    """A data set uses the GPU in the worker processes of its loader.
+
+    Finds: `.cuda()` or an argument such as `"cuda"` in `__getitem__` or `__iter__` of a class of the script whose
+        DataLoader has `num_workers` above 0. Not reported if the script chooses how processes start
+        (`multiprocessing_context`, `set_start_method`).
+    Why: On Linux, the loader forks its workers. After the fork, CUDA cannot be used if the rank used it before:
+        `RuntimeError: Cannot re-initialize CUDA in forked subprocess`.
+    Remedy: Return tensors in host memory, and move the batch in the training loop.
+    See: https://pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing
+    """
+    if script.uses("multiprocessing_context", "set_start_method"):
+        return
+    for loader in script.named(names.LOADER):
+        workers = loader.argument(training.WORKERS, "num_workers").constant
+        made = [made.local for made in loader.argument(0, "dataset").makers()]
+        for cls in made if isinstance(workers, int) and workers > 0 else ():
+            yield from _uses_of_gpus(cls) if isinstance(cls, ast.ClassDef) else ()
+
+
+def _uses_of_gpus(dataset: ast.ClassDef) -> Iterator[Spot]:
+    methods = (each for each in dataset.body if isinstance(each, ast.FunctionDef) and each.name in _IN_WORKERS)
+    for call in (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call)):
+        given = (*call.args, *(keyword.value for keyword in call.keywords))
+        is_named = any(isinstance(each, ast.Constant) and str(each.value).startswith("cuda") for each in given)
+        if is_named or (isinstance(call.func, ast.Attribute) and call.func.attr == "cuda"):
+            yield Spot(
+                call,
+                "This fails: workers of a DataLoader cannot use the GPU that their rank has used before",
+                remedy="Return tensors in host memory, and move the batch in the training loop",
+            )
+            return

@@ -24,30 +24,34 @@ _ASKS = re.compile(r"hasattr|isinstance|no_sync")
 
 @lint_rule("DDL171", "optimizer-before-fully-shard", Consequence.WRONG)
 def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
-    """The optimizer is created before fully_shard shards the model's parameters.
+    """The optimizer is created before FSDP shards the model's parameters.
 
-    Finds: An optimizer of `torch.optim` over `model.parameters()`, if `fully_shard` is called later for that model or
-        its layers and no optimizer is created for it after that.
-    Why: fully_shard replaces every parameter with a DTensor that holds this rank's share. The optimizer keeps the old
-        parameters, which no longer get gradients. Its steps change nothing and raise no error.
-    Remedy: Create the optimizer after the last call of fully_shard.
+    Finds: An optimizer of `torch.optim` over `model.parameters()`, if `fully_shard` or FullyShardedDataParallel is
+        called later for that model or its layers and no optimizer is created for it after that. Not reported if
+        FullyShardedDataParallel gets `use_orig_params`.
+    Why: fully_shard replaces every parameter with a DTensor that holds this rank's share, and FullyShardedDataParallel
+        moves all parameters of a unit into one. The optimizer keeps the old parameters, which no longer get gradients.
+        Its steps change nothing and raise no error.
+    Remedy: Create the optimizer after the model was sharded.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+        https://docs.pytorch.org/docs/stable/fsdp.html
     """
-    shards = list(script.named(names.FSDP[1]))
+    shards = [shard for shard in script.named(*names.FSDP) if shard.lacks(None, "use_orig_params")]
     optimizers = [call for call in script.calls if shards and _OPTIMIZER.fullmatch(call.name)]
     for optimizer in optimizers:
         for model in _trained(optimizer):
             later = [shard for shard in shards if optimizer.precedes(shard) and _is_of(shard, model)]
             again = any(
-                shard.precedes(other) and any(model is each for each in _trained(other))
+                shard.precedes(other) and any(each in (model, shard) for each in _trained(other))
                 for shard in later
                 for other in optimizers
             )
             if later and not again and not training.exclude_each_other(optimizer, later[0]):
                 yield Spot(
                     optimizer,
-                    f"fully_shard in line {later[0].node.lineno} replaces the parameters of this optimizer",
-                    remedy="Create the optimizer after fully_shard",
+                    f"{later[0].name.rpartition('.')[2]} in line {later[0].node.lineno} replaces the parameters of this"
+                    " optimizer",
+                    remedy="Create the optimizer after the model is sharded",
                 )
 
 

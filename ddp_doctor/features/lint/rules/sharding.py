@@ -38,7 +38,7 @@ _ON_THE_JOB = re.compile(r"distrib|ddp|rank|world|gpu|local|initialized|sampler|
 _OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
 _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
 _BY_RANK = re.compile(r"rank|world_size|num_replicas|shard")
-#: What a stream also does that gives each rank other samples.
+#: Words in streams whose samples differ between ranks.
 _BY_RANK_OR_CHANCE = re.compile(rf"{_BY_RANK.pattern}|rand|sampl|split|slice|process|node", re.IGNORECASE)
 
 
@@ -85,7 +85,9 @@ def _whole(call: Call, kind: str = "") -> Spot:
     if kind in ("Accelerator", "Fabric"):  # which divide the data of a loader that they get
         remedy = "Pass it to Accelerate's prepare() or Fabric's setup_dataloaders(), and use the result"
         return Spot(call, f"{fault}: it is not prepared, only the model is", remedy=remedy)
-    if any(_is_stream(made.local) for made in call.argument(0, "dataset").makers()):  # which takes no sampler
+    if any(
+        _is_stream(made.local) for made in call.argument(0, "dataset").makers()
+    ):  # a loader of a stream cannot have a sampler
         remedy = "Let __iter__ skip the samples of the other ranks, and of the other workers of its loader"
         write = "yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"
         return Spot(call, fault, remedy=remedy, write=(write,))

@@ -73,7 +73,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
 
 @lint_rule("DDL189", "master-address-missing", Consequence.RISK, concerns=always)
 def master_address_missing(script: Script) -> Iterator[Spot]:
-    """A script starts its own processes, and nothing sets the address at which they meet.
+    """A script starts its own processes and does not set their address.
 
     Finds: `init_process_group(rank=...)` without `init_method` and without a store, in a function that the script
         starts with `torch.multiprocessing.spawn` or in a `Process`, if the script never mentions MASTER_ADDR. Not
@@ -98,7 +98,7 @@ def master_address_missing(script: Script) -> Iterator[Spot]:
         if call.place.launch and is_number_of_process and is_by_environment and call.lacks(None, "store"):
             yield Spot(
                 call,
-                "This job finds no address to meet at: nothing sets MASTER_ADDR and MASTER_PORT",
+                "This fails unless MASTER_ADDR and MASTER_PORT are set outside of the script",
                 remedy="Set both before the processes start",
                 write=('os.environ["MASTER_ADDR"] = "localhost"', 'os.environ["MASTER_PORT"] = "29500"'),
             )
