@@ -52,6 +52,11 @@ _MPIRUN_EXIT = re.compile(
     r"Process name: \[(?:\[\d+,\d+\],|\S{1,200}@\d+,|\S{1,200},)(?P<rank>\d{1,7})\]"
     r"\s+Exit code: +(?P<code>\d{1,5})"
 )
+#: Composer's launcher (composer/cli/launcher.py), and others in the same words.
+_BY_RANK = re.compile(
+    r"\b(?:[Gg]lobal )?[Rr]ank (?P<rank>\d{1,7})(?: \(PID (?P<pid>\d{1,10})\))? (?:crashed|exited|failed|terminated)"
+    r" with (?:exit )?code (?P<code>-?\d{1,3})\b"
+)
 #: Ray Train's list of its workers, and its text before the exception or death of a worker.
 _RAY = re.compile(
     r"\b(?:ip=(?P<host>[\w.:-]{1,255}), pid=(?P<pid>\d{1,10})\) world_rank=(?P<rank>\d{1,7}),"
@@ -67,6 +72,8 @@ ENDING_WORDS = (
     b"] Child process with PID ",
     b"Exception: process ",
     b" terminated with the following error:",
+    b" with exit code ",
+    b" with code ",
     b") world_rank=",
     b" Error Snippet]:",
 )
@@ -102,6 +109,9 @@ def endings_in(text: str) -> Iterator[Ending]:
         code = int(found["code"]) if found["code"] else None
         number = int(found["number"])
         yield Ending(None, found[0], local_rank=number, exit_code=code, signal=found["signal"])
+    elif found := _BY_RANK.search(text):
+        code, name = _ended(int(found["code"]))
+        yield Ending(int(found["rank"]), found[0], pid=int(found["pid"] or 0) or None, exit_code=code, signal=name)
     elif (found := _RAY.search(text)) and found["failed"]:
         yield Ending(int(found["failed"]), found[0])
     elif found:

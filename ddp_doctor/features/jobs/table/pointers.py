@@ -157,9 +157,10 @@ _ENDS = {
         tuple(f"{name}: " for name in _EXCEPTIONS),
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
     ),
-    "exit-code": launcher.pointer(  # torchrun's agent, on the failed rank that it saw first on its node
-        "failed (exitcode: ",
-        r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
+    "exit-code": launcher.pointer(  # torchrun's agent, on the first failed rank of its node, and Composer's launcher
+        ("failed (exitcode: ", " crashed with exit code ", " exited with code "),
+        r"(?:failed \(exitcode: |[Rr]ank (?P<rank>\d{1,7})(?: \(PID \d{1,10}\))? (?:crashed|exited) with (?:exit )?"
+        r"code )(?P<exit>-?\d+)(?:\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?)?",
     ),
     "received-signal": launcher.pointer(
         ") received by PID",

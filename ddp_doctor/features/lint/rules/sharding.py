@@ -29,8 +29,7 @@ _SHARDED = re.compile(
     r"prepare_data_loader|StatefulDataLoader|StreamingDataset"
 )
 _STREAM = re.compile(
-    r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy|random_data|from_dict$",
-    re.IGNORECASE,
+    r"(?i:iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy|random_data|from_dict$)"
 )
 _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
 #: Conditions that may test whether the job is distributed.
@@ -52,9 +51,8 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     Finds: A DataLoader for training without a sampler (a RandomSampler does not count) or batch sampler, in a script
         that wraps its model in DistributedDataParallel. Also one that Accelerate or Fabric did not prepare, and any one
         with DeepSpeed, if a loop over it calls their `backward`. Not reported if the script visibly splits the data set
-        by rank in another way, such as slices and subsets by rank, `split_dataset_by_node` or a node splitter, if the
-        data set is a stream that draws samples or knows its rank, if a library takes and returns the loader
-        (`prepare`, `make_private`), or if nothing uses it.
+        by rank in another way, such as slices and subsets by rank or `split_dataset_by_node`, if the data set is a
+        stream that draws samples or knows its rank, if a library takes and returns the loader, or if nothing uses it.
     Why: Each of N ranks reads all samples: an epoch takes N times the steps, and every sample counts N times. Without
         `shuffle`, or with the same seed on all ranks, the ranks even compute the same gradients, and N GPUs do the work
         of one.
