@@ -160,7 +160,7 @@ _ENDS = {
     "exit-code": launcher.pointer(  # torchrun's agent, on the first failed rank of its node, and Composer's launcher
         ("failed (exitcode: ", " crashed with exit code ", " exited with code "),
         r"(?:failed \(exitcode: |[Rr]ank (?P<rank>\d{1,7})(?: \(PID \d{1,10}\))? (?:crashed|exited) with (?:exit )?"
-        r"code )(?P<exit>-?\d+)(?:\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?)?",
+        r"code (?!0\b))(?P<exit>-?\d+)(?:\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?)?",
     ),
     "received-signal": launcher.pointer(
         ") received by PID",

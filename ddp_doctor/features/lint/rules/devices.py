@@ -347,7 +347,7 @@ _IN_WORKERS = ("__getitem__", "__getitems__", "__iter__")
 def gpu_used_in_loader_worker(script: Script) -> Iterator[Spot]:
     """A data set uses the GPU in the worker processes of its loader.
 
-    Finds: `.cuda()` or an argument such as `"cuda"` in `__getitem__` or `__iter__` of a class of the script whose
+    Finds: `.cuda()`, `.to("cuda")` or `device="cuda"` in `__getitem__` or `__iter__` of a class of the script whose
         DataLoader has `num_workers` above 0. Not reported if the script chooses how processes start
         (`multiprocessing_context`, `set_start_method`).
     Why: On Linux, the loader forks its workers. After the fork, CUDA cannot be used if the rank used it before:
@@ -367,9 +367,11 @@ def gpu_used_in_loader_worker(script: Script) -> Iterator[Spot]:
 def _uses_of_gpus(dataset: ast.ClassDef) -> Iterator[Spot]:
     methods = (each for each in dataset.body if isinstance(each, ast.FunctionDef) and each.name in _IN_WORKERS)
     for call in (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call)):
-        given = (*call.args, *(keyword.value for keyword in call.keywords))
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "device"]
+        given += call.args if method == "to" else []
         is_named = any(isinstance(each, ast.Constant) and str(each.value).startswith("cuda") for each in given)
-        if is_named or (isinstance(call.func, ast.Attribute) and call.func.attr == "cuda"):
+        if is_named or method == "cuda":
             yield Spot(
                 call,
                 "This fails: workers of a DataLoader cannot use the GPU that their rank has used before",

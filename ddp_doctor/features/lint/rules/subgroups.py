@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddp_doctor.features.lint.ranks import SPAWN_INDEX, rank_condition, rank_kind
+from ddp_doctor.features.lint.ranks import SPAWN_INDEX, is_surely_global, rank_condition, rank_kind
 from ddp_doctor.features.lint.rule import Spot, always, lint_rule
 from ddp_doctor.features.lint.script import Script
 from ddp_doctor.features.lint.values import Call, Value
@@ -97,8 +97,8 @@ def group_created_by_its_members_only(script: Script) -> Iterator[Spot]:
 
 
 def _is_own_rank(value: Value) -> bool:
-    """Return True for a rank, but not for a parameter that may be the rank of another process."""
-    return rank_kind(value) is not None and (value.kind != "parameter" or value.name == SPAWN_INDEX)
+    """Return True for the rank of the process itself; ``root_rank`` may be the same on all ranks."""
+    return value.name == SPAWN_INDEX or is_surely_global(value)
 
 
 def _is_other_branch(call: Call, other: Call) -> bool:
