@@ -44,9 +44,8 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     Remedy: Let the ranks agree first: all-reduce the flag with MAX, and use the result on all ranks.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    found = sorted(
-        (*_found(script), *_steps_without_loss(script)), key=lambda each: each.reason.root is not each.test
-    )  # direct tests first
+    found = [*_found(script), *_steps_without_loss(script)]
+    found.sort(key=lambda each: each.reason.root is not each.test)  # direct tests first
     roots = set[Value]()
     for each in found:
         if each.reason.root not in roots:
@@ -139,7 +138,7 @@ def learning_rate_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     """A rank's own loss decides when the rank lowers its learning rate.
 
     Finds: `step(loss)` of a ReduceLROnPlateau with the output of a forward of the wrapped model, or with a sum or mean
-        of such outputs. DDL135 lists what counts as a rank's own data, and what makes it equal on all ranks.
+        of such outputs. DDL135 lists the data of one rank, and the calls that make it equal on all ranks.
     Why: Each rank has its own scheduler. A rank whose loss stops falling lowers its learning rate some epochs before
         the others. All ranks apply the same gradients, but with different steps, so their models drift apart. DDP
         does not compare parameters again, and rank 0 saves only its own.
@@ -153,7 +152,7 @@ def learning_rate_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
             number = f'loss = torch.tensor(float({loss.text}), device="cuda")'
             yield Spot(
                 call,
-                "Each rank lowers its learning rate by its own data: the models of the ranks drift apart",
+                "Each rank lowers its learning rate based on its own loss: the models of the ranks drift apart",
                 remedy="Average the loss over all ranks first",
                 write=(number, "dist.all_reduce(loss, op=dist.ReduceOp.AVG)"),
             )

@@ -27,7 +27,7 @@ def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
     """The optimizer is created before FSDP shards the model's parameters.
 
     Finds: An optimizer of `torch.optim` over `model.parameters()`, if `fully_shard` or FullyShardedDataParallel is
-        called later for that model or its layers and no optimizer is created for it after that. Not reported if
+        called later for that model or its layers and the optimizer is not created again. Not reported if
         FullyShardedDataParallel gets `use_orig_params`.
     Why: fully_shard replaces every parameter with a DTensor that holds this rank's share, and FullyShardedDataParallel
         moves all parameters of a unit into one. The optimizer keeps the old parameters, which no longer get gradients.

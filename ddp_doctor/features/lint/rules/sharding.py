@@ -83,9 +83,8 @@ def _whole(call: Call, kind: str = "") -> Spot:
     if kind in ("Accelerator", "Fabric"):  # which divide the data of a loader that they get
         remedy = "Pass it to Accelerate's prepare() or Fabric's setup_dataloaders(), and use the result"
         return Spot(call, f"{fault}: it is not prepared, only the model is", remedy=remedy)
-    if any(
-        _is_stream(made.local) for made in call.argument(0, "dataset").makers()
-    ):  # a loader of a stream cannot have a sampler
+    makers = call.argument(0, "dataset").makers()
+    if any(_is_stream(made.local) for made in makers):  # a loader of a stream cannot have a sampler
         remedy = "Let __iter__ skip the samples of the other ranks, and of the other workers of its loader"
         write = "yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"
         return Spot(call, fault, remedy=remedy, write=(write,))

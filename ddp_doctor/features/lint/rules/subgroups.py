@@ -39,10 +39,10 @@ def all_ranks_send_first(script: Script) -> Iterator[Spot]:
     for call in sorted(script.named(_SEND, _RECEIVE, *_STARTED), key=lambda call: call.order):
         before = first.setdefault((call.root, id(call.place.function)), call)
         if {before.name, call.name} == {_SEND, _RECEIVE} and _is_on_all_ranks(before) and _is_on_all_ranks(call):
-            does, waits = ("sends", "receives") if before.name == _SEND else ("receives", "sends")
+            do, does_not = ("send", "receives") if before.name == _SEND else ("receive", "sends")
             yield Spot(
                 before,
-                f"Every rank {does} here, and none {waits} before line {call.node.lineno}: they hang",
+                f"All ranks {do} here before any of them {does_not} in line {call.node.lineno}: they hang",
                 remedy="Start both without waiting, or reverse the order on odd ranks",
                 write=("works = [dist.isend(x, dst), dist.irecv(y, src)]", "for work in works:", "    work.wait()"),
             )
@@ -70,9 +70,9 @@ def group_created_by_its_members_only(script: Script) -> Iterator[Spot]:
         branches of a condition on the rank. Not reported with `use_local_synchronization=True`, or for groups of
         one rank.
     Why: All ranks of the job must create all groups in the same order, including groups without them. Groups that are
-        created by one call share their name, under which their ranks look for each other: rank 0 of one group meets
+        created by one call share their name, and their ranks find each other by that name: rank 0 of one group meets
         rank 1 of another. Sums then contain the wrong ranks without an error, or the job hangs.
-    Remedy: Create every group on every rank, in a loop, and keep the own one.
+    Remedy: Create every group on every rank, in a loop, and keep the group of the calling rank.
         `torch.distributed.new_subgroups` does so for groups of equal size.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
     """
